@@ -22,7 +22,9 @@ class ResponseStore:
     ) -> bool:
         """Store a response, replacing one of the same id. Returns False if it alone exceeds the tenant's bytes."""
         arguments = (response, previous or "", contents, round(limits.retention * 1e6), limits.bytes)
-        (status, *_) = await self._ask(Script.STORE_RESPONSE, tenant, *arguments)
+        status = b"again"
+        while status == b"again":  # the oldest make room, a part of them at a time
+            (status,) = await self._ask(Script.STORE_RESPONSE, tenant, *arguments)
         return status == b"ok"
 
     async def read(self, tenant: str, response: str) -> bytes | None:

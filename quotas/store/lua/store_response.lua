@@ -1,30 +1,31 @@
 -- Store a response, for which the oldest of its tenant make room.
 -- KEYS: those of the tenant's responses. ARGV: id, the id of the one before it ('': none), contents, how long it is
--- stored (us), the most bytes of all. Answers "ok" and the number that made room, or "too_large".
-local now, life, most = clock(), tonumber(ARGV[4]), tonumber(ARGV[5])
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do
-  forget(KEYS, id)
-end
+-- stored (us), the most bytes of all. Answers "ok", "too_large", or "again" if more have to make room than one call
+-- forgets, so that the store stands still for no tenant.
+local now, life, most, MOST_FORGOTTEN = clock(), tonumber(ARGV[4]), tonumber(ARGV[5]), 500
 forget(KEYS, ARGV[1])
-local said = string.format('%.0f ', now + life) .. ARGV[2] .. ' ' .. ARGV[3]
-if #said > most then
+local before = string.format('%.0f ', now + life) .. ARGV[2] .. ' '
+local size = #before + #ARGV[3]
+if size > most then
   return { 'too_large' }
 end
-local total, evicted = tonumber(redis.call('HGET', KEYS[1], '') or 0), 0
-while total + #said > most do
-  local oldest = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
-  if not oldest then
+local total = tonumber(redis.call('HGET', KEYS[1], '') or 0)
+local oldest = redis.call('ZRANGE', KEYS[2], 0, MOST_FORGOTTEN - 1, 'WITHSCORES')
+for i = 1, #oldest, 2 do
+  if tonumber(oldest[i + 1]) > now and total + size <= most then
     break
   end
-  forget(KEYS, oldest)
-  evicted = evicted + 1
+  forget(KEYS, oldest[i])
   total = tonumber(redis.call('HGET', KEYS[1], ''))
 end
-redis.call('HSET', KEYS[1], ARGV[1], said)
-redis.call('HINCRBY', KEYS[1], '', #said)
+if total + size > most and #oldest > 0 then
+  return { 'again' }
+end
+redis.call('HSET', KEYS[1], ARGV[1], before .. ARGV[3])
+redis.call('HINCRBY', KEYS[1], '', size)
 redis.call('ZADD', KEYS[2], now + life, ARGV[1])
 local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
 for _, key in ipairs(KEYS) do
   redis.call('PEXPIRE', key, math.ceil((last - now) / 1000))
 end
-return { 'ok', tostring(evicted) }
+return { 'ok' }

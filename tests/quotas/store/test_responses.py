@@ -1,6 +1,7 @@
 """Stored responses: by tenant, for their time, within the tenant's bytes."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,7 @@ from quotas.policy.policy import StoredResponseLimits
 from quotas.store.account import state_key
 from quotas.store.redis_store import RedisStore
 from quotas.store.responses import MAX_TURNS, ResponseStore
-from quotas.store.scripts import ScriptRunner
+from quotas.store.scripts import Script, ScriptRunner
 from tests.examples import examples
 from tests.quotas.servers import connected, hanging
 
@@ -90,6 +91,43 @@ def test_the_oldest_make_room_each_has_its_time_and_bytes_are_never_exceeded(
                 for one in map(str, range(8)):
                     end, contents = kept.get(one, (0.0, b""))
                     assert await stored.read("t", one) == (contents if end > now else None)
+
+    loop.run(tried())
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_no_call_forgets_more_responses_than_take_the_store_a_moment(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], valkey_url: str, is_over: bool
+) -> None:
+    """Of one large response that many small ones make room for, or after the time of all is over."""
+    loop, runner = loop_and_runner
+    roomy, most_forgotten, count = StoredResponseLimits(300_000, 60.0), 500, 1_200
+
+    async def tried() -> None:
+        stored = ResponseStore(runner)
+        kept = [count]
+        async with Redis.from_url(valkey_url) as redis:
+            key = f"{state_key('t')}:responses"
+            await redis.delete(key, f"{key}:order")
+            await redis.set("test:clock", 10**9)
+            await asyncio.gather(*(stored.store("t", str(number), None, b"small", roomy) for number in range(count)))
+            run_once = runner.run_once
+
+            async def counted(script: Script, packed: bytes) -> list[bytes]:
+                answer = await run_once(script, packed)
+                kept.append(await redis.zcard(f"{key}:order"))
+                return answer
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(runner, "run_once", counted)
+                await redis.set("test:clock", 10**9 + is_over * 61 * 10**6)
+                assert await stored.store("t", "large", None, bytes(299_000), roomy)
+                assert await stored.read("t", "large") == bytes(299_000)
+            names = await redis.zrange(f"{key}:order", 0, -1)
+            sizes = [await redis.hstrlen(key, name) for name in names]  # type: ignore[misc]
+            assert int(await redis.hget(key, "")) == sum(sizes) <= roomy.bytes  # type: ignore[misc]
+        assert max(before - after for before, after in pairwise(kept)) <= most_forgotten
+        assert kept[-1] < count / 10
 
     loop.run(tried())
 
