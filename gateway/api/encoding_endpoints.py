@@ -1,7 +1,6 @@
 """Answers /v1/embeddings, /v1/score and /v1/rerank: texts become token ids here, and vectors beside the engine."""
 
 import math
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -80,8 +79,9 @@ class EncodingEndpoint(TokensEndpoint):
         self, call: Call, encoder: ServedEncoder, policy: EffectivePolicy, inputs: list[list[int]]
     ) -> list[bytes]:
         """Returns the vector of 32-bit floats of each input. Raises `ApiError`."""
-        deadlines = read_deadlines(call.scope["headers"], False, time.time())
-        within = min(deadlines.first_token, deadlines.last_token)
+        deadlines = read_deadlines(call.scope["headers"], False, call.record.began_ns / 1e9)
+        passed = self.frontend.telemetry.clock() - call.record.began
+        within = min(deadlines.first_token, deadlines.last_token) - passed
         asked = EncodingAsk(encoder.setup.name, inputs, within, deadlines.is_relative)
         headers, vectors = await self.frontend.engine.encode(asked, policy)
         call.response.add_headers(headers)

@@ -1,7 +1,6 @@
 """Serves a request that generates text, from its body to the last event of its answer, inside one lexical scope."""
 
 import asyncio
-import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,14 +46,14 @@ class GenerationEndpoint(TokensEndpoint):
 
     async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
         frontend, dialect = self.frontend, self._dialect
-        arrived, has_come = frontend.telemetry.clock(), has_come_whole(call.response.exchange)
+        has_come = has_come_whole(call.response.exchange)
         attempt = frontend.keys.fleet.attempt(call.response.request_headers.get(ATTEMPT_HEADER))
         parse = partial(self._parse, scope=None if attempt is None else policy.cache_scope)
         request, beginnings = await self.read(call, policy, parse)
         self._record_request(call.record, request)
         policy = self.present_policy(call, principal, has_come)
-        headers = call.scope["headers"]
-        deadlines, followup = read_deadlines(headers, request.stream, time.time()), read_expected_followup(headers)
+        headers, arrived, arrived_unix = call.scope["headers"], call.record.began, call.record.began_ns / 1e9
+        deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
         frontend.check_model(request.model, policy)
         policy.check_answers(request.num_answers, request.answers_field)
         for size, field in request.grammar_sizes():

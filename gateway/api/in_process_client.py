@@ -336,7 +336,11 @@ class InProcessClient:
                 raise _refusal(error, policy) from None
             grant = Grant(quotas, policy.name, policy.key)
         try:
-            vectors = await self.service.encoding.encode(asked, queued)
+            within = asked.within - (self.service.telemetry.clock() - queued.arrival)
+            vectors = await self.service.encoding.encode(asked._replace(within=within), queued)
+        except ApiError as error:
+            _with_headers(error, policy.rate_headers.of(grant.states), None)
+            raise
         finally:
             if queued.tokens_taken:
                 grant.measure = partial(Usage, queued.tokens_taken)

@@ -1,0 +1,76 @@
+"""Requests to embed, on an encoder on paper."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from admission.encoding import EncodingLimits
+from backend.text.tokenizer import Tokenizer
+from gateway.api.encoding_service import EncodingService
+from gateway.api.frontend import EncoderSetup, ServedEncoder
+from gateway.api.routes import make_app
+from quotas.quotas import Grant
+from quotas.reservation import LimitState
+from tests.gateway.api.test_encoding_service import PaperEncoder
+from tests.gateway.paper_gateway import Client, Gateway
+
+
+class Site:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.gateway = gateway = Gateway(tokenizer)
+        self.encoder = PaperEncoder()
+        self.passed = 0.0  # seconds, by the clock of the telemetry
+        clock = gateway.engine.clock
+        gateway.service.telemetry.clock = lambda: clock() + self.passed
+        service = EncodingService({"e": self.encoder}, gateway.engine, gateway.service.core, EncodingLimits(0.0))
+        gateway.client.service = replace(gateway.service, encoding=service)
+        encoder = ServedEncoder(EncoderSetup("e", Path(), 0, "embed", 2, 512, 1024), tokenizer)
+        self.app = make_app(replace(gateway.frontend, encoders={"e": encoder}), {})
+
+    async def embed(self, given: object, **headers: str) -> Any:
+        """Returns the response's head and its body."""
+        client = Client("/v1/embeddings", [json.dumps({"model": "e", "input": given}).encode()], headers=headers)
+        await client.ask(self.app)
+        return client.sent[0], json.loads(b"".join(one.get("body", b"") for one in client.sent[1:]))
+
+
+@pytest.fixture
+async def site(embedded_tokenizer: Tokenizer) -> AsyncIterator[Site]:
+    site = Site(embedded_tokenizer)
+    site.gateway.engine.start()
+    yield site
+    await site.gateway.engine.stop()
+
+
+async def test_a_deadline_counts_from_the_arrival_of_the_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, _ = await site.embed("a b", **{"x-sluice-deadline-ms": "60000"})
+    assert head["status"] == 200
+    read, reserve = site.gateway.frontend.body_reader.read, site.gateway.service.quotas.reserve
+
+    async def slow_read(*given: Any) -> Any:
+        site.passed += 40.0
+        return await read(*given)
+
+    async def slow_reserve(*given: Any) -> Any:
+        site.passed += 40.0
+        return await reserve(*given)
+
+    monkeypatch.setattr(site.gateway.frontend.body_reader, "read", slow_read)
+    head, _ = await site.embed("a b", **{"x-sluice-deadline-ms": "60000"})
+    assert head["status"] == 200
+    monkeypatch.setattr(site.gateway.service.quotas, "reserve", slow_reserve)
+    head, body = await site.embed("a b", **{"x-sluice-deadline-ms": "60000"})
+    assert (head["status"], body["error"]["code"]) == (503, "deadline_unmeetable")
+
+
+async def test_a_refusal_tells_what_is_left_of_the_limits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Grant, "states", property(lambda grant: (LimitState(grant.reservation.limits[0], 7, 1.0),)))
+    served, _ = await site.embed([[5, 6]])
+    refused, _ = await site.embed([[5, 6]], **{"x-sluice-deadline-ms": "0.0001"})
+    names = [{name for name, _ in head["headers"] if b"ratelimit" in name} for head in (served, refused)]
+    assert (served["status"], refused["status"]) == (200, 503)
+    assert names[0] and names[0] == names[1]
