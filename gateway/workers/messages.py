@@ -4,10 +4,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from math import inf
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from admission.outcome import Outcome
 from backend.grammar import Grammar, GrammarKind
@@ -24,6 +25,7 @@ from quotas.policy.policy_diff import PolicyEdit
 from quotas.reservation import Attempt
 
 Message = list[Any]
+Whole = TypeVar("Whole", bytes, list[int])
 
 
 @dataclass(slots=True)
@@ -111,10 +113,8 @@ def engine_request_of(message: Message, binary: memoryview) -> EngineRequest:
     """Returns the request of a message. Its stop strings stay with the worker, which looks for them."""
     plain, lengths, (drawn, stop_token_ids, constraints), until, is_relative, attempt, (digests, num_bytes) = message
     fields = dict(zip(_OF_REQUEST, plain, strict=True))
-    token_ids, prompts, start = array("I", bytes(binary)).tolist(), [], 0
-    for length in lengths:
-        prompts += [token_ids[start : start + length]] * fields["num_answers"]
-        start += length
+    token_ids, num_answers = array("I", bytes(binary)).tolist(), fields["num_answers"]
+    prompts = [prompt for prompt in parts(token_ids, lengths) for _ in range(num_answers)]
     sampling = _sampling(tuple(drawn), tuple(stop_token_ids))
     if constraints is not None:
         sampling = _constrained(sampling, *constraints)
@@ -192,6 +192,11 @@ def end(record: RequestRecord, message: Message) -> tuple[Outcome, float]:
         record.scope.ended_early = ended_early
     record.error = None if error is None else error_of(error)
     return Outcome(outcome), ended
+
+
+def parts(whole: Whole, sizes: list[int]) -> list[Whole]:
+    """Cut what was joined into parts of these sizes."""
+    return [whole[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _known(seconds: float) -> float | None:

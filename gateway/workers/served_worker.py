@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from base64 import b64decode, b64encode
+from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import count
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from admission.outcome import Outcome
 from backend.errors import DeviceError
@@ -20,7 +20,7 @@ from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, current
 from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.workers.link import FrameKind, WorkerLink
-from gateway.workers.messages import Message, end, engine_request_of, error_message, error_of, record_of
+from gateway.workers.messages import Message, end, engine_request_of, error_message, error_of, parts, record_of
 from gateway.workers.remote_request import DetailedRemoteStream, Outbox, RemoteRequest, RemoteStream
 from gateway.workers.stats import WorkerStats
 
@@ -180,8 +180,10 @@ class ServedWorker:
 
     # questions
 
-    def _asked(self, message: Message, _: memoryview) -> None:
+    def _asked(self, message: Message, binary: memoryview) -> None:
         number, what, *told = message
+        if binary:
+            told.append(bytes(binary))
         self._keep(number, asyncio.create_task(self._answer(number, self._questions[what], told)))
 
     def _cancelled(self, number: int, _: memoryview) -> None:
@@ -189,15 +191,17 @@ class ServedWorker:
             self._tasks[number].cancel()
 
     async def _answer(self, number: int, question: Callable[..., Any], told: Message) -> None:
-        answer, error = None, None
+        answer, binary, error = None, b"", None
         try:
             answer = await question(*told)
+            if isinstance(answer, _Bulk):
+                answer, binary = answer
         except Exception as failure:
             refusal = refusal_of(failure)
             if not isinstance(failure, ApiError):
                 log.error("a call of a worker failed", exc_info=failure, extra={"discreet": True})
             error = error_message(refusal)
-        self.link.send(FrameKind.ANSWER, [number, answer, error])
+        self.link.send(FrameKind.ANSWER, [number, answer, error], binary)
 
     async def _settle(self, number: int) -> None:
         if number in self._requests:
@@ -214,18 +218,19 @@ class ServedWorker:
             charge.close()
 
     async def _encode(
-        self, tenant: str, key: str, model: str, inputs: list[list[int]], within: float | None, is_relative: bool
-    ) -> Message:
+        self, tenant: str, key: str, model: str, lengths: list[int], within: float | None, is_relative: bool, ids: bytes
+    ) -> "_Bulk":
+        inputs = parts(array("I", ids).tolist(), lengths)
         asked = EncodingAsk(model, inputs, inf if within is None else within, is_relative)
         headers, vectors = await self._client.encode(asked, self._policy(tenant, key))
-        return [headers, [b64encode(vector).decode() for vector in vectors]]
+        return _Bulk([headers, [*map(len, vectors)]], b"".join(vectors))
 
-    async def _store_response(self, tenant: str, key: str, name: str, previous: str | None, text: str) -> bool:
-        return await self._client.store_response(self._policy(tenant, key), name, previous, b64decode(text))
+    async def _store_response(self, tenant: str, key: str, name: str, previous: str | None, contents: bytes) -> bool:
+        return await self._client.store_response(self._policy(tenant, key), name, previous, contents)
 
-    async def _read_responses(self, tenant: str, name: str, alone: bool) -> list[str] | None:
+    async def _read_responses(self, tenant: str, name: str, alone: bool) -> "_Bulk | None":
         contents = await self._client.read_responses(tenant, name, alone)
-        return None if contents is None else [b64encode(one).decode() for one in contents]
+        return None if contents is None else _Bulk([*map(len, contents)], b"".join(contents))
 
     async def _limit_states(self, tenant: str, key: str) -> list[Message]:
         states = await self._client.limit_states(self._policy(tenant, key))
@@ -247,6 +252,13 @@ class ServedWorker:
     def _keep(self, number: int, task: "asyncio.Task[None]") -> None:
         self._tasks[number] = task
         task.add_done_callback(lambda _: self._tasks.pop(number))
+
+
+class _Bulk(NamedTuple):
+    """An answer with a binary part."""
+
+    message: Message
+    binary: bytes
 
 
 def _refuse(request: RemoteRequest, error: Exception) -> None:

@@ -3,8 +3,8 @@
 import asyncio
 import pickle
 from array import array
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -26,6 +26,7 @@ from gateway.workers.messages import (
     end_message,
     error_message,
     error_of,
+    parts,
     record_message,
     request_message,
 )
@@ -122,7 +123,7 @@ class WorkerClient:
         self._generations: dict[int, WorkerGeneration] = {}
         self._streams: dict[int, TokenStream] = {}
         self._delivery = Delivery(asyncio.get_running_loop().call_soon)
-        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._questions: dict[int, asyncio.Future[tuple[Any, bytes]]] = {}
         self._is_lost = False
         self._receivers: dict[FrameKind, Callable[[Any, memoryview], object]] = {
             FrameKind.UPDATE: self._update,
@@ -194,21 +195,22 @@ class WorkerClient:
             raise
 
     async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
-        text = b64encode(contents).decode()
-        return bool(await self.ask("store_response", policy.name, policy.key, name, previous, text))
+        told = (policy.name, policy.key, name, previous)
+        return bool((await self._ask("store_response", told, contents))[0])
 
     async def read_responses(self, tenant: str, name: str, alone: bool) -> list[bytes] | None:
-        texts = await self.ask("read_responses", tenant, name, alone)
-        return None if texts is None else [b64decode(text) for text in texts]
+        sizes, contents = await self._ask("read_responses", (tenant, name, alone))
+        return None if sizes is None else parts(contents, sizes)
 
     async def delete_response(self, tenant: str, name: str) -> bool:
         return bool(await self.ask("delete_response", tenant, name))
 
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Mapping[str, str], list[bytes]]:
         within = None if asked.within == inf else asked.within
-        told = [asked.model, list(map(list, asked.inputs)), within, asked.is_relative]
-        headers, vectors = await self.ask("encode", policy.name, policy.key, *told)
-        return headers, [b64decode(text) for text in vectors]
+        told = (policy.name, policy.key, asked.model, [*map(len, asked.inputs)], within, asked.is_relative)
+        token_ids = array("I", chain.from_iterable(asked.inputs)).tobytes()
+        (headers, sizes), vectors = await self._ask("encode", told, token_ids)
+        return headers, parts(vectors, sizes)
 
     async def limit_states(self, policy: EffectivePolicy) -> list[LimitState]:
         limits = {limit.name: limit for limit in policy.charged}
@@ -230,11 +232,16 @@ class WorkerClient:
         return text.encode()
 
     async def ask(self, what: str, *told: Any) -> Any:
-        """The answer of the engine's process, which is told of a cancellation; raises the `ApiError` that it sends."""
+        answer, _ = await self._ask(what, told)
+        return answer
+
+    async def _ask(self, what: str, told: tuple[Any, ...], binary: bytes = b"") -> tuple[Any, bytes]:
+        """The engine's answer, with its binary part. Raises the `ApiError` that it answers with."""
         self._check_link()
-        answer, number = asyncio.get_running_loop().create_future(), self._take_numbers(1)
+        number = self._take_numbers(1)
+        answer: asyncio.Future[tuple[Any, bytes]] = asyncio.get_running_loop().create_future()
         self._questions[number] = answer
-        self.link.send(FrameKind.ASK, [number, what, *told])
+        self.link.send(FrameKind.ASK, [number, what, *told], binary)
         try:
             return await answer
         except asyncio.CancelledError:
@@ -354,13 +361,13 @@ class WorkerClient:
         if (generation := self._generations.get(number)) is not None:
             generation.fail(error_of(error))
 
-    def _answered(self, message: Message, _: memoryview) -> None:
+    def _answered(self, message: Message, binary: memoryview) -> None:
         number, result, error = message
         answer = self._questions.get(number)
         if answer is None or answer.done():
             return
         if error is None:
-            answer.set_result(result)
+            answer.set_result((result, bytes(binary)))
         else:
             answer.set_exception(error_of(error))
 

@@ -164,3 +164,17 @@ async def test_a_refusal_is_sent_though_the_engine_is_lost_before_it_is_counted(
     await asking
     assert client.sent[0]["status"] == 400
     await worker.lost.wait()
+
+
+async def test_token_ids_vectors_and_contents_cross_as_they_are(gateway: Gateway) -> None:
+    encoding = EncodingService({"e": PaperEncoder()}, gateway.engine, gateway.service.core, EncodingLimits())
+    gateway.client.service = replace(gateway.service, encoding=encoding)
+    worker, engine = await through_worker(gateway), gateway.client
+    policy, asked = policy_of(worker), EncodingAsk("e", [[1], [2**31, 3], [4, 5, 6]], math.inf)
+    assert (await worker.client.encode(asked, policy))[1] == (await engine.encode(asked, policy))[1]
+    contents = bytes(range(256)) * 5
+    assert await worker.client.store_response(policy, "r", None, contents)
+    assert await worker.client.read_responses(policy.name, "r", True) == [contents]
+    assert await worker.client.read_responses(policy.name, "other", True) is None
+    await until(lambda: worker.is_idle)
+    await worker.close()
