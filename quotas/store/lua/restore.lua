@@ -12,7 +12,6 @@ for i = 1, seen > 0 and n or 0 do
   if last > used then held[5 + i] = pack(LEVEL, last, from, part, aside) end
 end
 
-local fields = {}
 for a = base + n + 1, #ARGV, 2 do
   if redis.call('HEXISTS', KEYS[1], ARGV[a]) == 0 then
     local back = opened(ARGV[a + 1])
@@ -24,13 +23,11 @@ for a = base + n + 1, #ARGV, 2 do
       book(KEYS[1], now, back.spec[SPEC], -tonumber(mark:match('^%d+')), 0, 0, 0, 0)
       redis.call('HDEL', KEYS[1], reclaimed(ARGV[a]))
     end
-    fields[#fields + 1] = ARGV[a]
-    fields[#fields + 1] = seen > 0 and ARGV[a + 1] or charged_on(floor(now / DAY), ARGV[a + 1])
+    put(KEYS[1], ARGV[a], seen > 0 and ARGV[a + 1] or charged_on(floor(now / DAY), ARGV[a + 1]))
   end
 end
 cost.t = cost.i + cost.o
 local writes, _, after = charged()
-append(writes[1], fields)
 append(writes[1], enlisted())
 write(writes, true)
 return reply('OK', after)
