@@ -448,7 +448,7 @@ def test_a_retry_or_a_router_finds_each_attempt_by_the_request_and_leaves_no_ind
         await pair.other.settle(second, Usage(10, 10))
         await pair.cut.settle(held[4], Usage(10, 10))
         state = f"sluice:{{{pair.tenant.tenant}}}".encode()
-        await runner.client.execute(b"HSET", state, b"q:" + requests[0].encode(), b"r:1.1." + requests[0].encode())
+        await runner.client.execute(b"HSET", state, b"q:" + requests[0].encode(), b"r:1.1.%b " % requests[0].encode())
         assert not await pair.other.conclude(pair.tenant.tenant, Delivered(requests[0], True, 5)), "an older left it"
         await pair.outlive_lease()
         assert not [field for field in await pair.tenant.state() if field[:2] in {b"r:", b"q:"}]
