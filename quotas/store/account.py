@@ -61,15 +61,24 @@ def replica_field(replica: str) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class TrackedReservation:
-    """A reservation at its replica: enough to restore it if the store loses it."""
+    """A reservation at its replica: enough to restore it if the store loses it.
+
+    state of a request              granted  used  is_local  is_offered  is_settle_sent  is_overdue
+    reserve was sent                no       -     no        no          no              no
+    runs, held by the store         yes      -     no        any         no              no
+    ended, its settlement is sent   yes      set   no        any         yes             no
+    ended, could not be settled     yes      set   no        any         any             yes
+    runs by a slice or uncounted    no       -     yes       no          no              no
+    the same, perhaps handed over   no       any   yes       yes         no              no
+    """
 
     reservation: Reservation
     first_day: int = 0  # of the charge, counted from the Unix epoch
     last_day: int = 0  # of the newest extension on a later day; else as `first_day`
     last_day_output: int = 0  # tokens added on a later `last_day`
     booked: Usage = NO_USAGE
-    granted: bool = False
-    used: Usage | None = None  # set from its end until the store has settled it
+    granted: bool = False  # by the store
+    used: Usage | None = None  # from its end on
     is_settle_sent: bool = False  # if the store lacks the reservation without a mark, that call has settled it
     is_overdue: bool = False  # the next heartbeat settles it
     outage: Outage = "closed"  # what to do while the store is away
@@ -106,7 +115,7 @@ class Levels(NamedTuple):
     """
 
     generation: bytes
-    doubles: bytes  # the time, the used part of each limit, and in refusals the part set aside
+    doubles: bytes  # the time, then for each limit: used; in refusals and states set aside; in states lost
 
     @staticmethod
     def of(answer: list[bytes]) -> "Levels":

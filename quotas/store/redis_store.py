@@ -4,12 +4,17 @@ A tenant has one hash, `sluice:{tenant}`:
 
     now, generation              the latest time seen (us), and which life of this state it is
     requests/min, tokens/day..   level of each of the tenant's limits (lua/level.lua)
-    r:<replica>.<ordinal>        a reservation (lua/record.lua)
+    r:<replica>.<ordinal>        a reservation (lua/record.lua); behind a router, with .<request>
+    q:<request>                  the fields of its attempts' reservations
+    x:<replica>.<ordinal>        of a reservation that a later attempt or its router has settled: for its replica
+    g:<replica>.<ordinal>        of one that was reclaimed: for its replica, if it returns within the hour
     p:<replica>, lease           when each replica's lease ends (us), and the earliest of these ends
     s:<replica>.<ordinal>        what a replica may spend of some limits while the store is away (lua/slice.lua)
+    lost:<limit>                 what counts as used of a budget since replicas were lost
 
-beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, and `sluice:{tenant}:usage:<day>`, the ledger.
-and what is stored of /v1/responses (`quotas.store.responses`). State that no longer differs from none expires.
+beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:usage:<day>`, the ledger, `:booked`, the last
+ordinal that each replica booked, `:kv`, the leases of KV memory, and what is stored of /v1/responses
+(`quotas.store.responses`). State that no longer differs from none expires.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ RESTORED_AT_ONCE = 1000  # reservations: one script is short, and Lua unpacks at
 MAX_ATTEMPTS = 4  # of a call that needs another one first
 CALLS_AT_ONCE = 256  # so that the loop takes turns between them
 NO_ASK = Ask(0, 0, 0)
-CHARGE_RECLAIMED, CHARGE_ALL = 0, -1  # charge of lua/restore.lua: the reclaimed part, or all
+CHARGE_HELD, CHARGE_RECLAIMED, CHARGE_ALL = b"held", b"reclaimed", b"all"  # of reservations: see lua/restore.lua
 DAY_MICROSECONDS = 86_400_000_000
 
 
@@ -243,25 +243,26 @@ class ReplicaReservations:
         running = [tracked for tracked in account.reservations.values() if tracked.is_running or tracked is ending]
         known = [tracked for tracked in running if only is None or tracked.field in only]
         if lost and account.last_levels:
-            await self._put_back(account, known, account.last_levels.now, account.used(account.last_levels))
+            await self._put_back(account, known, CHARGE_HELD, account.last_levels)
         else:
             await self._put_back(account, known, CHARGE_RECLAIMED)
 
     async def _put_back(
-        self, account: QuotaAccount, known: list[TrackedReservation], charged: int, levels: Sequence[int] | None = None
+        self, account: QuotaAccount, known: list[TrackedReservation], charge: bytes, lost: Levels | None = None
     ) -> None:
-        """Restore the reservations. `charged` is the time of `levels`, which include them, or one of `CHARGE_RECLAIMED`
-        and `CHARGE_ALL`.
-        """
-        source, none = self._runner.scripts[Script.RESTORE], (0,) * len(account.limits)
+        """Restore the reservations, and the `lost` levels, which include them."""
+        source = self._runner.scripts[Script.RESTORE]
+        figures = none = (0,) * (1 + len(account.limits))
+        if lost is not None:
+            figures = (lost.now, *account.used(lost))
         for first in range(0, max(len(known), 1), RESTORED_AT_ONCE):
             some = known[first : first + RESTORED_AT_ONCE]
             records = [word for tracked in some for word in account.record(tracked)]
-            rest = [*_numbers(charged, *((not first and levels) or none)), *records]
+            rest = [charge, *_numbers(*(none if first else figures)), *records]
             field = f"r:{self.next_id()}".encode()
             command = account.command(Script.RESTORE, source, NO_ASK, field, rest)
             answer = await self._runner.run(Script.RESTORE, command)
-            if charged <= 0:
+            if charge != CHARGE_HELD:
                 for tracked in some:
                     tracked.charged_again(Levels.of(answer).now // DAY_MICROSECONDS)
         account.remember(answer)  # not before: a restoration that was interrupted begins again

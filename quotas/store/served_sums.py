@@ -45,12 +45,13 @@ class ServedSums:
         self._clock = clock
         self._added: dict[str, int] = {}  # by this replica to each sum, in millionths
         self._totals: dict[str, float] = {}  # to be added
+        self._replica, self._ordinal = secrets.token_hex(8), 0
+        self._adding: dict[str, int] = {}  # perhaps added: resent alone until the store answers
         self._begin()
 
     def _begin(self) -> None:
-        """Begin as a replica that the store has not heard of."""
-        self._replica, self._ordinal, self._version = secrets.token_hex(8), 0, b""
-        self._adding: dict[str, int] = {}  # perhaps added: resent alone until the store answers
+        """Begin to read as a replica that has read nothing."""
+        self._version = b""
         self._others: dict[str, tuple[int, float]] = {}  # others' part of a sum, and moment of change; oldest first
         self._answered = self._clock()
 

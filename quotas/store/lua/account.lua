@@ -1,6 +1,7 @@
 -- What a call is about. KEYS: the tenant's state; the levels of its API key, where that has limits.
 -- ARGV: 1 spec of the limits (lua/spec.lua), 2 lease (us), 3 life of the keys (ms), 4 field of the replica,
 -- 5 generation, 6 field of the reservation, 7 requests, 8 input, 9 output, 10 the spec as a reservation keeps it.
+local REST = 10 -- the arguments of a script's own follow
 local spec = cmsgpack.unpack(ARGV[1])
 local n, own = spec[1], spec[2]
 local cost = {r = tonumber(ARGV[7]), i = tonumber(ARGV[8]), o = tonumber(ARGV[9]), c = tonumber(ARGV[7])}

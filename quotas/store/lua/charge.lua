@@ -4,9 +4,9 @@ if lost then return {'LOST'} end
 local booked = KEYS[1] .. ':booked'
 cost.c = 0
 local writes, before, after = charged()
-if tonumber(redis.call('HGET', booked, ARGV[6]) or 0) >= tonumber(ARGV[11]) then return reply('OK', before) end
-book(KEYS[1], now, spec[SPEC], cost.r, cost.i, tonumber(ARGV[12]), cost.o, tonumber(ARGV[13]))
-redis.call('HSET', booked, ARGV[6], ARGV[11])
+if tonumber(redis.call('HGET', booked, ARGV[6]) or 0) >= tonumber(ARGV[REST + 1]) then return reply('OK', before) end
+book(KEYS[1], now, spec[SPEC], cost.r, cost.i, tonumber(ARGV[REST + 2]), cost.o, tonumber(ARGV[REST + 3]))
+redis.call('HSET', booked, ARGV[6], ARGV[REST + 1])
 redis.call('EXPIRE', booked, 86400)
 write(writes, true)
 return reply('OK', after)

@@ -14,7 +14,7 @@ for field, value in pairs(state) do
 end
 expiries[ARGV[1]] = now + ARGV[2]
 
-local function abandoned(field, replica, ordinal)
+local function abandoned(field, replica, ordinal) -- from `bound` on, a call that reserves may be on its way
   if replica == ARGV[1] then return tonumber(ordinal) < tonumber(ARGV[3]) and not live[field] end
   return now >= (expiries[replica] or 0)
 end
@@ -25,11 +25,12 @@ for field, value in pairs(state) do
   local replica, ordinal = field:match('^r:(%x+)%.(%d+)%.?%x*$')
   if replica and abandoned(field, replica, ordinal) then
     local record = opened(value)
-    local never_ran = replica == ARGV[1] and tonumber(ordinal) >= tonumber(ARGV[4]) -- this life does not name it
+    -- This life of this replica does not name it, so that its request never ran; an earlier life's, or another's, may have.
+    local never_ran = replica == ARGV[1] and tonumber(ordinal) >= tonumber(ARGV[4])
     local requests = never_ran and 0 or record.asked.r
     give_back(KEYS[1], record, requests, record.input, record.output)
     book(KEYS[1], now, record.spec[SPEC], requests, 0, 0, 0, 0)
-    gone[#gone + 1] = field
+    remove(KEYS[1], field)
     if replica ~= ARGV[1] then -- it may live, and settle or restore it
       redis.call('HSET', KEYS[1], reclaimed(field), int(requests) .. ' ' .. int(now + MARK_LIFE))
     end

@@ -10,9 +10,8 @@ if not fits then
 end
 
 local fresh, today = writes[1], floor(now / DAY)
-fresh[#fresh + 1] = ARGV[6]
-fresh[#fresh + 1] = pack(RECORD, cost.r, cost.i, cost.o, 0, 0, 0, today, today, 0) .. ARGV[10]
 local renew = not registered or registered < now + ARGV[2] / 2
 if renew then append(fresh, enlisted()) end
+put(KEYS[1], ARGV[6], pack(RECORD, cost.r, cost.i, cost.o, 0, 0, 0, today, today, 0) .. ARGV[10])
 write(writes, renew)
 return reply('OK', after)

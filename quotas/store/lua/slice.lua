@@ -22,7 +22,7 @@ for i = 1, n do
   else
     aside = aside - mine[i] * scale
   end
-  local wanted, needed = tonumber(ARGV[10 + n + i]), tonumber(ARGV[10 + 2 * n + i])
+  local wanted, needed = tonumber(ARGV[REST + n + i]), tonumber(ARGV[REST + 2 * n + i])
   local left = max(spec[field + 5 * n] - used - aside, 0) / scale
   due[i] = floor(min(wanted, left * SHARE))
   if due[i] < needed and wanted > 0 and 2 * needed <= left then due[i] = needed end
@@ -33,7 +33,7 @@ end
 local writes, amounts, total = {{'now', int(now)}, {}}, {}, 0
 for i = 1, n do
   if not suffices then due[i] = 0 end
-  amounts[i] = max(due[i], min(tonumber(ARGV[10 + i]), mine[i]))
+  amounts[i] = max(due[i], min(tonumber(ARGV[REST + i]), mine[i]))
   total = total + amounts[i]
   local used, at, part, aside = unpack(levels[i])
   local level = pack(LEVEL, used, at, part, aside + amounts[i] * spec[SPEC + 3 * n + i])

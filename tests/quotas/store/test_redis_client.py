@@ -214,6 +214,7 @@ async def test_every_script_and_the_probe_run_with_the_commands_that_are_documen
         store.on_command.append(note)
         held = await reserved(store)
         await store.extend(held, 5)
+        await store.states("a", "k", LIMITS)
         await store.settle(await store.reserve("a", "k", LIMITS, Ask(1, 1, 1, attempt=Attempt("ab", 2))), Usage(1, 1))
         assert await store.conclude("a", Delivered("cd", False, None)) is False
         store.book("a", "other", Usage(1, 2))

@@ -428,3 +428,30 @@ def test_a_fault_in_one_tenants_state_stops_no_other_tenants_heartbeat(loop_and_
         assert await pair.booked() == Usage(5, 5)
 
     loop.run(live())
+
+
+def test_a_retry_or_a_router_finds_each_attempt_by_the_request_and_leaves_no_index(
+    loop_and_runner: TimedRunner,
+) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair = Pair(runner, BUDGET)
+        await pair.tenant.wait(0)
+        requests = [uuid4().hex for _ in range(4)]
+        firsts = [Ask(1, 10, 10, attempt=Attempt(request, 1)) for request in requests]
+        held = [await pair.reserve(pair.cut, ask) for ask in firsts for _ in range(2)]  # both late, of one request
+        await runner.client.execute(b"CONFIG", b"RESETSTAT")
+        assert await pair.other.conclude(pair.tenant.tenant, Delivered(requests[0], True, 5))
+        second = await pair.reserve(pair.other, Ask(1, 10, 10, attempt=Attempt(requests[1], 2)))
+        assert b"hgetall" not in await runner.client.execute(b"INFO", b"commandstats")
+        await pair.other.settle(second, Usage(10, 10))
+        await pair.cut.settle(held[4], Usage(10, 10))
+        state = f"sluice:{{{pair.tenant.tenant}}}".encode()
+        await runner.client.execute(b"HSET", state, b"q:" + requests[0].encode(), b"r:1.1.%b " % requests[0].encode())
+        assert not await pair.other.conclude(pair.tenant.tenant, Delivered(requests[0], True, 5)), "an older left it"
+        await pair.outlive_lease()
+        assert not [field for field in await pair.tenant.state() if field[:2] in {b"r:", b"q:"}]
+        assert await pair.used() == 2 * 15 + 20 + 20
+
+    loop.run(live())

@@ -14,6 +14,7 @@ from quotas.store.served_sums import LIFE_SECONDS, LIVE_SECONDS, ServedSums
 from tests.examples import examples
 from tests.quotas.paper_sums import PaperSums
 from tests.quotas.servers import connected, hanging
+from tests.quotas.wire import Wire
 
 
 class Clock:
@@ -199,3 +200,20 @@ def test_the_script_does_what_it_does_on_paper_and_sums_never_fall(
             assert real.elsewhere == on_paper.elsewhere
 
     loop.run(live())
+
+
+async def test_what_could_not_be_added_before_a_long_absence_is_added_once_after_it(
+    store: RedisStore, other: RedisStore, fleet: str
+) -> None:
+    clock, wire = Clock(), Wire(store._runner)
+    one, two = ServedSums(wire, fleet, clock), other.served_sums(fleet)
+    for total in (1.0, 2.0):
+        await two.exchange({"a": total})
+    for lost, total in (("nothing was sent", 5.0), ("the answer was lost", 7.0)):
+        wire.is_cut, wire.losses = lost == "nothing was sent", 1
+        with pytest.raises(StoreUnavailable):
+            await one.exchange({"a": total})
+        clock.now += LIFE_SECONDS
+        wire.is_cut, wire.losses = False, 0
+        await one.exchange({})
+    assert (await two.exchange({})).served == {"a": 7.0}
