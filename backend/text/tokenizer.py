@@ -1,6 +1,5 @@
 """A tokenizer turns text into token ids and back, and messages into prompt text, from a model directory."""
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -40,9 +39,9 @@ _SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad
 class Tokenizer:
     """A checkpoint's tokenizer and chat template. It is safe to use from several threads.
 
-    `encode` and `decode` hold the caller for as long as they take; `encode_async` does not. Of the library's calls,
-    `encode_batch_fast` is the one that releases the interpreter lock, and a quarter cheaper than its `encode` even for
-    one short text, since it works out no offsets.
+    `encode` and `decode` hold the caller for as long as they take: long texts are for the threads of `pool`. Of the
+    library's calls, `encode_batch_fast` is the one that releases the interpreter lock, and a quarter cheaper than its
+    `encode` even for one short text, since it works out no offsets.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Tokenizer:
         )
         self._token_bytes = decoding and [TokenBytes(core, decoding.piece_bytes, skip) for skip in (False, True)]
         self._message_bytes = TokenBytes(core, decoding.piece_bytes, True, delimiters) if decoding else None
-        self._pool = ThreadPoolExecutor(_ENCODE_THREADS, thread_name_prefix="tokenizer")
+        self.pool = ThreadPoolExecutor(_ENCODE_THREADS, thread_name_prefix="tokenizer")
 
     @classmethod
     def from_dir(
@@ -164,13 +163,6 @@ class Tokenizer:
             raise TooManyTokens(len(ids), most, at_least=True)
         return ids + behind
 
-    async def encode_async(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
-        """Encode as `encode` does, without holding the event loop for more than a short text."""
-        if len(text) <= INLINE_CHARS:
-            return self.encode(text, add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self.encode, text, add_special_tokens, most)
-
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the whole text at once. Unknown ids are left out; bytes that form no character become U+FFFD."""
         return self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -211,7 +203,7 @@ class Tokenizer:
 
     def close(self) -> None:
         """End the encoding threads; texts still waiting are dropped."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)
 
     def _fill_in_the_middle(self) -> tuple[int, int, int] | None:
         """Return the ids of the tokens that mark the text before an answer, the text behind it and the answer itself;

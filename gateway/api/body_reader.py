@@ -4,12 +4,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.types import Receive, Scope
 
+from backend.text.tokenizer import Tokenizer
 from gateway.errors import ConcurrencyExceeded
 from gateway.http.json_body import BLOCK_BYTES, JsonBody, JsonScanner
 from gateway.http.request_scope import BodyParts
@@ -70,12 +71,14 @@ class BodyReader:
         """Run a function whose time grows with `size`, in bytes: on the thread if that is large."""
         if size <= INLINE_BYTES:
             return function()
-        async with self._thread_lock.hold(tenant):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        await self._thread_lock.acquire(tenant)
+        return await _run(self._thread, function, self._thread_lock.release)
 
-    def encode_lock(self, tenant: str) -> asyncio.Lock:
-        """Returns the lock to hold while a long text of the tenant is encoded."""
-        return self._encode_locks.setdefault(tenant, asyncio.Lock())
+    async def encode(self, tenant: str, tokenizer: Tokenizer, function: Callable[[], T]) -> T:
+        """Run a function that encodes long texts on the tokenizer's threads, one of the tenant at a time."""
+        lock = self._encode_locks.setdefault(tenant, asyncio.Lock())
+        await lock.acquire()
+        return await _run(tokenizer.pool, function, lock.release)
 
     def close(self) -> None:
         """End the thread; work that still waits for it is dropped."""
@@ -109,6 +112,23 @@ class BodyReader:
         return semaphore
 
 
+async def _run(pool: ThreadPoolExecutor, function: Callable[[], T], release: Callable[[], None]) -> T:
+    """Run a function on a thread, and `release` once it has ended there, even if its caller was cancelled before."""
+    loop = asyncio.get_running_loop()
+
+    def ended(_: object) -> None:
+        with suppress(RuntimeError):  # the event loop has closed
+            loop.call_soon_threadsafe(release)
+
+    try:
+        work = pool.submit(function)
+    except BaseException:
+        release()
+        raise
+    work.add_done_callback(ended)
+    return await asyncio.wrap_future(work)
+
+
 async def _read_small(parts: BodyParts) -> JsonBody:
     """Read a body too short to have more elements than a body may have."""
     raw = b""
@@ -128,7 +148,9 @@ async def open_body_reader(settings: Settings, max_model_len: int) -> AsyncItera
 
 
 class RoundRobinLock:
-    """A lock that tenants hold in rotation, and that changes hands at most once in a turn of the event loop."""
+    """A lock that tenants hold in rotation, and that changes hands at most once in a turn of the event loop, so that
+    other callbacks run between two holders that never block.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the next one first
@@ -136,13 +158,19 @@ class RoundRobinLock:
 
     @asynccontextmanager
     async def hold(self, tenant: str) -> AsyncIterator[None]:
-        if self._is_taken:
-            await self._wait(tenant)
-        self._is_taken = True
+        await self.acquire(tenant)
         try:
             yield
         finally:
-            asyncio.get_running_loop().call_soon(self._release)
+            self.release()
+
+    async def acquire(self, tenant: str) -> None:
+        if self._is_taken:
+            await self._wait(tenant)
+        self._is_taken = True
+
+    def release(self) -> None:
+        asyncio.get_running_loop().call_soon(self._release)
 
     async def _wait(self, tenant: str) -> None:
         turn = asyncio.get_running_loop().create_future()

@@ -2,12 +2,13 @@
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import mul
 from typing import Any
 
 from admission.outcome import Outcome
+from backend.text.tokenizer import INLINE_CHARS
 from gateway.api.client_deadlines import read_deadlines
 from gateway.api.endpoint import Call, TokensEndpoint
 from gateway.api.engine_client import EncodingAsk
@@ -31,6 +32,7 @@ from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 
 MAX_INPUT_CHARS = 2**22  # of all texts of a request
+CHARS_PER_TURN = 2**16  # of texts to encode, one longer text excepted
 Texts = Sequence[str | tuple[str, str] | tuple[int, ...]]
 
 
@@ -102,8 +104,23 @@ class EncodingEndpoint(TokensEndpoint):
                 f"The texts have {size} characters, a query counted with each document; at most {MAX_INPUT_CHARS} are "
                 "encoded in one request: send fewer or shorter ones."
             )
-        found = partial(encoder.token_ids, given, params.kept_tokens, fields)
-        return await self.frontend.body_reader.offload(policy.name, size, found)
+        encode, found = partial(encoder.token_ids, kept=params.kept_tokens), list[list[int]]()
+        if size <= INLINE_CHARS:
+            return encode(given, params=fields)
+        for part in _parts(given):
+            one = partial(encode, given[part], params=fields[part])
+            found += await self.frontend.body_reader.encode(policy.name, encoder.tokenizer, one)
+        return found
+
+
+def _parts(given: Texts) -> Iterator[slice]:
+    """Cut inputs into parts that are encoded at once: between two of them other tenants have their turn."""
+    first, size = 0, 0
+    for number, one in enumerate(given):
+        size += _size(one)
+        if size >= CHARS_PER_TURN or number == len(given) - 1:
+            yield slice(first, number + 1)
+            first, size = number + 1, 0
 
 
 def _size(given: str | tuple[str, str] | tuple[int, ...]) -> int:

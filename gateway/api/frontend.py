@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -179,8 +180,8 @@ class Frontend:
         if len(text) <= INLINE_CHARS:
             return self.tokenizer.encode(text, add_special_tokens)
         try:
-            async with self.body_reader.encode_lock(tenant):
-                return await self.tokenizer.encode_async(text, add_special_tokens, most)
+            encode = partial(self.tokenizer.encode, text, add_special_tokens, most)
+            return await self.body_reader.encode(tenant, self.tokenizer, encode)
         except TooManyTokens as error:
             raise context_exceeded(error.num_tokens, context, param, error.at_least) from None
 

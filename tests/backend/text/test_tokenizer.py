@@ -1,6 +1,4 @@
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,30 +28,13 @@ def test_encodes_as_the_checkpoint_says(tokenizer: Tokenizer) -> None:
     assert tokenizer.id_to_token(tokenizer.vocab_size) is None
 
 
-async def test_long_texts_are_encoded_on_another_thread(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[bool] = []
-    encode = tokenizer.encode
-
-    def spy(text: str, add_special_tokens: bool, *most: int) -> list[int]:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return encode(text, add_special_tokens, *most)
-
-    monkeypatch.setattr(tokenizer, "encode", spy)
-    long = "fox " * INLINE_CHARS
-    short_ids, long_ids = await asyncio.gather(
-        tokenizer.encode_async("fox", add_special_tokens=False), tokenizer.encode_async(long, add_special_tokens=True)
-    )
-    assert (short_ids, long_ids) == (encode("fox", False), encode(long, True))
-    assert threads == [True, False]
-
-
-async def test_a_long_text_of_more_tokens_than_may_be_had_is_refused_with_their_number(tokenizer: Tokenizer) -> None:
+def test_a_long_text_of_more_tokens_than_may_be_had_is_refused_with_their_number(tokenizer: Tokenizer) -> None:
     text = "fox " * INLINE_CHARS
     count = len(tokenizer.encode(text, add_special_tokens=False))
     with pytest.raises(TooManyTokens) as refusal:
-        await tokenizer.encode_async(text, False, count - 1)
+        tokenizer.encode(text, False, count - 1)
     assert refusal.value.num_tokens == count
-    assert len(await tokenizer.encode_async(text, False, count)) == count
+    assert len(tokenizer.encode(text, False, count)) == count
 
 
 def test_truncation_and_padding_of_the_file_do_not_apply(tmp_path: Path) -> None:

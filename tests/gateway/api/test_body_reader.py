@@ -1,11 +1,12 @@
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import orjson
 import pytest
 from starlette.types import Message
 
+from backend.text.tokenizer import Tokenizer
 from gateway.api.body_reader import INLINE_BYTES, BodyReader, RoundRobinLock
 from gateway.errors import ConcurrencyExceeded, RequestTooLarge
 from gateway.http.json_body import JsonBody
@@ -139,3 +140,36 @@ async def test_the_turn_of_a_client_that_has_left_is_passed_on() -> None:
     others[1].cancel()  # its turn is being passed on
     await others[2]
     assert done == ["first", "last"]
+
+
+@pytest.mark.parametrize("where", ["bodies", "tokenizer"])
+async def test_work_of_a_client_that_has_left_keeps_its_tenants_place_until_it_ends(
+    body_reader: BodyReader, embedded_tokenizer: Tokenizer, where: str
+) -> None:
+    began, may_end, is_over = threading.Event(), threading.Event(), list[bool]()
+
+    def run(function: Callable[[], object]) -> Awaitable[object]:
+        if where == "bodies":
+            return body_reader.offload("t", 2 * INLINE_BYTES, function)
+        return body_reader.encode("t", embedded_tokenizer, function)
+
+    def work() -> None:
+        began.set()
+        may_end.wait(240)
+        is_over.append(True)
+
+    leaving = asyncio.ensure_future(run(work))
+    while not began.is_set():
+        await asyncio.sleep(0)
+    leaving.cancel()
+    following = asyncio.ensure_future(run(lambda: list(is_over)))
+    left = asyncio.ensure_future(run(lambda: is_over.append(False)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    left.cancel()
+    assert leaving.cancelled() and not following.done()
+    if where == "tokenizer":
+        assert await body_reader.encode("other", embedded_tokenizer, lambda: 1) == 1
+    may_end.set()
+    assert await following == [True]
+    assert await run(lambda: is_over) == [True]

@@ -1,6 +1,8 @@
 """Requests to embed, on an encoder on paper."""
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -74,3 +76,27 @@ async def test_a_refusal_tells_what_is_left_of_the_limits(site: Site, monkeypatc
     names = [{name for name, _ in head["headers"] if b"ratelimit" in name} for head in (served, refused)]
     assert (served["status"], refused["status"]) == (200, 503)
     assert names[0] and names[0] == names[1]
+
+
+async def test_long_texts_to_embed_keep_no_other_tenants_body_or_text_waiting(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, reader = site.gateway.frontend.tokenizer, site.gateway.frontend.body_reader
+    began, may_end, sizes, encode = threading.Event(), threading.Event(), list[int](), tokenizer.encode_inputs
+
+    def held(inputs: Any) -> list[list[int]]:
+        sizes.append(sum(map(len, inputs)))
+        began.set()
+        may_end.wait(240)
+        return encode(inputs)
+
+    monkeypatch.setattr(tokenizer, "encode_inputs", held)
+    texts = [f"a {n} " * 50 for n in range(1000)]
+    asked = asyncio.create_task(site.embed(texts, **{"x-sluice-deadline-ms": "0.0001"}))
+    while not began.is_set():
+        await asyncio.sleep(0)
+    assert await reader.offload("other", 100_000, lambda: 1) == 1
+    assert await reader.encode("other", tokenizer, lambda: 1) == 1
+    may_end.set()
+    await asked
+    assert sum(sizes) == sum(map(len, texts)) and max(sizes) < 2**16 + 2000
