@@ -268,7 +268,7 @@ class RequestScope:
         self._watcher = None  # its traceback refers to this scope
         if self.outcome is None:
             return False
-        if kind is not asyncio.CancelledError:
+        if kind is not asyncio.CancelledError:  # the block ended, or failed, before `end`'s cancellation reached it
             await _absorb_cancellation()
         if task.uncancel() > self._cancelling:  # another caller cancels the task as well
             if kind is None:
