@@ -27,6 +27,7 @@ from quotas.errors import (
     ConnectionLost,
     LimitExceeded,
     NeverFits,
+    NotSent,
     QuotaError,
     QuotaRefused,
     StoreFault,
@@ -52,6 +53,7 @@ _REMEDIES = {  # for a request that can never fit, besides a higher limit
 
 _NAMES_IN_LOG: dict[type[QuotaError], str] = {  # these stay, even if a class is renamed
     StoreUnavailable: "StoreUnavailable",
+    NotSent: "StoreUnavailable",
     ConnectionLost: "ConnectionLost",
     StoreUnsuitable: "StoreUnsuitable",
     StoreFault: "StoreFault",

@@ -12,6 +12,7 @@ from quotas.errors import (
     ConnectionLost,
     LimitExceeded,
     NeverFits,
+    NotSent,
     QuotaError,
     QuotaRefused,
     StoreUnavailable,
@@ -117,6 +118,7 @@ def test_a_request_counts_by_its_error_in_every_way_of_answering(error: Exceptio
 def test_each_refusal_of_a_quota_has_a_name_for_the_event_log() -> None:
     assert name_in_log(LimitExceeded(MONTH, 300, 120, 10.8)) == name_in_log(NeverFits(MONTH, 5001)) == "tokens/month"
     assert name_in_log(ConnectionLost("it broke")) == "ConnectionLost"
+    assert name_in_log(NotSent("nothing is connected")) == "StoreUnavailable"
     failures = [kind for kind in _below(QuotaError) if not issubclass(kind, QuotaRefused)]
     assert all(name_in_log(kind("it failed")) for kind in failures if kind.__module__ == QuotaError.__module__)
 
