@@ -27,10 +27,11 @@ from openai import OpenAI
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backend import LLM, SamplingParams
+from backend.bound_process import bound
+from backend.config import EngineOptions
 from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
 from backend.model.weights import checkpoint_names, load_weights
-from backend.sizing import EngineOptions
 from backend.text.tokenizer import Tokenizer
 from labs.benchmarks.processes import ROOT
 from labs.benchmarks.report import RESULTS, Report
@@ -77,7 +78,7 @@ WEATHER: Any = {
 
 def main() -> int:
     ArgumentParser(description=__doc__).parse_args()
-    subprocess.run([ROOT / "scripts" / "download", MODEL], check=True)
+    subprocess.run(**bound([str(ROOT / "scripts" / "download"), MODEL]), check=True)
     torch.set_num_threads(1)  # two that wait for each other on a busy machine take ten times as long
     report = Report("models")
     check_numbers(report)
@@ -122,7 +123,9 @@ def check_numbers(report: Report) -> None:
 
 def read_by_transformers(file: Path) -> Any:
     with TemporaryDirectory() as folder:
-        subprocess.run([ROOT / "scripts" / "install", "--target", folder, "--no-deps", *READERS], check=True)
+        subprocess.run(
+            **bound([str(ROOT / "scripts" / "install"), "--target", str(folder), "--no-deps", *READERS]), check=True
+        )
         sys.path.append(folder)
         try:
             from transformers import AutoModelForCausalLM  # noqa: PLC0415 - it looks then for what it may import
@@ -157,7 +160,7 @@ def first_token(is_new: bool) -> dict[str, object]:
             "--admin-port",
             "off",
         ]
-        with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(**bound(command), env=environ, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 ready = next(line for line in process.stdout if "is ready at" in line)

@@ -18,7 +18,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "template": ["gateway.api.frontend:Frontend.render"],
     "tokenize": ["gateway.api.frontend:Frontend.encode"],
     "limits": [f"gateway.api.in_process_client:InProcessClient.{name}" for name in ("_prepare", "_reserve")],
-    "admit": ["admission.admission:Admission.admit"],
+    "admit": ["admission.controller:Controller.arrive"],
     "plan": ["admission.controller:Controller.schedule"],
     "launch": ["backend.step_loop:StepLoop.schedule"],
     "account": ["admission.controller:Controller.update_from_output"],
