@@ -70,11 +70,7 @@ class Controller:
 
     def requested(self, asked: Asked, now: float) -> None:
         """Tell observers of a request put to its tenant's limits. The core decides nothing by it."""
-        for observer in self.observers:
-            try:
-                observer.requested(asked, now)
-            except Exception as error:  # noqa: BLE001 - as in `_tell`, without a call for each observer and request
-                self._observer_failed(error)
+        self._tell(lambda observer: observer.requested(asked, now))
 
     def arrive(self, sequence: Sequence, now: float) -> Promise:
         """Queue the sequence. Raises an `AdmissionRefused`, and then keeps nothing of the sequence."""
@@ -187,7 +183,7 @@ class Controller:
     def schedule(self, now: float) -> Batch | None:
         """Plan the next step; None when there is nothing to compute, or the most steps are in flight."""
         scheduler = self.scheduler
-        if len(self.in_flight) >= scheduler.config.steps_in_flight or self.idle_calibration.is_running:
+        if scheduler.is_full or self.idle_calibration.is_running:
             return None
         if self._expiry.next_due < now:
             self._expire(now)
@@ -301,11 +297,7 @@ class Controller:
 
     def _tell_arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
         """A frame of its own: a frame that raises the refusal and also holds it would be garbage for the collector."""
-        for observer in self.observers:
-            try:
-                observer.arrived(sequence, answer, now)
-            except Exception as error:  # noqa: BLE001 - as in `requested`
-                self._observer_failed(error)
+        self._tell(lambda observer: observer.arrived(sequence, answer, now))
 
     def _tell(self, tell: Callable[[CoreObserver], None]) -> None:
         """Tell every observer; one observer's failure keeps the event neither from the others nor from the core."""

@@ -59,7 +59,7 @@ class HeldTenants:
 
     def __init__(self, waiting: WaitingQueue) -> None:
         self.reasons: dict[str, WaitReason] = {}  # by tenant, the limit that was met
-        self.num_resumed = 0  # holds lifted so far
+        self.num_changes = 0  # of tenants' limits and queues so far
         self._waiting = waiting
 
     def hold(self, tenant: str, reason: WaitReason) -> None:
@@ -68,6 +68,6 @@ class HeldTenants:
 
     def resume(self, tenant: str) -> None:
         """Let the queue offer the tenant's sequences again, if it was held: something has changed for it."""
+        self.num_changes += 1
         if self.reasons.pop(tenant, None) is not None:
-            self.num_resumed += 1
             self._waiting.hold(tenant, None)

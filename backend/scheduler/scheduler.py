@@ -94,7 +94,7 @@ class Scheduler:
         sequence.admission_number = self.counters.admissions
         self.waiting.add(sequence)
         self._rule.arrived(sequence)
-        self._resume(sequence.tenant)
+        self._held_tenants.resume(sequence.tenant)
 
     def look_up(self, sequence: Sequence, now: float = 0.0) -> list[CachedBlock]:
         """Return the cached prompt blocks that may be pinned while the sequence queues."""
@@ -119,14 +119,14 @@ class Scheduler:
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
             self._rule.left(sequence)
-            self._resume(sequence.tenant)
+            self._held_tenants.resume(sequence.tenant)
         self.kv_manager.finish(sequence, reason)
 
     def allow(self, tenant: str, blocks: int | None, now: float = 0.0) -> None:
         """Set the tenant's allowance of blocks; None: no limit."""
         self.kv_manager.begin(now)
         self.kv_manager.blocks.allow(tenant, blocks)
-        self._resume(tenant)
+        self._held_tenants.resume(tenant)
 
     def demand(self, tenant: str) -> int:
         """Return the blocks that the tenant would hold without a limit."""
@@ -140,7 +140,7 @@ class Scheduler:
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Raise the sequence's `token_limit` by `tokens`, at most to its max_tokens."""
         sequence.extend(tokens)
-        self._resume(sequence.tenant)
+        self._held_tenants.resume(sequence.tenant)
 
     def take_ended(self) -> list[Sequence]:
         """Return the sequences ended by planning since the last call, because no victim was left to free memory."""
@@ -216,11 +216,6 @@ class Scheduler:
         if self._resync.out_of_sync:
             self._resync.add_to(scheduled)
         return scheduled.batch
-
-    def _resume(self, tenant: str) -> None:
-        """Lift the hold on the tenant after a change of its limits or its queue."""
-        self._none_takes_a_slot_at = None
-        self._held_tenants.resume(tenant)
 
     def _plan_step(self, now: float) -> ScheduledStep:
         scheduled = ScheduledStep.empty(self._next_step)
@@ -354,7 +349,7 @@ class Scheduler:
             return head
         if not self._preemption.slots_are_kept_from(head):
             return head
-        changes = self._preemption.running_changes, self._held_tenants.num_resumed
+        changes = self._preemption.running_changes, self._held_tenants.num_changes
         if self._none_takes_a_slot_at == changes:
             return head
         self.overtaker = self.hooks.first_that(self._preemption.may_take_a_slot)
