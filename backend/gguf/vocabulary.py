@@ -53,7 +53,7 @@ _PRETOKENIZERS = {
 }
 
 
-class Vocabulary:
+class GgufVocabulary:
     """The tokens of a file. Raises `ModelLoadError` naming the file and the field."""
 
     def __init__(self, file: GgufFile) -> None:

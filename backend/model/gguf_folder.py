@@ -16,7 +16,7 @@ import tokenizers
 from backend.errors import ModelLoadError
 from backend.gguf.architecture import Architecture
 from backend.gguf.reader import GgufFile
-from backend.gguf.vocabulary import Vocabulary
+from backend.gguf.vocabulary import GgufVocabulary
 from backend.kernels.build import cache_directory
 from backend.model.model_config import read_model_config
 from backend.model.shards import GGUF_LINK
@@ -45,7 +45,7 @@ def folder_of(path: Path) -> Path:
 
 def _contents(file: GgufFile) -> dict[str, str]:
     """Return the content of each file of the folder."""
-    vocabulary = Vocabulary(file)
+    vocabulary = GgufVocabulary(file)
     config = Architecture(file).config() | vocabulary.token_ids()
     tokenizer = json.dumps(vocabulary.tokenizer(), ensure_ascii=False)
     try:

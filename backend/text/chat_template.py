@@ -253,7 +253,7 @@ class TemplateOverrun(SecurityError):
     """The template takes more time or memory than any conversation needs."""
 
 
-class Guard(threading.local):
+class RenderingUse(threading.local):
     """Counts what the rendering on this thread has used. While templates are compiled, sizes alone count."""
 
     deadline = float("inf")  # in seconds of its thread's time: a busy machine costs it nothing
@@ -310,7 +310,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, control: ControlTokens | None = None, **options: Any) -> None:
         """Templates mark the `control` tokens that they write."""
         super().__init__(**options)
-        self.guard = Guard()
+        self.guard = RenderingUse()
         self._control = control
         self.filters = {name: self._bounded(name, filter_) for name, filter_ in self.filters.items()}
         ours = (("loop", self.guard.loop), ("emit", self.guard.emit), ("concatenated", self.guard.concatenated))

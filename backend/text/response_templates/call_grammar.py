@@ -14,7 +14,7 @@ from backend.grammar import Grammar, GrammarKind
 from backend.text.response_templates.calls import object_keys, takes_plain_json
 from backend.text.response_templates.lark import SPACE, TEXT, Lark, Vocabulary, literal_start, parts
 from backend.text.response_templates.pattern import Pattern
-from backend.text.response_templates.pattern_syntax import Ahead, CharClass, Concat, Literal, Node, Repeat, Start
+from backend.text.response_templates.pattern_syntax import CharClass, Concat, Literal, LookAhead, Node, Repeat, Start
 from backend.text.response_templates.tag_grammar import tag_arguments
 from backend.text.response_templates.template import CALLS, CONTENT, REASONING, CallShape, Field, ResponseTemplate
 
@@ -251,7 +251,7 @@ class _Writer:
 
     def _not_beginning_with(self, ahead: Node) -> str:
         """Return free text that is no call at its beginning."""
-        first = next(iter(literal_start(next(parts(ahead.part)))), "") if isinstance(ahead, Ahead) else ""
+        first = next(iter(literal_start(next(parts(ahead.part)))), "") if isinstance(ahead, LookAhead) else ""
         if not first:
             raise UnsupportedCalls("the model's response template does not say with which character a call begins")
         self.lark.rules.append(f"FREE: /[^ \\n{first if first.isalnum() else chr(92) + first}](.|\\n)*/")

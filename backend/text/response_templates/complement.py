@@ -12,12 +12,12 @@ from sys import maxunicode
 
 from backend.text.response_templates.pattern import Pattern
 from backend.text.response_templates.pattern_syntax import (
-    Ahead,
     Alternation,
     CharClass,
     Concat,
     Group,
     Literal,
+    LookAhead,
     Node,
     PatternError,
     Repeat,
@@ -160,5 +160,5 @@ def _leaves(node: Node) -> Iterator[Literal | CharClass]:
         case Concat(parts) | Alternation(parts):
             for part in parts:
                 yield from _leaves(part)
-        case Repeat(part) | Group(_, part) | Ahead(part):
+        case Repeat(part) | Group(_, part) | LookAhead(part):
             yield from _leaves(part)

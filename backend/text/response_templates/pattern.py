@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backend.text.response_templates.pattern_syntax import (
-    Ahead,
     Alternation,
     CharClass,
     Concat,
     End,
     Group,
     Literal,
+    LookAhead,
     Node,
     PatternError,
     Repeat,
@@ -92,7 +92,7 @@ class _Compiler:
             case Group(name, part):
                 slot = self._slots[name]
                 then = self._add(_Save(slot, self.compile(part, self._add(_Save(slot + 1, then)))))
-            case Ahead(part):
+            case LookAhead(part):
                 then = self._ahead(part, then)
             case Start() | End():
                 then = self._add(_At(isinstance(node, End), then))

@@ -63,7 +63,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class LookAhead:
     """Text that has to follow, and does not belong to the match."""
 
     part: "Node"
@@ -79,7 +79,7 @@ class End:
     """The very end of the text."""
 
 
-Node = Literal | CharClass | Concat | Alternation | Repeat | Group | Ahead | Start | End
+Node = Literal | CharClass | Concat | Alternation | Repeat | Group | LookAhead | Start | End
 
 
 def read(source: str) -> tuple[Node, tuple[str, ...]]:
@@ -124,7 +124,7 @@ class _Reader:
         bounds = self._bounds(char) if char and char in "*+?{" else None
         if bounds is None:  # as for a brace that counts nothing, which is itself
             return node
-        if isinstance(node, (Ahead, Start, End)):
+        if isinstance(node, (LookAhead, Start, End)):
             raise self._error("a quantifier of nothing that can be repeated")
         is_greedy = not self._take("?")
         if (follows := self._peek()) and follows in "*+?":
@@ -172,7 +172,7 @@ class _Reader:
                 self.groups.append(name)
             self._at = end + 1
         elif self._take("?="):
-            return Ahead(self._closed())
+            return LookAhead(self._closed())
         elif self._peek() == "?":
             raise self._error("an extension group (look-around, flags or a back-reference)")
         part = self._closed()
@@ -212,7 +212,7 @@ class _Reader:
         if char == "A":
             return Start()
         if char == "Z":
-            return Ahead(End())
+            return LookAhead(End())
         if not char or char.isalnum():
             raise self._error(f"the escape \\{char}")
         return Literal(char)
@@ -232,7 +232,7 @@ class _Reader:
 _ATOMS: Mapping[str, Node] = {
     ".": CharClass("."),
     "^": Start(),
-    "$": Ahead(Concat((Repeat(Literal("\n"), 0, 1, True), End()))),
+    "$": LookAhead(Concat((Repeat(Literal("\n"), 0, 1, True), End()))),
 }
 _COUNT = re.compile(r"\{(\d{0,6})(,(\d{0,6}))?\}(?<!\{\})(?<!\{,\})")
 
@@ -264,5 +264,5 @@ def literal_runs(node: Node) -> Iterator[str]:
         case Alternation(options):
             for option in options:
                 yield from literal_runs(option)
-        case Repeat(part) | Group(_, part) | Ahead(part):
+        case Repeat(part) | Group(_, part) | LookAhead(part):
             yield from literal_runs(part)

@@ -12,7 +12,7 @@ from transformers.tokenization_utils_base import generate_merges
 
 from backend.errors import ModelLoadError
 from backend.gguf.reader import GgufFile
-from backend.gguf.vocabulary import _PRETOKENIZERS, Vocabulary
+from backend.gguf.vocabulary import _PRETOKENIZERS, GgufVocabulary
 from backend.text.token_bytes import byte_decoding
 from tests.backend.gguf.files import MARKS, byte_letters, byte_level, gguf, save
 from tests.backend.tiny_tokenizers import CORPUS, SPECIAL_TOKENS, byte_fallback_bpe
@@ -29,9 +29,9 @@ TEXTS = [
 ]
 
 
-def vocabulary_of(tmp_path: Path, keys: dict[str, Any]) -> Vocabulary:
+def vocabulary_of(tmp_path: Path, keys: dict[str, Any]) -> GgufVocabulary:
     with GgufFile(save(tmp_path / "a.gguf", gguf(keys, {}))) as file:
-        return Vocabulary(file)
+        return GgufVocabulary(file)
 
 
 def built(tmp_path: Path, keys: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -163,6 +163,6 @@ def test_a_faulty_vocabulary_is_refused(fault: str, tmp_path: Path) -> None:
     assert str(tmp_path / "a.gguf") in str(refused.value)
 
 
-def made(vocabulary: Vocabulary) -> None:
+def made(vocabulary: GgufVocabulary) -> None:
     vocabulary.token_ids()
     vocabulary.tokenizer()
