@@ -183,6 +183,15 @@ class RequestNotFound(ApiError):
     code = "request_not_found"
 
 
+class RequestLogUnavailable(ApiError):
+    """The log of ended requests is off, or cannot be read."""
+
+    status = 503
+    type = "internal_error"
+    code = "request_log_unavailable"
+    outcome = Outcome.FAILED
+
+
 class TenantNotFound(ApiError):
     status = 404
     code = "tenant_not_found"

@@ -22,13 +22,14 @@ from gateway.admin.kv_map import kv_map
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.overview import Process, QueueView, overview
 from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
+from gateway.admin.request_search import RequestLogReader
 from gateway.admin.rows import Reasons, refusal_row
 from gateway.admin.tenants import Tenants
 from gateway.admin.usage import UsageReader
 from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
 from gateway.background import map_in_slices
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, RequestNotFound
 from gateway.http.json_body import JsonBody, parse_body
 from gateway.replica.sglang import loads
 from gateway.tenants.key_source import KeySource
@@ -47,7 +48,14 @@ class Api:
     """Handles requests to the admin API by reading the gateway as it is at that moment; `actions` change it."""
 
     def __init__(
-        self, process: Process, service: Service, history: History, audit: AuditLog, keys: KeySource, what_ifs: WhatIfs
+        self,
+        process: Process,
+        service: Service,
+        history: History,
+        audit: AuditLog,
+        keys: KeySource,
+        what_ifs: WhatIfs,
+        request_log: RequestLogReader,
     ) -> None:
         self._process = process
         self._service = service
@@ -61,6 +69,7 @@ class Api:
         self._keys = Keys(keys, service.policies, audit)
         self._usage = UsageReader(service)
         self._what_ifs = what_ifs
+        self._request_log = request_log
         self._policy_check = PolicyCheck()
         self._diagnosis = Diagnosis(self._doctors_questions, service.metrics.prometheus_text, service.telemetry.clock)
         self.watch = self._diagnosis.watch
@@ -80,6 +89,7 @@ class Api:
                 lambda request: actions.cancel(request.actor, request.name),
             ),
             admin_route("GET", f"{PREFIX}/requests/{{name:name}}", self.show_request),
+            admin_route("GET", f"{PREFIX}/request-log", self.request_log),
             admin_route("GET", f"{PREFIX}/queue", self.queue),
             admin_route("GET", f"{PREFIX}/kv", self.kv),
             admin_route("GET", f"{PREFIX}/policy", self.policy),
@@ -124,7 +134,13 @@ class Api:
         return await self.requests.listed()
 
     async def show_request(self, request: AdminRequest) -> Json:
-        return self.requests.shown(request.name)
+        try:
+            return self.requests.shown(request.name)
+        except RequestNotFound:
+            return await self._request_log.shown(request.name)
+
+    async def request_log(self, request: AdminRequest) -> Json:
+        return await self._request_log.listed(request.query)
 
     async def queue(self, request: AdminRequest) -> Json:
         now = self._service.telemetry.clock()

@@ -10,6 +10,7 @@ from admission.outcome import Outcome
 from admission.share import Account
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import SequenceStatus
+from gateway.admin.request_database import RequestDatabase
 from gateway.admin.request_summary import RequestSummary
 from gateway.admin.rows import is_waiting
 from gateway.admin.series import Gauges, RecentSeries
@@ -74,8 +75,16 @@ class Totals:
 class History:
     """Keeps the admin page's history of requests and steps, on the event loop; no work per token."""
 
-    def __init__(self, telemetry: Telemetry, scheduler: Scheduler, accounts: Mapping[str, Account]) -> None:
-        """`accounts` by tenant, as `admission.share.Share` keeps them."""
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        scheduler: Scheduler,
+        accounts: Mapping[str, Account],
+        database: RequestDatabase | None = None,
+    ) -> None:
+        """`accounts` by tenant, as `admission.share.Share` keeps them. `database` keeps every ended request, beyond
+        the latest here.
+        """
         self.series = RecentSeries(telemetry.clock)
         self.shares = Shares()
         self.totals: dict[str, Totals] = {}
@@ -84,6 +93,7 @@ class History:
         self._unauthenticated: deque[RequestSummary] = deque(maxlen=MAX_UNAUTHENTICATED_REFUSALS)
         self._telemetry = telemetry
         self._scheduler, self._accounts = scheduler, accounts
+        self._database = database
         self._last_step = float("-inf")  # moment of its completion
 
     def request_ended(self, record: RequestRecord) -> None:
@@ -91,6 +101,8 @@ class History:
         if not (generates or record.error):
             return
         summary = RequestSummary.of(record)
+        if self._database is not None and record.tenant is not None:
+            self._database.add(summary)
         if record.error is not None:
             (self._unauthenticated if record.tenant is None else self._refusals).append(summary)
         if generates:

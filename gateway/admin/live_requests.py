@@ -35,6 +35,11 @@ def phases(summary: RequestSummary) -> list[TimelineSpan]:
     return sorted(spans, key=lambda span: (span.at, _ORDER.index(span.what)))
 
 
+def detailed(row: Row, summary: RequestSummary) -> Row:
+    """A row with the request's timeline."""
+    return row | {"began": summary.began_unix, "timeline": [span.to_json() for span in phases(summary)]}
+
+
 _ORDER = (
     "auth",
     "body",
@@ -153,7 +158,7 @@ class LiveRequests:
                     f"No request {name!r:.150} is live or among the last {MAX_ENDED_REQUESTS} ended ones."
                 )
             row, summary = ended_row(found), found
-        return row | {"began": summary.began_unix, "timeline": [span.to_json() for span in phases(summary)]}
+        return detailed(row, summary)
 
     def live(self, name: str) -> RequestRecord:
         """The record of a live request. Raises `RequestNotFound`."""

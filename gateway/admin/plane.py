@@ -1,5 +1,6 @@
 """Makes the admin plane of a gateway and runs it on its own port."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,12 +13,16 @@ from gateway.admin.overview import Process
 from gateway.admin.page_files import page_files
 from gateway.admin.port import AdminPort
 from gateway.admin.recent_traffic import RecentTraffic
+from gateway.admin.request_database import FILE as DATABASE_FILE
+from gateway.admin.request_database import RequestDatabase
+from gateway.admin.request_search import RequestLogReader
 from gateway.admin.server import AdminServer, serving
 from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
 from gateway.background import beside
 from gateway.core import core_config
 from gateway.settings.settings import Settings
+from gateway.telemetry.metrics.process import ProcessMetrics
 from gateway.tenants.key_source import KeySource
 
 
@@ -33,18 +38,34 @@ async def admin_plane(
     if port is None:
         yield
         return
-    history = History(service.telemetry, service.core.scheduler, service.core.share.accounts)
+    database = open_request_log(settings, service.metrics.process)
+    history = History(service.telemetry, service.core.scheduler, service.core.share.accounts, database)
     service.telemetry.on_end.append(history.request_ended)
     service.core_telemetry.on_step.append(history.step_completed)
     traffic = RecentTraffic(service.telemetry.live)
     service.telemetry.on_end.append(traffic.request_ended)
     audit = AuditLog(settings.state_dir / FILE)
-    api = Api(process, service, history, audit, keys, WhatIfs(service, core_config(settings), traffic))
+    reader = RequestLogReader(database, time.time)
+    api = Api(process, service, history, audit, keys, WhatIfs(service, core_config(settings), traffic), reader)
     actions = Actions(api.requests, service.policies, audit, process.drain)
     service.policies.on_change.append(actions.policy_changed)
     service.policies.on_failure.append(actions.policy_rejected)
     keys.on_change.append(actions.keys_changed)
     await actions.started(len(keys.in_force))
     app = AdminApp(port.key, api.routes(actions), page_files(), process.probes, service.metrics.prometheus_text)
-    async with serving(AdminServer(settings, app), port.sock), beside(history.run()), beside(api.watch()):
+    tasks = [history.run(), api.watch(), *([] if database is None else [database.run()])]
+    async with serving(AdminServer(settings, app), port.sock), beside(*tasks):
         yield
+    if database is not None:
+        await database.close()
+
+
+def open_request_log(settings: Settings, metrics: ProcessMetrics) -> RequestDatabase | None:
+    """The log of ended requests; None if the settings turn it off."""
+    if not settings.request_log_bytes:
+        return None
+    database = RequestDatabase(
+        settings.state_dir / DATABASE_FILE, settings.request_log_bytes, settings.request_log_retention
+    )
+    metrics.bind("sluice.request_log.lost", lambda: database.num_lost)
+    return database

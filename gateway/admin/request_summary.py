@@ -94,6 +94,10 @@ class RequestSummary:
     num_output_tokens: int
     num_sequences: int  # all, kept or not
     sequences: tuple[SequenceSummary, ...]
+    session: str | None  # by the client's word
+    trace_id: str
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
+    engine_seconds: float  # charged
 
     @classmethod
     def of(cls, record: RequestRecord) -> "RequestSummary":
@@ -126,6 +130,10 @@ class RequestSummary:
             record.engine.num_output_tokens,
             len(record.engine.timelines),
             tuple([SequenceSummary.of(timeline) for timeline in record.engine.timelines[:MAX_SEQUENCES]]),
+            record.session,
+            record.trace.trace,
+            record.num_cached_tokens,
+            record.engine.charged,
         )
 
     @property

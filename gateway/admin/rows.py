@@ -131,8 +131,12 @@ def ended_row(summary: RequestSummary) -> Row:
         "queue_seconds": summary.queue_seconds,
         "ttft": summary.ttft,
         "prompt_tokens": summary.num_prompt_tokens,
+        "cached_tokens": summary.num_cached_tokens,
         "output_tokens": summary.num_output_tokens,
         "preemptions": summary.num_preemptions,
+        "engine_seconds": summary.engine_seconds,
+        "session": summary.session,
+        "trace_id": summary.trace_id,
     }
 
 

@@ -243,6 +243,22 @@ class LoggingFields(SettingRecord):
         "size at which the event log is rotated; 8 old segments are kept",
         ge=65_536,
     )
+    request_log_bytes: ByteSize = setting(
+        "logging",
+        "BYTES",
+        ByteSize(256 * 2**20),
+        "size of the searchable log of ended requests, DIR/requests.sqlite, whose oldest go first; it holds neither "
+        "prompts nor answers; 0: none is kept",
+        ge=0,
+    )
+    request_log_retention: float = setting(
+        "logging",
+        "SECONDS",
+        30 * 86_400.0,
+        "time that ended requests stay in that log",
+        ge=60,
+        le=10 * 366 * 86_400,
+    )
     log_level: Literal["auto", "debug", "info", "warning", "error"] = setting(
         "logging", "LEVEL", "auto", "least severe level that is logged; auto: info, with --dev debug"
     )

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from random import getrandbits
@@ -192,6 +192,7 @@ class RequestRecord:
     began: float
     began_ns: int  # Unix nanoseconds
     num_retries: int = 0  # attempts before this one, by the client's count
+    session: str | None = None  # that the client counts it to
 
     # known after authentication and reading the body
     tenant: str | None = None
@@ -267,6 +268,16 @@ def record_store_call(name: str, began: float, ended: float, error: Exception | 
         record.engine.store_calls.append(StoreCall(name, began, ended, failure))
 
 
+SESSION_HEADERS = (b"x-sluice-session", b"x-claude-code-session-id", b"session_id", b"x-session-id")
+"""Our own, Claude Code's, Codex's, and one that other agents send; the first that is given counts."""
+MAX_SESSION_CHARS = 128
+
+
+def _session(headers: Mapping[bytes, bytes]) -> str | None:
+    given = next((value for name in SESSION_HEADERS if (value := headers.get(name))), None)
+    return masked(given.decode("latin-1")[:MAX_SESSION_CHARS]) if given else None
+
+
 Listener = Callable[[RequestRecord], object]
 
 
@@ -290,6 +301,7 @@ class Telemetry:
             self.clock(),
             self._unix_ns(),
             int(retries) if len(retries) < 4 and retries.isdigit() else 0,
+            _session(response.request_headers),
         )
         self.live.add(record)
         current.set(record)

@@ -82,9 +82,9 @@ _OF_SAMPLING = (  # and `stop_token_ids`
     "repetition_penalty", "seed", "ignore_eos",
 )  # fmt: skip
 _OF_RECORD = (  # when the engine is asked, or when it ends without that
-    "request_id", "method", "path", "began", "began_ns", "num_retries", "tenant", "key", "model", "operation",
-    "streams", "num_choices", "num_answers", "service_class", "policy_version", "response_id", "body_bytes",
-    "authenticated", "body_read",
+    "request_id", "method", "path", "began", "began_ns", "num_retries", "session", "tenant", "key", "model",
+    "operation", "streams", "num_choices", "num_answers", "service_class", "policy_version", "response_id",
+    "body_bytes", "authenticated", "body_read",
 )  # fmt: skip
 _asked = attrgetter("logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs")
 _request, _drawn, _begun = (attrgetter(*names) for names in (_OF_REQUEST, _OF_SAMPLING, _OF_RECORD))

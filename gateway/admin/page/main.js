@@ -8,6 +8,7 @@ import { KeysView } from "./keys/view.js";
 import { PolicyView } from "./policy/view.js";
 import { Pool } from "./pool.js";
 import { refusalsTable } from "./refusals.js";
+import { LogView } from "./log.js";
 import { requestDetail } from "./request_detail.js";
 import { address, liveTable, recentTable } from "./requests.js";
 import { Search } from "./search.js";
@@ -34,7 +35,7 @@ class GatewayBoard extends Board {
     this.question = new CancelQuestion();
     this.tables = this.#makeTables();
     this.search = new Search(); // of tenants
-    this.others = { policy: new PolicyView(), keys: new KeysView(), usage: new UsageView() };
+    this.others = { policy: new PolicyView(), keys: new KeysView(), usage: new UsageView(), log: new LogView((row) => this.#openRequest(row)) };
     this.views = new Views(["now", ...Object.keys(this.others)], () => this.#turn());
     for (const choice of document.querySelectorAll("[name=which]"))
       choice.addEventListener("change", () => this.#choose(choice.value));

@@ -32,6 +32,9 @@ function facts(request) {
     Prompt: `${whole(request.prompt_tokens)} tokens${request.cached_tokens ? `, ${whole(request.cached_tokens)} cached` : ""}`,
     Output: `${whole(request.output_tokens)}${request.max_tokens ? ` of ${whole(request.max_tokens)}` : ""} tokens`,
     Preempted: whole(request.preemptions),
+    ...(request.engine_seconds === undefined ? {} : { "Engine time": duration(request.engine_seconds) }),
+    ...(request.session ? { Session: shown(request.session, 64) } : {}),
+    ...(request.trace_id ? { Trace: shown(request.trace_id, 32) } : {}),
   };
 }
 

@@ -40,8 +40,8 @@ export function liveTable(root, open, cancel) {
   });
 }
 
-/** `open(row)` as above. */
-export function recentTable(root, open) {
+/** `open(row)` as above; `options` are the table's. */
+export function recentTable(root, open, options = {}) {
   return new Table(root, {
     title: "Ended requests",
     columns: [
@@ -60,6 +60,7 @@ export function recentTable(root, open) {
     matches,
     sort: { id: "ended", descending: true },
     empty: "No request has ended yet.",
+    ...options,
   });
 }
 

@@ -106,6 +106,7 @@ class ProcessMetrics:
             ("sluice.spans.dropped", "Spans lost."),
             ("sluice.traces.capped", "Requests not traced for the cap."),
             ("sluice.log_lines.dropped", "Log lines lost."),
+            ("sluice.request_log.lost", "Ended requests that the log of requests could not keep."),
         ):
             registry.total(name, meaning, partial(self._read, name))
         self._pushes = registry.counter("sluice.metric_exports", "Pushes to the collector.", ("result",))

@@ -43,12 +43,14 @@ class FakeGateway:
             "audit": page_data.audit(),
             "usage": page_data.usage(),
             "budgets": page_data.budgets(),
+            "request-log": {"requests": rows["recent"], "next": "5.5_1"},
         }
         self.policy = parse_policy({"policy.yaml": page_data.POLICY.encode()})
         self._policy_check = PolicyCheck()
         self.tenant: Json = page_data.tenant_detail("acme")  # but for its name
         self.cancelled: list[str] = []  # ids, in order
         self.num_overviews = 0
+        self.queries: dict[str, dict[str, str]] = {}  # the latest of each path
         self.found: dict[tuple[str, str], Json] = {}  # answers by path to questions for words, other than to the rest
         self.port = 0
         self._routes = self._make_routes()
@@ -94,6 +96,7 @@ class FakeGateway:
     def _answer(self, part: str) -> Callable[[AdminRequest], Any]:
         async def answer(request: AdminRequest) -> Json:
             self.num_overviews += part == "overview"
+            self.queries[part] = dict(request.query)
             if part not in self.answers:
                 raise RouteNotFound(f"{part} is broken.")
             return self.found.get((part, request.words)) or self.answers[part]

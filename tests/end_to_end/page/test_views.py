@@ -287,3 +287,33 @@ def test_tenants_of_a_long_policy_usage_and_budgets_are_found_by_the_gateway(
     board.click("#views [href='#/usage']")
     for table in ("#usage-table", "#usage-budgets"):
         board.until(f"document.querySelector('{table} tbody')?.innerText.includes('zed-7')")
+
+
+def test_the_log_of_requests_is_searched_page_by_page_and_a_row_opens_its_timeline(
+    gateway: FakeGateway, open_board: PageMaker
+) -> None:
+    rows = gateway.answers["request-log"]["requests"]
+    rows[0] |= {"tenant": HOSTILE, "model": HOSTILE, "code": HOSTILE}
+    page = open_board("log", width=800)
+    page.until_count("#log-table tbody tr", len(rows))
+    assert gateway.queries["request-log"] == {"since": "24h", "limit": "100"}
+    page.until_it_fits(400, 800, 1440)
+    assert page.count("main img, main script") == 0
+    assert HOSTILE in page.text("#log-table")
+
+    page.fill("#log-tenant", "acme")
+    page.fill("#log-status", "5xx")
+    page.click("#log-search .primary")
+    eventually(lambda: gateway.queries["request-log"].get("status") == "5xx")
+    assert gateway.queries["request-log"] == {"since": "24h", "tenant": "acme", "status": "5xx", "limit": "100"}
+    page.click("#log-older")
+    eventually(lambda: gateway.queries["request-log"].get("before") == "5.5_1")
+    page.click("#log-newest")
+    eventually(lambda: "before" not in gateway.queries["request-log"])
+
+    page.click("#log-table tbody .link")
+    page.until_reads("#request-dialog", "Timeline in words")
+    page.press("Escape")
+    del gateway.answers["request-log"]
+    page.click("#log-search .primary")
+    page.until_reads("#log-problem", "Not answered: request-log is broken.")

@@ -38,6 +38,7 @@ READS = [
     "policy/text",
     "keys",
     "refusals",
+    "request-log",
     "audit",
 ]
 WRITES = [
@@ -153,6 +154,17 @@ def test_a_request_that_ended_keeps_its_timeline(site: Site) -> None:
     phases = ("auth", "body", "reserve", "queue", "prefill", "first token", "decode", "settle", "end")
     assert tuple(span["what"] for span in shown["timeline"]) == phases
     assert shown["timeline"][-1]["at"] == pytest.approx(shown["duration"])
+
+
+def test_ended_requests_are_searched_by_what_their_client_said_of_them(site: Site) -> None:
+    body = completion(max_tokens=3, ignore_eos=True)
+    for session in ("one", "two"):
+        headers = {"x-sluice-session": session, **site.authorization("acme")}
+        reply = httpx.post(f"{site.server.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE)
+    (found,) = site.server.admin("request-log?session=two&since=1h")["requests"]
+    assert (found["response_id"], found["tenant"], found["output_tokens"]) == (reply.json()["id"], "acme", 3)
+    refused = site.server.ask_admin("request-log?status=42")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "status")
 
 
 def test_the_series_counts_what_was_served(site: Site) -> None:

@@ -1,0 +1,210 @@
+"""The log of requests in SQLite: what is found again, after which end, and how large the file becomes."""
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from admission.outcome import Outcome
+from gateway.admin.live_requests import phases
+from gateway.admin.request_database import MAX_PENDING_ROWS, VERSION, RequestDatabase
+from gateway.admin.request_search import RequestLogReader, parsed
+from gateway.admin.request_summary import RequestSummary
+from gateway.errors import BadRequest, RateLimited, RequestLogUnavailable, RequestNotFound
+from tests.gateway.telemetry.records import BEGAN_NS, a_record, a_timeline
+
+BEGAN = BEGAN_NS / 1e9
+DAY = 86_400.0
+MIB = 2**20
+
+
+class Site:
+    """A database whose clock tests set, and its reader."""
+
+    def __init__(self, path: Path, max_bytes: int = MIB, retention: float = DAY) -> None:
+        self.now = BEGAN + 10
+        self.path = path
+        self.database = RequestDatabase(path, max_bytes, retention, lambda: self.now)
+        self.reader = RequestLogReader(self.database, lambda: self.now)
+
+    def end(self, name: str, after: float = 0.0, **changes: Any) -> RequestSummary:
+        """A request whose response is `name` ends 80 ms and `after` seconds after `BEGAN`."""
+        values = {"request_id": f"req_{name}", "response_id": name, "began_ns": BEGAN_NS + round(after * 1e9)}
+        summary = RequestSummary.of(a_record(**values | changes))
+        self.database.add(summary)
+        return summary
+
+    async def names(self, **query: str) -> list[str | None]:
+        return [row["response_id"] for row in (await self.reader.listed(query))["requests"]]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "state" / "requests.sqlite")
+
+
+async def test_each_filter_finds_what_meets_it_the_newest_first(site: Site) -> None:
+    refusal = {"error": RateLimited("no"), "outcome": Outcome.REFUSED, "status": 429}
+    slow = a_timeline(first_token=103.0, ended=104.0)
+    site.end("a", 1.0, tenant="acme", key="k1", session="s1", model="m1", service_class="fast")
+    site.end("b", 2.0, tenant="globex", key="k2", ended=104.5, timelines=[slow])
+    site.end("c", 3.0, tenant="acme", key="k2", **refusal)
+    assert await site.names() == ["b", "c", "a"]  # b ended last
+    for query, found in (
+        ({"tenant": "acme"}, ["c", "a"]),
+        ({"key": "k2"}, ["b", "c"]),
+        ({"session": "s1"}, ["a"]),
+        ({"model": "m1", "class": "fast"}, ["a"]),
+        ({"id": "req_b"}, ["b"]),
+        ({"id": "b"}, ["b"]),
+        ({"status": "429"}, ["c"]),
+        ({"status": "2xx"}, ["b", "a"]),
+        ({"code": "rate_limit_exceeded"}, ["c"]),
+        ({"outcome": "refused"}, ["c"]),
+        ({"min_seconds": "2s"}, ["b"]),
+        ({"min_ttft": "2.5s"}, ["b"]),
+        ({"since": str(BEGAN + 2.5)}, ["b", "c"]),
+        ({"until": str(BEGAN + 2.5)}, ["a"]),
+        ({"since": "8s", "tenant": "acme"}, ["c"]),
+        ({"tenant": ""}, ["b", "c", "a"]),
+        ({"tenant": "nobody"}, []),
+    ):
+        assert await site.names(**query) == found, query
+
+
+async def test_pages_follow_one_another_without_a_gap_among_equal_moments(site: Site) -> None:
+    for number in range(7):
+        site.end(str(number))
+    seen, place = [], None
+    while True:
+        page = await site.reader.listed({"limit": "3"} | ({"before": place} if place else {}))
+        seen += [row["response_id"] for row in page["requests"]]
+        place = page["next"]
+        if place is None:
+            break
+        site.end("newer", 1.0)
+    assert seen == ["6", "5", "4", "3", "2", "1", "0"]
+
+
+async def test_a_request_is_shown_whole_as_it_was(site: Site) -> None:
+    kept = site.end("a", error=RateLimited("Too much."), outcome=Outcome.REFUSED)
+    ((found,), _) = await site.database.search(parsed({"id": "a"}, site.now))
+    assert found == kept
+    assert (await site.reader.shown("a"))["timeline"] == [span.to_json() for span in phases(kept)]
+    site.end("b", request_id="req_a")
+    with pytest.raises(BadRequest, match=r"2 requests have the id 'req_a': .*b, a"):
+        await site.reader.shown("req_a")
+    with pytest.raises(RequestNotFound, match="'x' is live or in the log"):
+        await site.reader.shown("x")
+
+
+async def test_texts_of_clients_are_data(site: Site) -> None:
+    hostile = "'; DROP TABLE requests; --\x1b[31m<img src=x>\u202e"
+    site.end("a", tenant=hostile, session=hostile, model="lone \ud800 surrogate", path="/\udcff")
+    site.end("b")
+    assert await site.names(tenant=hostile, session=hostile) == ["a"]
+    assert await site.names() == ["b", "a"]
+
+
+async def test_the_oldest_go_when_the_file_is_full_or_their_time_has_passed(tmp_path: Path) -> None:
+    site = Site(tmp_path / "requests.sqlite", max_bytes=4 * MIB)
+    for number in range(9000):
+        site.end(f"{number:04d}", number / 1000)
+        if number % 3000 == 2999:
+            site.now += 60
+            site.database.write()
+    site.now += 60
+    site.database.write()
+    (newest, *_), (oldest,) = await site.names(limit="1"), await site.names(id="0000") or [None]
+    assert (newest, oldest) == ("8999", None)
+    assert site.path.stat().st_size < 5 * MIB
+
+    site.now = BEGAN + DAY + 8.5
+    site.database.write()
+    left = await site.names(limit="500", until=str(BEGAN + 8.6))
+    assert (left[0], left[-1]) == ("8519", "8420")  # each ended 80 ms after it began
+
+
+async def test_nothing_written_is_lost_by_a_kill(site: Site) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_write_and_die, args=(site,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert await site.names() == ["written"]
+
+
+def _write_and_die(site: Site) -> None:
+    site.end("written")
+    site.database.write()
+    site.end("pending")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def test_two_gateways_share_the_file(site: Site) -> None:
+    other = Site(site.path)
+    site.end("a")
+    other.end("b", 1.0)
+    site.database.write()
+    assert await other.names() == ["b", "a"] == await site.names()
+    assert {file.stat().st_mode & 0o777 for file in site.path.parent.iterdir()} == {0o600}
+
+
+async def test_a_file_that_cannot_be_written_costs_no_request_until_memory_is_full(site: Site) -> None:
+    site.path.parent.mkdir()
+    site.path.write_bytes(b"no database" * 1000)
+    site.end("a")
+    site.database.write()
+    with pytest.raises(RequestLogUnavailable, match=r"requests\.sqlite cannot be read \(file is not a database\)"):
+        await site.names()
+    site.path.unlink()
+    assert await site.names() == ["a"]
+
+    site.path.write_bytes(b"no database" * 1000)
+    for number in range(MAX_PENDING_ROWS + 5):
+        site.end(str(number))
+    assert site.database.num_lost == 5
+    await site.database.close()
+
+
+async def test_a_file_of_a_newer_version_is_left_alone(site: Site) -> None:
+    site.path.parent.mkdir()
+    with sqlite3.connect(site.path) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    site.end("a")
+    with pytest.raises(RequestLogUnavailable, match="of a newer Sluice"):
+        await site.names()
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"staus": "429"}, "'staus' filters no requests; use tenant, .*status"),
+        ({"status": "42"}, "status must be an HTTP status such as 429"),
+        ({"status": "6xx"}, "status must be an HTTP status such as 429"),
+        ({"since": "yesterday"}, "since must be a moment such as 2027-01-31T14:00Z"),
+        ({"since": "9" * 400}, "since must be a moment"),
+        ({"min_seconds": "2"}, "min_seconds must be a duration such as 500ms or 2s, got '2'"),
+        ({"limit": "501"}, "limit must be a number from 1 to 500"),
+        ({"before": "1_x"}, "before must be the `next` of an earlier answer"),
+    ],
+)
+def test_a_search_that_cannot_be_read_names_the_parameter(query: dict[str, str], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        parsed(query, BEGAN)
+
+
+def test_moments_are_read_as_iso_8601_unix_seconds_or_a_time_ago() -> None:
+    for text in ("2027-01-15T08:00:00Z", "2027-01-15T09:00+01:00", "2027-01-15 08:00", "1800000000", "1h"):
+        assert parsed({"since": text}, 1_800_003_600.0).since == 1_800_000_000, text
+
+
+async def test_without_a_log_the_reader_says_so() -> None:
+    reader = RequestLogReader(None, lambda: BEGAN)
+    with pytest.raises(RequestLogUnavailable, match="--request-log-bytes is 0"):
+        await reader.listed({})
+    with pytest.raises(RequestNotFound):
+        await reader.shown("a")
