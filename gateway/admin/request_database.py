@@ -277,8 +277,11 @@ def _json(summaries: list[RequestSummary]) -> str:
 
 
 def _encodable(summary: RequestSummary) -> RequestSummary:
-    texts = {field.name: value for field in fields(summary) if isinstance(value := getattr(summary, field.name), str)}
-    return replace(summary, **{name: text.encode(errors="replace").decode() for name, text in texts.items()})
+    copied = replace(summary)
+    for field in fields(copied):
+        if isinstance(text := getattr(copied, field.name), str):
+            setattr(copied, field.name, text.encode(errors="replace").decode())
+    return copied
 
 
 def _summary_of(text: str) -> RequestSummary:

@@ -82,7 +82,7 @@ def parsed(query: Mapping[str, str], now: float) -> RequestSearch:
     moment = "a moment such as 2027-01-31T14:00Z, Unix seconds, or a time ago such as 90min or 24h"
     duration = "a duration such as 500ms or 2s"
     return RequestSearch(
-        **{field: given.get(name) for name, field in TEXTS.items()},  # type: ignore[arg-type]
+        **{field: given.get(name) for name, field in TEXTS.items()},
         since=of("since", lambda text: _moment(text, now), moment),
         until=of("until", lambda text: _moment(text, now), moment),
         statuses=of("status", _statuses, "an HTTP status such as 429, or a class of them such as 5xx"),
