@@ -136,7 +136,7 @@ class FleetProcess:
             lambda tenant: policies.current.tenant(tenant).weight,
             lambda: not self.active_requests.is_open,
         )
-        app = AdminApp(port.key, api.routes(), fleet_page(), probes, metrics.text)
+        app = AdminApp(port.keys, api.routes(), fleet_page(), probes, metrics.text)
         async with serving(AdminServer(self.settings, app), port.sock):
             yield
 

@@ -11,6 +11,7 @@ ApiError
 ├── RequestTimedOut      400  its headers or body did not arrive in time
 ├── InvalidApiKey        401
 ├── Forbidden            403  the key lacks a scope
+├── RoleNotAllowed       403  on the admin port: the admin's role does not include this
 ├── ModelNotFound        404  unknown, or not allowed to this tenant
 ├── RouteNotFound        404
 ├── ResponseNotFound     404  not stored for this tenant; 400 where a request names it as the one before
@@ -157,6 +158,11 @@ class InvalidApiKey(ApiError):
 class Forbidden(ApiError):
     status = 403
     code = "insufficient_permissions"
+
+
+class RoleNotAllowed(ApiError):
+    status = 403
+    code = "role_not_allowed"
 
 
 class ModelNotFound(ApiError):

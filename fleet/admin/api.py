@@ -14,7 +14,7 @@ from fleet.errors import ReplicaNotFound
 from fleet.fleet import Fleet
 from fleet.retries import RetryBudget
 from fleet.view import ReplicaView
-from gateway.admin.endpoint import AdminRequest, Json, admin_route
+from gateway.admin.endpoint import AdminRequest, Json, admin_route, who_asks
 from gateway.replica.state import NO_CHANGES
 from gateway.version import VERSION
 
@@ -43,6 +43,7 @@ class FleetApi:
     def routes(self) -> list[Route]:
         """The routes of the API; the first match answers a request."""
         return [
+            admin_route("GET", f"{PREFIX}/me", who_asks),
             admin_route("GET", f"{PREFIX}/overview", self.overview),
             admin_route("GET", f"{PREFIX}/fleet", self.fleet),
             admin_route("GET", f"{PREFIX}/fleet/replicas/{{name:name}}", self.replica),

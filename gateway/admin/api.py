@@ -11,11 +11,12 @@ import orjson
 from starlette.routing import Route
 
 from gateway.admin.actions import Actions
+from gateway.admin.admins import Role
 from gateway.admin.app import LOADS
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.cut_requests import CutRequest, settle_cut
 from gateway.admin.diagnosis import Diagnosis
-from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route
+from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route, who_asks
 from gateway.admin.history import History
 from gateway.admin.keys import Keys, NewKey, Rotation
 from gateway.admin.kv_map import kv_map
@@ -78,6 +79,7 @@ class Api:
         """The routes of the API; the first match answers a request."""
         return [
             admin_route("GET", LOADS, self.loads),
+            admin_route("GET", f"{PREFIX}/me", who_asks),
             admin_route("GET", f"{PREFIX}/state", self.state),
             admin_route("GET", f"{PREFIX}/overview", self.overview),
             admin_route("GET", f"{PREFIX}/tenants", self.tenants),
@@ -87,6 +89,7 @@ class Api:
                 "POST",
                 f"{PREFIX}/requests/{{name:name}}/cancel",
                 lambda request: actions.cancel(request.actor, request.name),
+                role=Role.OPERATOR,
             ),
             admin_route("GET", f"{PREFIX}/requests/{{name:name}}", self.show_request),
             admin_route("GET", f"{PREFIX}/request-log", self.request_log),
@@ -96,19 +99,24 @@ class Api:
             admin_route("GET", f"{PREFIX}/policy/text", self.policy_text),
             admin_route("POST", f"{PREFIX}/policy/check", self.check_policy, PASTED_BODY_BYTES),
             admin_route("POST", f"{PREFIX}/policy/what-if", self.what_if, PASTED_BODY_BYTES),
-            admin_route("POST", f"{PREFIX}/policy/reload", lambda request: actions.reload(request.actor)),
+            admin_route(
+                "POST",
+                f"{PREFIX}/policy/reload",
+                lambda request: actions.reload(request.actor),
+                role=Role.OPERATOR,
+            ),
             admin_route("GET", f"{PREFIX}/keys", self.keys),
-            admin_route("POST", f"{PREFIX}/keys", self.create_key),
-            admin_route("POST", f"{PREFIX}/keys/{{name:name}}/rotate", self.rotate_key),
-            admin_route("POST", f"{PREFIX}/keys/{{name:name}}/revoke", self.revoke_key),
+            admin_route("POST", f"{PREFIX}/keys", self.create_key, role=Role.ADMIN),
+            admin_route("POST", f"{PREFIX}/keys/{{name:name}}/rotate", self.rotate_key, role=Role.ADMIN),
+            admin_route("POST", f"{PREFIX}/keys/{{name:name}}/revoke", self.revoke_key, role=Role.ADMIN),
             admin_route("GET", f"{PREFIX}/refusals", self.refusals),
             admin_route("GET", f"{PREFIX}/usage", self.usage),
             admin_route("GET", f"{PREFIX}/usage.csv", self.usage_csv),
             admin_route("GET", f"{PREFIX}/budgets", self.budgets),
             admin_route("GET", f"{PREFIX}/audit", self.audit),
             admin_route("GET", f"{PREFIX}/diagnosis", self.diagnosis),
-            admin_route("POST", f"{PREFIX}/cut-requests", self.settle_cut),
-            admin_route("POST", f"{PREFIX}/drain", lambda request: actions.drain(request.actor)),
+            admin_route("POST", f"{PREFIX}/cut-requests", self.settle_cut, role=Role.OPERATOR),
+            admin_route("POST", f"{PREFIX}/drain", lambda request: actions.drain(request.actor), role=Role.OPERATOR),
         ]
 
     async def state(self, request: AdminRequest) -> Blob:

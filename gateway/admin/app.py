@@ -8,8 +8,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.admin.admins import AdminKeys
 from gateway.admin.endpoint import BODY_TIMEOUT_SECONDS, MAX_BODY_BYTES, AdminRequest, Blob, admin_route
-from gateway.admin.port import AdminKey
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.http.request_scope import ClientGone, read_body, show_key
 from gateway.http.responses import ResponseWriter, encode_headers
@@ -34,17 +34,17 @@ HARDENING = encode_headers(
 
 
 class AdminApp:
-    """Serves probes and the page's files without a key, and all else with the admin key only."""
+    """Serves probes and the page's files without a key, and all else with an admin's key only."""
 
     def __init__(
         self,
-        key: AdminKey,
+        keys: AdminKeys,
         routes: Sequence[Route],
         page: Mapping[str, Blob],
         probes: Mapping[str, ASGIApp],
         metrics: Callable[[], bytes],
     ) -> None:
-        self._key = key
+        self._keys = keys
         self._metrics = metrics
         open_to_all: Mapping[str, ASGIApp] = {**page, **probes}
         public = [Route(path, app, methods=["GET"]) for path, app in open_to_all.items()]
@@ -67,9 +67,8 @@ class AdminApp:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, authorization: bytes | None) -> None:
         needs_key = scope["path"] in (METRICS, LOADS) or scope["path"].startswith("/admin/")
         if needs_key:
-            self._key.check(authorization)
+            scope["user"] = self._keys.admin(authorization)
             show_key(scope, ADMIN)
-            scope["user"] = self._actor(scope)
         scope["app"] = self  # else starlette answers unrouted requests itself, in plain text
         try:
             await self._router(scope, receive, send)
@@ -80,10 +79,6 @@ class AdminApp:
 
     async def _scrape(self, request: AdminRequest) -> Blob:
         return Blob(self._metrics(), CONTENT_TYPE)
-
-    def _actor(self, scope: Scope) -> str:
-        host, port = scope.get("client") or ("unknown", 0)
-        return f"key {self._key.fingerprint} from {host}:{port}"
 
     def _unrouted(self, scope: Scope) -> ApiError:
         """An error that names all methods of a path: starlette itself would name those of its first route."""

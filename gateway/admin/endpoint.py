@@ -12,6 +12,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.admin.admins import Admin, Role
 from gateway.errors import BadRequest
 from gateway.http.request_scope import read_body
 from gateway.http.responses import ResponseWriter, encode_headers
@@ -29,6 +30,7 @@ class AdminRequest:
     """One authenticated request to the admin API."""
 
     actor: str  # for the audit log
+    admin: Admin | None = None  # who asks; None: the gateway itself
     name: str = ""  # of the path's variable part
     query: Mapping[str, str] = field(default_factory=dict)  # the last value of each parameter
     body: bytes = b""
@@ -58,25 +60,44 @@ Handler = Callable[[AdminRequest], Awaitable[Json | Blob]]
 class AdminEndpoint:
     """An ASGI application that reads a request, calls its handler and sends the result."""
 
-    def __init__(self, handler: Handler, max_body_bytes: int) -> None:
+    def __init__(self, handler: Handler, role: Role, max_body_bytes: int) -> None:
         self._handler = handler
+        self._role = role
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request of `scope["user"]`, whom the key check authenticated. Raises `ApiError` and
+        """Answer one request of `scope["user"]`, the admin that the key check found. Raises `ApiError` and
         `ClientGone`.
         """
+        admin: Admin = scope["user"]
+        admin.require(self._role)
         body = await read_body(scope, receive, self._max_body_bytes, BODY_TIMEOUT_SECONDS)
         name = scope["path_params"].get("name", "")
-        answer = await self._handler(AdminRequest(scope["user"], name, _query(scope["query_string"]), body))
+        asked = AdminRequest(_actor(admin, scope), admin, name, _query(scope["query_string"]), body)
+        answer = await self._handler(asked)
         if not isinstance(answer, Blob):
             answer = Blob(await asyncio.to_thread(orjson.dumps, answer), "application/json")
         await answer(scope, receive, send)
 
 
-def admin_route(method: str, path: str, handler: Handler, max_body_bytes: int = MAX_BODY_BYTES) -> Route:
-    """Make a route whose path may hold one `{name:name}`; a body of more than `max_body_bytes` is refused."""
-    return Route(path, AdminEndpoint(handler, max_body_bytes), methods=[method])
+def _actor(admin: Admin, scope: Scope) -> str:
+    host, port = scope.get("client") or ("unknown", 0)
+    return f"{admin.name} from {host}:{port}"
+
+
+def admin_route(
+    method: str, path: str, handler: Handler, max_body_bytes: int = MAX_BODY_BYTES, role: Role = Role.VIEWER
+) -> Route:
+    """Make a route for admins of this role, whose path may hold one `{name:name}`; a body of more than
+    `max_body_bytes` is refused.
+    """
+    return Route(path, AdminEndpoint(handler, role, max_body_bytes), methods=[method])
+
+
+async def who_asks(request: AdminRequest) -> Json:
+    """The admin's name and role, for a page that shows what it may do."""
+    assert request.admin is not None
+    return {"name": request.admin.name, "role": request.admin.role}
 
 
 class NameConvertor(Convertor[str]):

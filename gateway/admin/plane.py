@@ -52,7 +52,7 @@ async def admin_plane(
     service.policies.on_failure.append(actions.policy_rejected)
     keys.on_change.append(actions.keys_changed)
     await actions.started(len(keys.in_force))
-    app = AdminApp(port.key, api.routes(actions), page_files(), process.probes, service.metrics.prometheus_text)
+    app = AdminApp(port.keys, api.routes(actions), page_files(), process.probes, service.metrics.prometheus_text)
     tasks = [history.run(), api.watch(), *([] if database is None else [database.run()])]
     async with serving(AdminServer(settings, app), port.sock), beside(*tasks):
         yield

@@ -1,33 +1,14 @@
-"""The port of the admin plane and the key that opens it, both acquired before anything is served."""
+"""The port of the admin plane and the keys that open it, acquired before anything is served."""
 
-import hmac
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 
-from gateway.errors import InvalidApiKey
+from gateway.admin.admins import AdminKeys, AdminStore
 from gateway.http.server import open_port
 from gateway.settings.settings import Settings
-from gateway.tenants.auth import bearer_token
 from gateway.tenants.key_store import KeyStore
-
-FINGERPRINT_DIGITS = 8
-
-
-class AdminKey:
-    """The admin key, kept as its digest alone. The audit log shows the digest's first digits, `fingerprint`."""
-
-    def __init__(self, key: str) -> None:
-        self._digest = sha256(key.encode()).digest()
-        self.fingerprint = self._digest.hex()[:FINGERPRINT_DIGITS]
-
-    def check(self, authorization: bytes | None) -> None:
-        """Raise `InvalidApiKey`, in constant time, for any other key."""
-        given = sha256(bearer_token(authorization)).digest()
-        if not hmac.compare_digest(given, self._digest):
-            raise InvalidApiKey("Incorrect admin key provided: tenants' keys do not open the admin plane.")
 
 
 def admin_secret(settings: Settings) -> str:
@@ -37,15 +18,15 @@ def admin_secret(settings: Settings) -> str:
     return KeyStore(settings.state_dir).admin_key()
 
 
-def admin_key(settings: Settings) -> AdminKey:
-    """The digest of `admin_secret`."""
-    return AdminKey(admin_secret(settings))
+def admin_keys(settings: Settings) -> AdminKeys:
+    """The keys that open the port: `admin_secret`, and those of the admins in the state directory."""
+    return AdminKeys(admin_secret(settings), AdminStore(KeyStore(settings.state_dir)))
 
 
 @dataclass(frozen=True, slots=True)
 class AdminPort:
     sock: socket.socket  # bound
-    key: AdminKey
+    keys: AdminKeys
 
     @property
     def number(self) -> int:
@@ -61,4 +42,4 @@ def open_admin_port(settings: Settings) -> Iterator[AdminPort | None]:
         yield None
         return
     with open_port(settings.admin_host, settings.admin_port, "--admin-") as sock:
-        yield AdminPort(sock, admin_key(settings))
+        yield AdminPort(sock, admin_keys(settings))

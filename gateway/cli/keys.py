@@ -1,26 +1,21 @@
 """`sluice keys`: make, list, rotate and revoke API keys. Running gateways on the directory follow within a second."""
 
-import os
-import pwd
 import sys
-import time
 from argparse import ArgumentParser, Namespace, _SubParsersAction
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import yaml
 
-from gateway.admin.audit_log import FILE, append_entry
 from gateway.cli import arguments
+from gateway.cli.audit import on_record
 from gateway.cli.flags import add_flags, load
 from gateway.settings.settings import Settings
 from gateway.table import table
 from gateway.tenants.auth import new_key, pepper_of
 from gateway.tenants.key_source import UnknownKey, revoke, rotate
-from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError
+from gateway.tenants.key_store import KeyRecord, KeyStore
 from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
 from quotas.policy.policy import SCOPES
 from quotas.policy.policy_file import PolicyError, read_policy
@@ -120,7 +115,7 @@ def _create(namespace: Namespace) -> int:
         return 0
     for line in _doubts(record, settings, store):
         print(f"sluice: {line}", file=sys.stderr)
-    with _on_record(store, "keys.create", f"{record.id} of {record.tenant}"):
+    with on_record(store, "keys.create", f"{record.id} of {record.tenant}"):
         store.add(record)
     print(key)
     print(STORED, file=sys.stderr)
@@ -154,7 +149,7 @@ def _rotate(namespace: Namespace) -> int:
     store = KeyStore(settings.state_dir)
     pepper, now = pepper_of(settings, store), datetime.now(UTC)
     until = now + timedelta(seconds=namespace.overlap)
-    with _on_record(store, "keys.rotate", _target(store, namespace.id)):
+    with on_record(store, "keys.rotate", _target(store, namespace.id)):
         key, new = rotate(store, pepper, namespace.id, now, until, _expiry(namespace, now))
     print(key)
     print(f"{STORED} {_old_secret_end(new, now)}", file=sys.stderr)
@@ -163,36 +158,10 @@ def _rotate(namespace: Namespace) -> int:
 
 def _revoke(namespace: Namespace) -> int:
     store = KeyStore(load(namespace).state_dir)
-    with _on_record(store, "keys.revoke", _target(store, namespace.id)):
+    with on_record(store, "keys.revoke", _target(store, namespace.id)):
         revoke(store, namespace.id)
     print(REVOKED, file=sys.stderr)
     return 0
-
-
-@contextmanager
-def _on_record(store: KeyStore, action: str, target: str) -> Iterator[None]:
-    """Record in the audit log the block's change before it, and its failure, if it fails."""
-    actor = f"command line of {_user()}"
-    note = partial(append_entry, store.directory / FILE, actor=actor, action=action, target=target)
-    try:
-        note(at=time.time(), result="begun")
-    except OSError as error:
-        raise KeyStoreError(
-            f"nothing was changed: {store.directory / FILE} cannot be written ({error.strerror})"
-        ) from None
-    try:
-        yield
-    except KeyStoreError as error:
-        with suppress(OSError):
-            note(at=time.time(), result=f"failed: {error!s:.500}")
-        raise
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"the user with id {os.geteuid()}"
 
 
 def _target(store: KeyStore, key_id: str) -> str:

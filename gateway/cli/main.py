@@ -42,6 +42,7 @@ ADDED_BY = {
     "route": "gateway.cli.route:add_route_command",
     "pick": "gateway.cli.pick:add_pick_command",
     "keys": "gateway.cli.keys:add_keys_command",
+    "admins": "gateway.cli.admins:add_admins_command",
     "policy": "gateway.cli.policy:add_policy_command",
     "usage": "gateway.cli.usage:add_usage_command",
     "plan": "gateway.cli.plan:add_plan_command",

@@ -16,11 +16,12 @@ import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from fcntl import LOCK_EX, flock
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -144,6 +145,12 @@ class KeyStore:
             if changed or revoked:
                 with self._reading:
                     self._keys.write(records, [*map(_entry, changed), *revoked])
+
+    @contextmanager
+    def replacing(self, path: Path) -> Iterator[Callable[[bytes], None]]:
+        """Yield a function that replaces the whole file, to one writer of the directory at a time."""
+        with self._locked(), _explained(path):
+            yield partial(_replace, path)
 
     def _make_directory(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

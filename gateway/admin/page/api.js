@@ -58,7 +58,7 @@ export class Api {
 async function refusal(answer) {
   const body = await answer.json().catch(() => null);
   const message = body?.error?.message?.replace(/\.$/, "") ?? `the gateway answered ${answer.status}`;
-  return answer.status === 401 || answer.status === 403
+  return answer.status === 401
     ? new Unauthorized(message)
     : new Refused(answer.status, body?.error?.code ?? null, message);
 }

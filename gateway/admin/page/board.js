@@ -1,11 +1,12 @@
 // What the pages of a gateway and of a fleet have in common: sign-in, one poll a second, a pause, and the diagnosis.
 
 import { Unauthorized } from "./api.js";
-import { byId } from "./dom.js";
+import { byId, setAttribute } from "./dom.js";
 import { Freshness } from "./freshness.js";
 import { Poller } from "./poller.js";
 import { SignIn } from "./sign_in.js";
 import { Troubles } from "./summary.js";
+import { shown } from "./text.js";
 
 const DIAGNOSIS_PERIOD = 10000; // milliseconds
 const DIAGNOSIS_PATIENCE = 30000; // who is asked watches itself for a while before it answers
@@ -58,9 +59,18 @@ export class Board {
 
   #begin(api) {
     this.api = api;
+    this.#showRole(api);
     byId("sign-in").hidden = true;
     byId("board").hidden = false;
     this.#pause(false);
+  }
+
+  /** Buttons that this admin may not press are hidden; the gateway refuses them in any case. */
+  async #showRole(api) {
+    const me = await api.get("me").catch(() => null);
+    if (me === null || api !== this.api) return;
+    document.body.dataset.role = me.role;
+    setAttribute(byId("sign-out"), "title", `${shown(me.name, 64)}, ${me.role}`);
   }
 
   #leave(why) {

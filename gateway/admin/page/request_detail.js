@@ -40,5 +40,5 @@ function facts(request) {
 
 function cancelling(request, cancel) {
   const button = { type: "button", class: "danger", click: () => cancel(request) };
-  return el("div", { class: "answers" }, el("button", button, "Cancel the request…"));
+  return el("div", { class: "answers for-operators" }, el("button", button, "Cancel the request…"));
 }

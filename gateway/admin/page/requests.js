@@ -109,7 +109,7 @@ function cancelButton(current, cancel) {
   const name = `Cancel request ${shortId(id)} of ${shown(tenant, 40)}`;
   return el(
     "button",
-    { type: "button", class: "danger", "aria-label": name, click: () => cancel(current()) },
+    { type: "button", class: "danger for-operators", "aria-label": name, click: () => cancel(current()) },
     "Cancel",
   );
 }

@@ -8,12 +8,12 @@ from typing import Any
 import uvicorn
 from starlette.routing import Route
 
+from gateway.admin.admins import AdminKeys
 from gateway.admin.api import PREFIX
 from gateway.admin.app import AdminApp
 from gateway.admin.endpoint import AdminRequest, Blob, admin_route
 from gateway.admin.page_files import page_files
 from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck
-from gateway.admin.port import AdminKey
 from gateway.errors import RouteNotFound
 from gateway.http.json_body import JsonBody, parse_body
 from quotas.policy.policy_file import parse_policy
@@ -31,6 +31,7 @@ class FakeGateway:
     def __init__(self) -> None:
         rows = page_data.requests()
         self.answers: dict[str, Json] = {
+            "me": {"name": "ada", "role": "admin"},
             "overview": page_data.overview(),
             "tenants": page_data.tenants(),
             "requests": rows,
@@ -66,7 +67,7 @@ class FakeGateway:
 
     def use_key(self, key: str) -> None:
         """Accepts this key alone, from the next start."""
-        self._app = AdminApp(AdminKey(key), self._routes, page_files(), {}, lambda: b"")
+        self._app = AdminApp(AdminKeys(key), self._routes, page_files(), {}, lambda: b"")
 
     def start(self) -> None:
         """Starts serving, on the port it had before if it had one."""

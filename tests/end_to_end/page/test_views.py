@@ -317,3 +317,18 @@ def test_the_log_of_requests_is_searched_page_by_page_and_a_row_opens_its_timeli
     del gateway.answers["request-log"]
     page.click("#log-search .primary")
     page.until_reads("#log-problem", "Not answered: request-log is broken.")
+
+
+@pytest.mark.parametrize(("role", "buttons"), [("viewer", 0), ("operator", 1), ("admin", 2)])
+def test_an_admin_sees_the_buttons_of_its_role(
+    gateway: FakeGateway, open_board: PageMaker, role: str, buttons: int
+) -> None:
+    gateway.answers["me"] = {"name": HOSTILE, "role": role}
+    page = open_board()
+    page.until(f"document.body.dataset.role === '{role}'")
+    visible = "[...document.querySelectorAll({})].filter(node => node.checkVisibility()).length"
+    cancels = page.js(visible.format("'#live .danger'"))
+    page.click("#views [href='#/keys']")
+    page.until_shown("#keys-table tbody tr")
+    makes = page.js(visible.format("'#key-create'"))
+    assert ((cancels > 0) + makes, page.count("header img")) == (buttons, 0)

@@ -11,8 +11,8 @@ from fleet.admin.api import FleetApi
 from fleet.admin.diagnosis import FleetDiagnosis
 from fleet.admin.page_files import fleet_page
 from fleet.retries import RetryBudget
+from gateway.admin.admins import AdminKeys
 from gateway.admin.app import AdminApp
-from gateway.admin.port import AdminKey
 from tests.fleet.states import IDLE, work
 from tests.fleet.test_fleet import Three
 
@@ -41,7 +41,7 @@ async def port() -> AsyncIterator[Asked]:
     fleet.told(fleet.views["a:8000"], replace(busy, replicas_wanted=0.4), fleet.clock())
     diagnosis = FleetDiagnosis(fleet, budget, httpx.AsyncClient(), KEY)
     api = FleetApi(fleet, budget, diagnosis, lambda tenant: 2.0, lambda: False)
-    app = AdminApp(AdminKey(KEY), api.routes(), fleet_page(), {}, lambda: b"")
+    app = AdminApp(AdminKeys(KEY), api.routes(), fleet_page(), {}, lambda: b"")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
         yield Asked(client, fleet, budget)
 

@@ -4,9 +4,9 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.admin.admins import AdminKeys
 from gateway.admin.app import AdminApp
 from gateway.admin.endpoint import MAX_BODY_BYTES, AdminRequest, Blob, Json, admin_route
-from gateway.admin.port import AdminKey
 
 KEY = "correct-horse-battery"
 PATH = "/admin/things"
@@ -23,7 +23,7 @@ async def answer(handler: str, request: AdminRequest) -> Json:
 
 show, change = partial(answer, "show"), partial(answer, "change")
 APP = AdminApp(
-    AdminKey(KEY),
+    AdminKeys(KEY),
     [
         admin_route("GET", PATH, show),
         admin_route("POST", f"{PATH}/{{name:name}}/cut", change),
@@ -123,7 +123,7 @@ async def test_an_unforeseen_error_reveals_nothing_of_the_inside(caplog: pytest.
     def broken() -> bytes:
         raise ValueError("inside")
 
-    app = AdminApp(AdminKey(KEY), [], {}, {}, broken)
+    app = AdminApp(AdminKeys(KEY), [], {}, {}, broken)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
         reply = await client.get("/metrics", headers={"authorization": f"Bearer {KEY}"})
     assert reply.status_code == 500

@@ -3,18 +3,20 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.admin.admins import AdminStore, Role
 from gateway.admin.endpoint import MAX_BODY_BYTES
 from gateway.admin.kv_map import Use
 from gateway.settings.machine import ADMIN_CONNECTIONS
 from gateway.tenants.auth import new_key
 from tests.gateway.raw_client import RawClient, chat, completion, connected, request
-from tests.gateway.server_process import PATIENCE, eventually, in_threads, running_server
+from tests.gateway.server_process import PATIENCE, bearer, eventually, in_threads, running_server
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
 POLICY = """
@@ -256,6 +258,28 @@ def test_a_request_that_is_over_cannot_be_cancelled(site: Site) -> None:
     name = site.complete("acme", max_tokens=1).headers["x-request-id"]
     reply = site.server.ask_admin(f"requests/{name}/cancel", "POST")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "request_not_found")
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"), [("viewer", set()), ("operator", {"reload"}), ("admin", {"reload", "keys"})]
+)
+def test_an_admin_does_what_its_role_allows_and_is_named_in_the_audit_log(
+    site: Site, role: Role, allowed: set[str]
+) -> None:
+    key = AdminStore(site.store).create(f"ada-{role}", role)
+    ask = partial(httpx.request, headers=bearer(key), timeout=PATIENCE)
+    at = f"{site.server.admin_url}/admin/v1"
+    assert ask("GET", f"{at}/me").json() == {"name": f"ada-{role}", "role": role}
+    for name, path, body in (("reload", "policy/reload", None), ("keys", "keys", {"tenant": "acme"})):
+        reply = ask("POST", f"{at}/{path}", json=body)
+        if name in allowed:
+            assert reply.status_code == 200, reply.text
+        else:
+            assert (reply.status_code, reply.json()["error"]["code"]) == (403, "role_not_allowed")
+    mine = [one["action"] for one in site.server.admin("audit")["entries"] if f"ada-{role} from" in one["actor"]]
+    assert mine == [
+        action for name, action in (("keys", "keys.create"), ("reload", "policy.reload")) if name in allowed
+    ]
 
 
 def test_an_edit_of_the_policy_is_in_its_history_and_in_the_audit_log(site: Site) -> None:

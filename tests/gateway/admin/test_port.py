@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.admin.port import AdminKey, admin_key, open_admin_port
+from gateway.admin.admins import AdminKeys
+from gateway.admin.port import admin_keys, open_admin_port
 from gateway.errors import InvalidApiKey
 from gateway.http.server import ListenError
 from gateway.settings.settings import Settings
@@ -18,17 +19,17 @@ def settings(tmp_path: Path, **changes: object) -> Settings:
 
 
 def test_a_key_is_made_once_and_is_private(tmp_path: Path) -> None:
-    first, second = admin_key(settings(tmp_path)), admin_key(settings(tmp_path))
+    first, second = admin_keys(settings(tmp_path)), admin_keys(settings(tmp_path))
     path = tmp_path / "state" / "admin-key"
     assert first.fingerprint == second.fingerprint
     assert path.stat().st_mode & 0o777 == 0o600
-    first.check(f"Bearer {path.read_text().strip()}".encode())
+    first.admin(f"Bearer {path.read_text().strip()}".encode())
     assert path.read_text().strip() not in repr(vars(first))
 
 
 def test_a_configured_key_is_the_only_one(tmp_path: Path) -> None:
-    key = admin_key(settings(tmp_path, admin_key="correct-horse-battery"))
-    key.check(b"bearer  correct-horse-battery ")
+    key = admin_keys(settings(tmp_path, admin_key="correct-horse-battery"))
+    key.admin(b"bearer  correct-horse-battery ")
     assert not (tmp_path / "state").exists()
 
 
@@ -37,7 +38,7 @@ def test_a_configured_key_is_the_only_one(tmp_path: Path) -> None:
 )
 def test_anything_but_the_key_is_refused(authorization: bytes | None) -> None:
     with pytest.raises(InvalidApiKey):
-        AdminKey("correct-horse-battery").check(authorization)
+        AdminKeys("correct-horse-battery").admin(authorization)
 
 
 @pytest.mark.parametrize(
@@ -49,14 +50,14 @@ def test_a_key_file_that_holds_no_key_is_named(tmp_path: Path, content: str) -> 
     path.touch(mode=0o600)
     path.write_text(content)
     with pytest.raises(KeyStoreError, match="admin-key must hold 16 to 512 printable"):
-        admin_key(settings(tmp_path))
+        admin_keys(settings(tmp_path))
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    admin_key(settings(tmp_path))
+    admin_keys(settings(tmp_path))
     (tmp_path / "state" / "admin-key").chmod(0o644)
     with pytest.raises(KeyStoreError, match="chmod 600"):
-        admin_key(settings(tmp_path))
+        admin_keys(settings(tmp_path))
 
 
 @pytest.mark.parametrize("key", ["short", "x" * 513, "with a space in it, sixteen long"])

@@ -46,7 +46,7 @@ function buttons(current, dialog) {
     return el("button", attributes, title);
   };
   const rotate = button("Rotate…", (row) => dialog.rotate(row), false);
-  return el("div", { class: "buttons" }, rotate, button("Revoke…", (row) => dialog.revoke(row), true));
+  return el("div", { class: "buttons for-admins" }, rotate, button("Revoke…", (row) => dialog.revoke(row), true));
 }
 
 function fillButtons(cell, { id, origin }) {
