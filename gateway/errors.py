@@ -189,6 +189,22 @@ class RequestNotFound(ApiError):
     code = "request_not_found"
 
 
+class PolicyChanged(ApiError):
+    """A file of the policy is not as the admin has seen it."""
+
+    status = 409
+    code = "policy_changed"
+
+
+class PolicyUnavailable(ApiError):
+    """The policy's files cannot be read or written."""
+
+    status = 503
+    type = "internal_error"
+    code = "policy_unavailable"
+    outcome = Outcome.FAILED
+
+
 class RequestLogUnavailable(ApiError):
     """The log of ended requests is off, or cannot be read."""
 

@@ -33,7 +33,7 @@ class Role(StrEnum):
 
     VIEWER = "viewer"  # reads
     OPERATOR = "operator"  # acts on requests and on the process
-    ADMIN = "admin"  # changes keys
+    ADMIN = "admin"  # changes keys and the policy
 
     def includes(self, role: "Role") -> bool:
         return _ROLES.index(self) >= _ROLES.index(role)

@@ -23,6 +23,7 @@ from gateway.admin.kv_map import kv_map
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.overview import Process, QueueView, overview
 from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
+from gateway.admin.policy_editor import PolicyEdit, PolicyEditor, Undo
 from gateway.admin.request_search import RequestLogReader
 from gateway.admin.rows import Reasons, refusal_row
 from gateway.admin.tenants import Tenants
@@ -57,6 +58,7 @@ class Api:
         keys: KeySource,
         what_ifs: WhatIfs,
         request_log: RequestLogReader,
+        editor: PolicyEditor,
     ) -> None:
         self._process = process
         self._service = service
@@ -71,6 +73,7 @@ class Api:
         self._usage = UsageReader(service)
         self._what_ifs = what_ifs
         self._request_log = request_log
+        self._editor = editor
         self._policy_check = PolicyCheck()
         self._diagnosis = Diagnosis(self._doctors_questions, service.metrics.prometheus_text, service.telemetry.clock)
         self.watch = self._diagnosis.watch
@@ -97,6 +100,9 @@ class Api:
             admin_route("GET", f"{PREFIX}/kv", self.kv),
             admin_route("GET", f"{PREFIX}/policy", self.policy),
             admin_route("GET", f"{PREFIX}/policy/text", self.policy_text),
+            admin_route("GET", f"{PREFIX}/policy/source", self.policy_source, role=Role.ADMIN),
+            admin_route("POST", f"{PREFIX}/policy/source", self.edit_policy, PASTED_BODY_BYTES, Role.ADMIN),
+            admin_route("POST", f"{PREFIX}/policy/undo", self.undo_policy_edit, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/policy/check", self.check_policy, PASTED_BODY_BYTES),
             admin_route("POST", f"{PREFIX}/policy/what-if", self.what_if, PASTED_BODY_BYTES),
             admin_route(
@@ -158,10 +164,19 @@ class Api:
         return await kv_map(self._service.core.scheduler, self._service.kv_shape.block_bytes)
 
     async def policy(self, request: AdminRequest) -> Json:
-        return await policy_report(self._service.policies, request.words)
+        return {**await policy_report(self._service.policies, request.words), "edits": self._editor.made()}
 
     async def policy_text(self, request: AdminRequest) -> Json:
         return await self._policy_check.text(self._service.policies.current)
+
+    async def policy_source(self, request: AdminRequest) -> Json:
+        return await self._editor.source(request.query.get("tenant") or None)
+
+    async def edit_policy(self, request: AdminRequest) -> Json:
+        return await self._editor.edit(request.actor, parse_body(PolicyEdit, JsonBody.of(request.body)))
+
+    async def undo_policy_edit(self, request: AdminRequest) -> Json:
+        return await self._editor.undo(request.actor, parse_body(Undo, JsonBody.of(request.body)).edit)
 
     async def check_policy(self, request: AdminRequest) -> Json:
         pasted = parse_body(PastedPolicy, JsonBody.of(request.body))

@@ -11,6 +11,7 @@ from gateway.admin.audit_log import FILE, AuditLog
 from gateway.admin.history import History
 from gateway.admin.overview import Process
 from gateway.admin.page_files import page_files
+from gateway.admin.policy_editor import PolicyEditor
 from gateway.admin.port import AdminPort
 from gateway.admin.recent_traffic import RecentTraffic
 from gateway.admin.request_database import FILE as DATABASE_FILE
@@ -46,7 +47,8 @@ async def admin_plane(
     service.telemetry.on_end.append(traffic.request_ended)
     audit = AuditLog(settings.state_dir / FILE)
     reader = RequestLogReader(database, time.time)
-    api = Api(process, service, history, audit, keys, WhatIfs(service, core_config(settings), traffic), reader)
+    editor = PolicyEditor(service.policies, audit, settings.policy_edits)
+    api = Api(process, service, history, audit, keys, WhatIfs(service, core_config(settings), traffic), reader, editor)
     actions = Actions(api.requests, service.policies, audit, process.drain)
     service.policies.on_change.append(actions.policy_changed)
     service.policies.on_failure.append(actions.policy_rejected)

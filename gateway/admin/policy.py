@@ -130,7 +130,7 @@ def _checked(source: bytes, current: Policy, checks: Iterable[Check]) -> Plain:
         policy = parse_policy({NAME: source})
         check_policy(policy, {NAME: source}, checks)
     except PolicyError as error:
-        return {"valid": False, "problems": [_problem(problem) for problem in error.problems]}
+        return {"valid": False, "problems": [problem_row(problem) for problem in error.problems]}
     changes = policy_diff(without_hashes(current), without_hashes(policy), MAX_CHANGE_LINES + MAX_COUNTED_LINES)
     return {
         "valid": True,
@@ -142,7 +142,7 @@ def _checked(source: bytes, current: Policy, checks: Iterable[Check]) -> Plain:
     }
 
 
-def _problem(problem: Problem) -> Plain:
+def problem_row(problem: Problem) -> Plain:
     """Describe a problem; lines and columns count from 1, and line 0 means the whole policy."""
     mark = problem.mark
     return {"line": mark.line, "column": mark.column, "path": problem.path, "message": problem.message}

@@ -227,6 +227,12 @@ class SecurityFields(SettingRecord):
     admin_port: PortOrOff = setting(
         "admin", "PORT", 8001, "port of the admin API and its page; 0: any free one; off: none"
     )
+    policy_edits: Literal["auto", "on", "off"] = setting(
+        "admin",
+        "HOW",
+        "auto",
+        "whether admins may edit the policy's files from the page; auto: unless they are in a Git checkout",
+    )
     admin_key: SecretOrAuto = setting("admin", "", None, "key of the admin API; auto: DIR/admin-key, made when needed")
 
 

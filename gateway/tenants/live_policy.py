@@ -60,7 +60,7 @@ class LivePolicy:
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         """Read a file, a folder of files, or for None the default policy; `clock` gives Unix seconds."""
-        self._path = path
+        self.path = path
         self._reader = PolicyReader()
         self._watcher = FileWatcher(self.files, self.reload, signature(self.files()))  # before they are read
         self.current: Policy = DEFAULT_POLICY if path is None else self._reader.parse(read_sources(path))
@@ -76,20 +76,20 @@ class LivePolicy:
 
     @property
     def has_files(self) -> bool:
-        return self._path is not None
+        return self.path is not None
 
     def files(self) -> Iterable[Path]:
         """The policy's files; the path itself while there are none."""
-        if self._path is None:
+        if self.path is None:
             return ()
         try:
-            return policy_files(self._path)
+            return policy_files(self.path)
         except PolicyError:
-            return (self._path,)
+            return (self.path,)
 
     def require(self, check: Check) -> None:
         """Reject every later policy in which `check` finds a problem. Raises `PolicyError` for the present one."""
-        check_policy(self.current, {} if self._path is None else read_sources(self._path), [check])
+        check_policy(self.current, {} if self.path is None else read_sources(self.path), [check])
         self.checks.append(check)
 
     async def watch(self) -> None:
@@ -98,9 +98,15 @@ class LivePolicy:
 
     async def reload(self) -> None:
         """Read the files again. Reloads are serialized: listeners learn of each policy in the order of reading."""
-        assert self._path is not None, "the default policy has no files"
+        assert self.path is not None, "the default policy has no files"
         async with self._reloading:
-            await self._reload(self._path)
+            await self._reload(self.path)
+
+    async def changes(self, sources: Mapping[str, bytes]) -> tuple[str, ...]:
+        """What the policy of these files would change. Raises `PolicyError`."""
+        async with self._reloading:  # the reader keeps what it has read, so that a reload of the same is cheap
+            _, changes = await asyncio.to_thread(self._parse, sources)
+        return changes
 
     async def _reload(self, path: Path) -> None:
         try:

@@ -272,6 +272,7 @@ def policy() -> Json:
             {"version": "11aa22bb", "at": NOW - 9000, "changes": first},
             {"version": "00000000", "at": NOW - 90_000, "changes": []},
         ],
+        "edits": [{"edit": 1, "at": NOW - 400, "actor": "ada", "file": "policy.yaml", "tenant": "acme"}],
     }
 
 

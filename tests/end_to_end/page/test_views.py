@@ -332,3 +332,27 @@ def test_an_admin_sees_the_buttons_of_its_role(
     page.until_shown("#keys-table tbody tr")
     makes = page.js(visible.format("'#key-create'"))
     assert ((cancels > 0) + makes, page.count("header img")) == (buttons, 0)
+
+
+def test_a_limit_is_raised_in_its_file_and_the_edit_is_undone(tmp_path: Path, open_tab: PageMaker) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(text := "tenants:\n  demo: {weight: 2}  # by contract\n")
+    with running_server(tmp_path, "--threads", "1", "--policy", str(file)) as server:
+        page = open_tab(server.admin_url, "#/policy")
+        page.sign_in(server.admin_key)
+        page.until_shown("#policy-classes table")
+        page.fill("#policy-tenant", "demo")
+        page.click("#policy-open button")
+        page.until_reads("#policy-place", "policy.yaml, from line 2")
+        write(page, page.js("document.querySelector('#policy-edit').value").replace("2", "3"))
+        page.until_reads("#policy-checked", "Valid. It would change:")
+        page.click("#policy-put")
+        page.until_reads("#policy-checked", "It is in force, and in the file.")
+        assert file.read_text() == text.replace("2", "3")
+        page.until_reads("#policy-history", "Edits made here")
+        page.until_it_fits(400, 800, 1440)
+        page.click("#policy-history td button")
+        page.until("document.querySelectorAll('#policy-history td button').length === 2")
+        assert file.read_text() == text
+        actions = [entry["action"] for entry in server.admin("audit")["entries"]]
+        assert actions.count("policy.edit") == actions.count("policy.change") == 2

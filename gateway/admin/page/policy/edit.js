@@ -1,6 +1,6 @@
-// A pasted edit of the policy: what is wrong with it, or what it would change.
+// An edit of the policy: what is wrong with it, or what it would change; and its way into the file it was opened from.
 
-import { byId, el } from "../dom.js";
+import { byId, el, setText } from "../dom.js";
 import { counted, shown } from "../text.js";
 import { diff } from "./diff.js";
 import { whatIf } from "./what_if.js";
@@ -11,15 +11,23 @@ const PATIENCE = 30000; // milliseconds: a large policy takes its time
 
 export class Edit {
   #api = () => null;
+  #changed;
+  #opened = null; // file, tenant, digest and first line of the passage that is edited; null: a pasted text
 
-  /** `api()` is the one that is signed in to. */
-  constructor(api) {
+  /** `api()` is the one that is signed in to; `changed()` is told when the policy was. */
+  constructor(api, changed) {
     this.#api = api;
+    this.#changed = changed;
     this.field = byId("policy-edit");
     this.result = byId("policy-checked");
     byId("policy-start").addEventListener("click", () => this.#start());
     byId("policy-check").addEventListener("click", () => this.#check());
     byId("policy-what-if").addEventListener("click", ({ currentTarget }) => this.#whatIf(currentTarget));
+    byId("policy-put").addEventListener("click", () => this.#put());
+    byId("policy-open").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#open(byId("policy-tenant").value.trim());
+    });
     this.field.addEventListener("input", () => this.result.replaceChildren()); // it was about another text
   }
 
@@ -27,15 +35,62 @@ export class Edit {
     const answer = await this.#asked(this.#api().get("policy/text", PATIENCE));
     if (answer === null) return;
     if (answer.text === null) return this.#say("It is too long to be edited here: use sluice policy diff.");
-    this.field.value = answer.text;
+    this.#show(answer.text, null);
+  }
+
+  async #open(tenant) {
+    const query = tenant ? `?${new URLSearchParams({ tenant })}` : "";
+    const answer = await this.#asked(this.#api().get(`policy/source${query}`, PATIENCE));
+    if (answer === null) return;
+    this.#show(answer.text || `  ${tenant}:\n    weight: 1\n`, answer);
+    if (answer.obstacle) this.#say(`It can be tried here and not put into force: ${answer.obstacle}.`);
+  }
+
+  #show(text, opened) {
+    this.#opened = opened;
+    this.field.value = text;
     this.field.focus();
+    this.field.setSelectionRange(0, 0);
+    byId("policy-put").hidden = opened === null;
+    byId("policy-what-if").disabled = Boolean(opened?.tenant); // it takes a whole policy
+    const place = opened && (opened.tenant ? `${opened.file}, from line ${opened.first_line}` : opened.file);
+    setText(byId("policy-place"), place ? shown(place, 200) : "");
     this.#say("");
+  }
+
+  async #put(edit = { ...this.#passage(), text: this.field.value }, path = "policy/source") {
+    this.#say("Putting it into force…");
+    const answer = await this.#asked(this.#api().post(path, edit, PATIENCE));
+    if (answer === null) return;
+    if (!answer.valid) return this.result.replaceChildren(...this.#mistakes(answer));
+    const done = answer.written ? "It is in force, and in the file." : `Not written: ${answer.obstacle}. The patch:`;
+    const lines = answer.patch ? el("pre", { class: "patch", tabindex: 0 }, answer.patch) : diff(answer.changes);
+    this.result.replaceChildren(el("p", { class: `verdict ${answer.written ? "good" : "problem"}` }, shown(done, 600)), lines);
+    if (!answer.written) return;
+    this.#changed();
+    if (this.#opened) {
+      byId("policy-put").hidden = true; // what was opened is another text now
+      this.#opened = null;
+    }
+  }
+
+  undo(edit) {
+    return this.#put({ edit }, "policy/undo");
+  }
+
+  #passage() {
+    const { file, tenant, digest } = this.#opened;
+    return { file, tenant, digest };
   }
 
   async #check() {
     if (this.field.value.trim() === "") return this.#say("Paste a policy first, or start from the policy in force.");
     this.#say("Checking…");
-    const answer = await this.#asked(this.#api().post("policy/check", { text: this.field.value }, PATIENCE));
+    const text = this.field.value;
+    const asked = this.#opened
+      ? this.#api().post("policy/source", { ...this.#passage(), text, dry_run: true }, PATIENCE)
+      : this.#api().post("policy/check", { text }, PATIENCE);
+    const answer = await this.#asked(asked);
     if (answer !== null) this.result.replaceChildren(...(answer.valid ? verdict(answer) : this.#mistakes(answer)));
   }
 
@@ -76,7 +131,7 @@ export class Edit {
   }
 
   #mistake({ line, column, path, message }) {
-    const show = { type: "button", class: "link", click: () => this.#select(line) };
+    const show = { type: "button", class: "link", click: () => this.#select(line - (this.#opened?.first_line ?? 1) + 1) };
     const place = line ? [el("button", show, `Line ${line}, column ${column}`)] : [];
     return el("li", {}, ...place, shown([path, message].filter(Boolean).join(": "), 400));
   }
@@ -92,8 +147,8 @@ export class Edit {
 }
 
 function verdict({ changes, truncated, classes, tenants }) {
-  const counts = `${classes} ${classes === 1 ? "class" : "classes"}, ${counted(tenants, "tenant")}`;
+  const counts = tenants === undefined ? "" : `: ${counted(classes, "class", "classes")}, ${counted(tenants, "tenant")}`;
   const what = changes.length ? "It would change:" : "It changes nothing.";
-  const heading = el("p", { class: "verdict good" }, `Valid: ${counts}. ${what}`);
+  const heading = el("p", { class: "verdict good" }, `Valid${counts}. ${what}`);
   return changes.length ? [heading, diff(changes, truncated)] : [heading];
 }

@@ -13,7 +13,10 @@ export class PolicyView {
 
   constructor() {
     this.inForce = new InForce();
-    this.edit = new Edit(() => this.#api);
+    this.edit = new Edit(
+      () => this.#api,
+      () => (this.#seen = null),
+    );
     this.tables = [this.inForce.tenants];
     byId("policy-reload").addEventListener("click", () => this.#reload());
   }
@@ -27,7 +30,7 @@ export class PolicyView {
     this.#seen = state;
     this.#search.answered(report.truncated);
     this.inForce.show(report);
-    showHistory(report.history);
+    showHistory(report.history, report.edits, (edit) => this.edit.undo(edit));
   }
 
   async #reload() {
