@@ -12,7 +12,7 @@ from gateway.tenants.key_store import KeyStore
 
 STATE_DIR = "the gateway's state directory, with the digests of admins' keys"
 STORED = "Shown this once. It opens the admin page and API of gateways with this state directory."
-ROLES = "viewer: reads; operator: also cancels requests, reloads the policy, drains; admin: also changes keys and policy"
+ROLES = "viewer: reads; operator: also ends requests, has the policy read, drains; admin: also changes keys and policy"
 
 
 def add_admins_command(commands: "_SubParsersAction[Any]") -> None:
