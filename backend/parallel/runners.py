@@ -101,7 +101,9 @@ class FollowingRunner(ModelRunner):
         super().__init__(decoder, kv, config, device_stream)
 
     def follow(self, message: Message, launched: deque[LaunchedStep]) -> None:
-        """Do as rank 0 says. `launched` holds the steps that are not waited for, no more than the engine has in flight."""
+        """Do as rank 0 says. `launched` holds the steps that are not waited for, no more than the engine has in
+        flight.
+        """
         if message == WARM_UP:
             self.warm_up()
             return

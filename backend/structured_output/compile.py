@@ -47,7 +47,7 @@ class CompileError(Exception):
         return any(words in str(self).lower() for words in _TOO_MUCH)
 
 
-class _Literals(TokenizerWrapper):
+class _GrammarVocabulary(TokenizerWrapper):
     """The vocabulary in llguidance's format, with a tokenizer for the text that a grammar forces.
 
     The text of a grammar is tokenized to exactly its bytes: no added token stands for its own name in it, and nothing
@@ -74,9 +74,11 @@ class _Literals(TokenizerWrapper):
 
 
 def make_tokenizer(tokenizer_json: str, vocab_size: int, end_tokens: list[int]) -> LLTokenizer:
-    """Return the vocabulary in llguidance's format, with as many tokens as the model has logits. Raises `ValueError`."""
+    """Return the vocabulary in llguidance's format, with as many tokens as the model has logits. Raises
+    `ValueError`.
+    """
     library = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=end_tokens, slices=[])
-    literals = _Literals(library, tokenizers.Tokenizer.from_str(tokenizer_json))
+    literals = _GrammarVocabulary(library, tokenizers.Tokenizer.from_str(tokenizer_json))
     made = LLTokenizer(literals, eos_token=end_tokens)
     literals.encode_greedily = made.greedy_tokenize  # the memory of the library's own tokenizer is free again
     return made

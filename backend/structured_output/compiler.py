@@ -56,7 +56,7 @@ class CompiledGrammar:
         return self.grammar.owner
 
 
-class _Job:
+class _Compilation:
     """One grammar's compilation, on a thread that waits for the processes. It may be cancelled at any time."""
 
     def __init__(self, grammar: Grammar, processes: GrammarProcesses, spare: list[ForkedProcess]) -> None:
@@ -207,7 +207,7 @@ class GrammarCompiler:
         """Return a grammar as `acquire` does; the calling thread blocks until it is compiled."""
         found = self._find(grammar)
         if found is None:
-            job = _Job(grammar, self.processes, self._spare)
+            job = _Compilation(grammar, self.processes, self._spare)
             try:
                 found = self._threads.submit(job.run).result()
             except GrammarInvalid as error:
@@ -254,7 +254,7 @@ class GrammarCompiler:
         return None
 
     async def _compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
-        job, loop = _Job(grammar, self.processes, self._spare), asyncio.get_running_loop()
+        job, loop = _Compilation(grammar, self.processes, self._spare), asyncio.get_running_loop()
 
         def ended(work: Future[CompiledGrammar]) -> None:
             with suppress(RuntimeError):  # the loop is closed by now
@@ -272,7 +272,7 @@ class GrammarCompiler:
             raise
         return self._keep(compiled, key)
 
-    def _given_up(self, job: _Job, owner: str, key: str, work: Future[CompiledGrammar]) -> None:
+    def _given_up(self, job: _Compilation, owner: str, key: str, work: Future[CompiledGrammar]) -> None:
         """Charge the owner for a compilation that it gave up, and keep the grammar if it was compiled all the same."""
         if work.cancelled():
             return  # it had not begun

@@ -100,7 +100,7 @@ def _fork(
             _compile_for(links[0], setup, tokenizer)
         else:
             _limit_memory(setup.options.match_bytes)
-            _Matching(setup, tokenizer, shared, command["index"]).run(links[0], links[1], fds[2])
+            _MatchingServer(setup, tokenizer, shared, command["index"]).run(links[0], links[1], fds[2])
         status = 0
     except (EOFError, OSError):
         status = 0  # the engine has no use for this process any more
@@ -141,7 +141,7 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
     a grammar takes too much.
     """
     os.nice(COMPILE_NICENESS)
-    _interrupt_nobody()
+    _use_free_processors()
     _limit_memory(setup.options.compile_bytes)
     mask = ctypes.create_string_buffer(4 * setup.layout.num_words)
     while True:
@@ -169,20 +169,20 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
         send_frame(link, json.dumps(answer).encode())
 
 
-def _interrupt_nobody() -> None:
+def _use_free_processors() -> None:
     """Have the process wait for a free processor instead of interrupting the engine's step."""
     with suppress(OSError):  # some sandboxes lack this policy
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-class _Slot(NamedTuple):
+class _MatchedSlot(NamedTuple):
     """A slot whose grammar is known to this process."""
 
     matcher: SlotMatcher
     may_jump: bool
 
 
-class _Matching:
+class _MatchingServer:
     """A matching process: one thread answers steps, another compiles grammars that were found valid.
 
     Compiling releases the interpreter lock, so that steps are answered meanwhile.
@@ -191,7 +191,7 @@ class _Matching:
     def __init__(self, setup: ProcessSetup, tokenizer: LLTokenizer, shared: mmap.mmap, index: int) -> None:
         self._tokenizer = tokenizer
         self._compiled: dict[bytes, LLMatcher] = {}
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _MatchedSlot] = {}
         self._layout = setup.layout
         self._end_tokens = setup.end_tokens
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(shared))
@@ -205,7 +205,7 @@ class _Matching:
 
     def run(self, steps: socket.socket, grammars: socket.socket, doorbell: int) -> None:
         """Serve until a link ends."""
-        _interrupt_nobody()
+        _use_free_processors()
         threading.Thread(target=self._serve_grammars, args=(grammars,), daemon=True).start()
         while True:
             os.eventfd_read(doorbell)
@@ -213,7 +213,9 @@ class _Matching:
                 send_answer(steps, self._step(asked))
 
     def _question(self) -> list[int] | None:
-        """Return the question in shared memory; None while it is being written, after which the doorbell rings again."""
+        """Return the question in shared memory; None while it is being written, after which the doorbell rings
+        again.
+        """
         layout, words = self._layout, self._words
         begin = layout.questions + self._index * layout.question_ints
         number, num_new, num_rows = words[begin : begin + HEAD_INTS]
@@ -267,7 +269,7 @@ class _Matching:
         self._slots.pop(slot, None)
         if compiled is not None:
             self._words[self._working_on] = slot
-            self._slots[slot] = _Slot(SlotMatcher(compiled, self._end_tokens), may_jump)
+            self._slots[slot] = _MatchedSlot(SlotMatcher(compiled, self._end_tokens), may_jump)
 
     def _row(self, slot: int, start: int, length: int) -> tuple[RowStatus, int]:
         """Read a slot's output from shared memory, fill its mask, and write its forced tokens; returns the row's status

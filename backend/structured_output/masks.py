@@ -62,7 +62,7 @@ class Masks:
     forced: dict[int, list[int]] = field(default_factory=dict)
 
 
-class _Slot(NamedTuple):
+class _ConstrainedSlot(NamedTuple):
     """The sequence in a slot."""
 
     grammar: Grammar
@@ -94,7 +94,7 @@ class TokenMasks:
         self.num_rows = 0  # rows that had a mask
         self.num_failures = 0  # rows that failed
         self._memory: _Shared | None = None  # None: no slot has had a grammar
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _ConstrainedSlot] = {}
         self._new: set[int] = set()  # slots that their matching process has not been told of
         self._number = 0  # of the newest question
         self._asked: dict[int, list[ConstrainedRow]] = {}  # by process
@@ -106,7 +106,7 @@ class TokenMasks:
         self._slots.pop(slot, None)
         if (grammar := sampling.grammar) is not None:
             may_jump = self.jump_forward and sampling.logprobs is None and not _depends_on_samples(sampling)
-            self._slots[slot] = _Slot(grammar, num_prompt, may_jump, self.processes.index_of(grammar))
+            self._slots[slot] = _ConstrainedSlot(grammar, num_prompt, may_jump, self.processes.index_of(grammar))
             self._new.add(slot)
             self._extend(slot, 0, admitted.token_ids[num_prompt:])
             self.processes.mask_time.admit(slot, grammar.owner)

@@ -148,7 +148,7 @@ def test_an_owners_bytes_are_bounded_and_what_was_not_used_for_longest_goes_firs
     processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = processes.matching(0)
-    monkeypatch.setattr(module._Job, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
+    monkeypatch.setattr(module._Compilation, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
     compiler = GrammarCompiler(processes, owner_bytes=250)
     first, second = (compiler.compile_now(regex(source)) for source in ("b+", "c+"))
     with pytest.raises(TooManyGrammars, match="take more than"):
@@ -165,7 +165,7 @@ def test_what_one_key_has_running_leaves_its_owners_other_keys_half_as_many_byte
     processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = processes.matching(0)
-    monkeypatch.setattr(module._Job, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
+    monkeypatch.setattr(module._Compilation, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
     compiler = GrammarCompiler(processes, owner_bytes=250)
 
     async def run() -> None:
@@ -188,11 +188,11 @@ def test_keys_of_an_owner_take_turns_at_being_compiled_for(
 ) -> None:
     process, order = processes.matching(0), list[str]()
 
-    def run_job(job: module._Job) -> CompiledGrammar:
+    def run_job(job: module._Compilation) -> CompiledGrammar:
         order.append(job._grammar.source)
         return CompiledGrammar(job._grammar, 1, 0.01, process)
 
-    monkeypatch.setattr(module._Job, "run", run_job)
+    monkeypatch.setattr(module._Compilation, "run", run_job)
     compiler = GrammarCompiler(processes)
 
     async def run() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backend.text.response_templates.template import MAX_FIELDS, MAX_LITERALS, ResponseTemplate, TemplateError
+from backend.text.response_templates.template import MAX_FIELDS, MAX_LITERALS, ResponseTemplate, ResponseTemplateError
 from tests.backend.text.response_templates.families import FAMILIES
 
 CALL = {"type": "function", "function": "{content}"}
@@ -48,7 +48,7 @@ def template(**field: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_malformed_is_refused_where_it_stands(source: Any, message: str) -> None:
-    with pytest.raises(TemplateError, match=message):
+    with pytest.raises(ResponseTemplateError, match=message):
         ResponseTemplate(source)
 
 
