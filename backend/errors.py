@@ -38,7 +38,9 @@ class InvalidRequest(BackendError):
 
 
 class TooManyTokens(InvalidRequest):
-    """The text encodes to `num_tokens` tokens, or to more if they are `at_least` as many: more than it may have."""
+    """The text encodes to more tokens than it may have: to `num_tokens`, or to more if they are `at_least` the
+    count.
+    """
 
     def __init__(self, num_tokens: int, most: int, at_least: bool = False) -> None:
         super().__init__(f"the text has {num_tokens} tokens, and at most {most} may be had", "prompt")
@@ -54,7 +56,7 @@ class GrammarInvalid(InvalidRequest):
 
 
 class GrammarTooComplex(GrammarInvalid):
-    """Compiling the grammar takes more than it may."""
+    """Compiling the grammar takes more time or memory than it may."""
 
 
 class DeviceError(BackendError):

@@ -1,9 +1,9 @@
-"""This kernel computes attention of one new token a sequence, split along its paged context (flash decoding).
+"""Attention of one new token a sequence, split along its paged context (flash decoding).
 
 A program takes one chunk of one sequence's context for one KV head, whose query heads are the rows of its products.
-Chunks are sized on the device from the context lengths, so that they are about `CHUNKS_PER_MULTIPROCESSOR` for each
-multiprocessor for every mix of lengths: the launch depends on the number of sequences alone, and a CUDA graph can
-hold it. A second kernel joins the chunks of the sequences that have several (Dao et al., 2023).
+Chunks are sized on the device from the context lengths, so that there are about `CHUNKS_PER_MULTIPROCESSOR` for each
+multiprocessor in any mix of lengths: the launch depends on the number of sequences alone, and a CUDA graph can hold it.
+A second kernel joins the chunks of the sequences that have several (Dao et al., 2023).
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ JOINED = 16  # chunks that one step of the join loads
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """The keys that one step of the loop over the context takes, and how many warps and stages run it."""
+    """The keys that one step of the loop over the context takes, and the warps and stages that run it."""
 
     keys: int
     warps: int
@@ -42,10 +42,10 @@ class DecodeTile:
 
 
 def decode_tile(q: Tensor, cache: Tensor) -> DecodeTile:
-    """Return a tile of 16 KiB in 16-bit types. Five stages, since block ids come first, are two tiles ahead.
+    """Return a tile of 16 KiB in 16-bit types. Block ids come first, so five stages are two tiles ahead.
 
-    From sm_90 on four are enough: on an H200 they took 4 to 14 % less time at every batch, as more programs fit a
-    multiprocessor. Keys and values that are converted from 8 bits need registers for both; heads of 256 then need twice
+    From sm_90 on four stages are enough: on an H200 they took 4 to 14 % less time at every batch, because more programs
+    fit a multiprocessor. Keys and values that are converted from 8 bits need registers for both; heads of 256 then need twice
     the warps, or they spill.
     """
     head_dim, converted = q.shape[2], cache.itemsize == 1
@@ -58,7 +58,7 @@ def decode_tile(q: Tensor, cache: Tensor) -> DecodeTile:
 
 @triton.jit
 def _visible(context_lens, sequences, num_seqs, window):
-    """Return how many keys the new token of each of `sequences` sees; 0 beyond the batch."""
+    """Return the number of keys that the new token of each of `sequences` sees; 0 beyond the batch."""
     return tl.minimum(tl.load(context_lens + sequences, mask=sequences < num_seqs, other=0), window)
 
 
@@ -218,7 +218,7 @@ def paged_decode(
     num_seqs: int,
     scale: float,
     window: int | None,
-    kv_scales: tuple[float, float] = (1.0, 1.0),  # what 8-bit keys and values are multiplied by
+    kv_scales: tuple[float, float] = (1.0, 1.0),  # by which 8-bit keys and values are multiplied
 ) -> None:
     """Compute attention of row s over the first `context_lens[s]` keys of sequence s, for the first `num_seqs` rows."""
     _, num_heads, head_dim = q.shape

@@ -1,4 +1,4 @@
-"""This check compares an implementation with the reference on small inputs: a library may be old or damaged."""
+"""Compares an implementation with the reference on small inputs, because a library may be old or damaged."""
 
 from collections.abc import Callable
 
@@ -50,10 +50,8 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
 
 
 def batch_dependent(ops: Ops, dtype: torch.dtype) -> list[str]:
-    """Return the names of the functions of `ops` by which a row's result changes, in any bit, with the rows beside it,
-    and of those of torch from which sampling expects the same.
-
-    And of those of torch from which sampling expects the same.
+    """Return the names of the functions of `ops`, and of torch's functions for sampling, by which a row's result
+    changes in any bit with the rows beside it.
     """
     draw = _Draw(dtype, _CPU)
     rows, weight = draw(19, 70), draw(70)
@@ -126,7 +124,7 @@ def small_step(device: torch.device = _CPU) -> StepInputs:
 
 
 class _Draw:
-    """Draws normal numbers of one type, the same at every call of the program."""
+    """Draws normal numbers of one type, the same in every run of the program."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.generator = torch.Generator().manual_seed(1)

@@ -18,7 +18,7 @@ from backend.worker.device_errors import explained
 from backend.worker.device_stream import DeviceStream, Work
 from backend.worker.model_runner import LaunchedStep, ModelRunner, StepSampler
 from backend.worker.sampler import TokenChoice
-from backend.worker.staging import Staged
+from backend.worker.staging import StagedStep
 
 
 def _group(decoder: Decoder) -> RankGroup:
@@ -86,7 +86,7 @@ class _SharedTokens:
     def admit(self, admitted: NewSequence) -> None:
         self._sampler.admit(admitted)
 
-    def stage(self, staged: Staged) -> TokenChoice:
+    def stage(self, staged: StagedStep) -> TokenChoice:
         choice = self._sampler.stage(staged)
         return TokenChoice(lambda logits: self._group.share(choice.choose(logits)), choice.restricts)
 
@@ -128,7 +128,7 @@ class _ReceivedTokens:
     def admit(self, admitted: NewSequence) -> None:
         pass
 
-    def stage(self, staged: Staged) -> TokenChoice:
+    def stage(self, staged: StagedStep) -> TokenChoice:
         return TokenChoice(self._receive, restricts=False)
 
     def _receive(self, logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Work beside the steps that the device does in its turn, such as a batch of inputs to embed."""
+"""A side job is work that the device does in its turn between steps, such as a batch of inputs to embed."""
 
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
@@ -6,26 +6,22 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Launched(Protocol):
-    """See `backend.worker.device_stream.Running`."""
-
+class LaunchedSideWork(Protocol):
     def wait(self) -> float: ...
 
 
-class Stream(Protocol):
-    """See `backend.worker.device_stream.DeviceStream`."""
-
-    def launch(self, work: Callable[[], object], /) -> Launched: ...
+class WorkStream(Protocol):
+    def launch(self, work: Callable[[], object], /) -> LaunchedSideWork: ...
 
 
 class SideJob(Generic[T]):
     """One piece of work. `compute` is called on a device thread; `finish` on the engine's event loop."""
 
     def __init__(
-        self, compute: Callable[[], T], done: Callable[[T | Exception, float], object], stream: Stream
+        self, compute: Callable[[], T], done: Callable[[T | Exception, float], object], stream: WorkStream
     ) -> None:
-        """`done` is called with the result, or with the error that failed it, and the seconds that it took on `stream`:
-        without those of the steps before it, which may still run when it is computed.
+        """`done` is called with the result, or with the error that failed it, and its seconds on `stream`. The seconds
+        exclude the steps before it, which may still run when it is computed.
         """
         self._compute, self._done, self._stream = compute, done, stream
         self._result: T | Exception = RuntimeError("it was not computed")

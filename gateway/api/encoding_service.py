@@ -13,7 +13,7 @@ from admission.controller import Controller
 from admission.encoding import EncodingLimits, EncodingQueue, EncodingRequest, Taken
 from backend.engine import Engine
 from backend.errors import DeviceError
-from backend.worker.side_job import SideJob, Stream
+from backend.worker.side_job import SideJob, WorkStream
 from gateway.api.engine_client import EncodingAsk
 from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
 

@@ -45,7 +45,7 @@ from backend.structured_output.process_setup import StructuredOutputOptions
 from backend.text.tokenizer import Tokenizer
 from backend.worker.model_runner import StepSampler
 from backend.worker.sampler import TokenChoice
-from backend.worker.staging import Staged
+from backend.worker.staging import StagedStep
 from gateway.settings.machine import spare_cores
 from labs.benchmarks.json_schemas import SEED, try_schemas
 from labs.benchmarks.report import Report, scenario_parser
@@ -265,7 +265,7 @@ class ScriptedSampler:
             admitted.num_prompt_tokens,
         )
 
-    def stage(self, staged: Staged) -> TokenChoice:
+    def stage(self, staged: StagedStep) -> TokenChoice:
         numbers, count = staged.piece.numbers, staged.num_sampled
         tokens = []
         for slot, position in zip(numbers.sampled_slots[:count], numbers.sampled_positions[:count], strict=True):

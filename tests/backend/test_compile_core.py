@@ -32,6 +32,6 @@ def test_what_cannot_be_compiled_leaves_nothing_and_the_log_has_the_place(
     contents["admission/aging.py"] += b'\n\ndef mistaken() -> int:\n    return "a word"\n'
     monkeypatch.setattr(compile_core, "sources", lambda: contents)
     with caplog.at_level(logging.WARNING):
-        assert compile_core.build() is None
+        assert compile_core.compile_core() is None
     assert "admission/aging.py:" in caplog.text
     assert list(home.iterdir()) == []

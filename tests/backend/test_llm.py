@@ -17,7 +17,7 @@ from backend.config import EngineOptions
 from backend.errors import ConfigError, InvalidRequest, MemoryExhausted
 from backend.grammar import Grammar, GrammarKind
 from backend.scheduler.batch import Batch, StepOutput
-from backend.worker.device_stream import CpuStream, Running, Work
+from backend.worker.device_stream import CpuStream, LaunchedWork, Work
 from backend.worker.executor import Executor, PendingStep
 from backend.worker.model_runner import ModelRunner
 from tests.backend.families import random_model, save_checkpoint
@@ -102,7 +102,7 @@ def test_what_was_swapped_out_comes_back_bit_for_bit(checkpoints: dict[str, Path
 class EarlyCopies(CpuStream):
     """Makes the copies of a step when it is launched, while the step before it has not begun."""
 
-    def launch(self, work: Work, copies: Work | None = None) -> Running:
+    def launch(self, work: Work, copies: Work | None = None) -> LaunchedWork:
         if copies is not None:
             copies()
         return super().launch(work)

@@ -12,7 +12,7 @@ from typing import Any
 
 from backend.grammar import Grammar, GrammarKind
 from backend.text.response_templates.calls import object_keys, takes_plain_json
-from backend.text.response_templates.lark import SPACE, TEXT, Lark, Vocabulary, literal_start, parts
+from backend.text.response_templates.lark import SPACE, TEXT, Lark, Vocabulary, literal_start, ways_to_begin
 from backend.text.response_templates.pattern import Pattern
 from backend.text.response_templates.pattern_syntax import Character, CharClass, Concat, LookAhead, Node, Repeat, Start
 from backend.text.response_templates.tag_grammar import tag_arguments
@@ -100,7 +100,7 @@ def reasoning_grammar(
     """
     writer = _Writer(template, None, Lark(vocabulary), True, most_reasoning)
     field = template.field(REASONING)
-    opening = next(parts(field.open.node), ()) if field is not None and field.open is not None else ()
+    opening = next(ways_to_begin(field.open.node), ()) if field is not None and field.open is not None else ()
     opens = writer.lark.token(literal_start(opening))
     if opens is None:
         raise UnsupportedReasoning("no token of its own opens the model's reasoning")
@@ -173,12 +173,12 @@ class _Writer:
         if self.template.implicit is None:
             return self._regions(tools, at_start)
         free, options = TEXT, []
-        for way in map(_without_space, parts(self._open.node)):
+        for way in map(_without_space, ways_to_begin(self._open.node)):
             if at_start and way and isinstance(way[0], Start):
                 options.append(self._calls(tools, way, True))
                 free = self._not_beginning_with(way[-1])
         segments = []
-        for way in map(_without_space, parts(self._open.node)):
+        for way in map(_without_space, ways_to_begin(self._open.node)):
             trigger = literal_start(way)
             if trigger:
                 segments.append(f"{self.lark.until(trigger, free)} {self._calls(tools, way[len(trigger) :], False)}")
@@ -255,12 +255,14 @@ class _Writer:
         """Return the texts that close a field: "" for an empty text, and None for a token that ends the answer."""
         if field.close is None:
             return [None]
-        texts = ["".join([one.char for one in way if isinstance(one, Character)]) for way in parts(field.close.node)]
+        texts = [
+            "".join([one.char for one in way if isinstance(one, Character)]) for way in ways_to_begin(field.close.node)
+        ]
         return [None if self.lark.is_end(text) else text for text in texts]
 
     def _not_beginning_with(self, ahead: Node) -> str:
         """Return the rule of free text that does not begin with a call."""
-        first = next(iter(literal_start(next(parts(ahead.part)))), "") if isinstance(ahead, LookAhead) else ""
+        first = next(iter(literal_start(next(ways_to_begin(ahead.part)))), "") if isinstance(ahead, LookAhead) else ""
         if not first:
             raise UnsupportedCalls("the model's response template does not say with which character a call begins")
         self.lark.rules.append(f"FREE: /[^ \\n{first if first.isalnum() else chr(92) + first}](.|\\n)*/")

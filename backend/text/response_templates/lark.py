@@ -161,7 +161,7 @@ class Lark:
         return "\n".join([*self.rules, f"{TEXT}: /(.|\\n)*/", ""])
 
 
-def parts(node: Node) -> Iterator[tuple[Node, ...]]:
+def ways_to_begin(node: Node) -> Iterator[tuple[Node, ...]]:
     """Yield the ways in which an expression may begin, each as a sequence: alternatives and optional parts at the
     beginning are taken apart.
     """
@@ -169,17 +169,17 @@ def parts(node: Node) -> Iterator[tuple[Node, ...]]:
         case Concat(()):
             yield ()
         case Concat((first, *rest)):
-            for option in parts(first):
+            for option in ways_to_begin(first):
                 if option:
                     yield (*option, *rest)
                 else:
-                    yield from parts(Concat(tuple(rest)))
+                    yield from ways_to_begin(Concat(tuple(rest)))
         case Repeat(optional, 0, 1):
-            yield from parts(optional)
+            yield from ways_to_begin(optional)
             yield ()
         case Alternation(options):
             for choice in options:
-                yield from parts(choice)
+                yield from ways_to_begin(choice)
         case _:
             yield (node,)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from backend.text.response_templates.contents import ContentError, coerced, tag_pattern, value_of
-from backend.text.response_templates.lark import TEXT, Lark, literal, literal_start, parts
+from backend.text.response_templates.lark import TEXT, Lark, literal, literal_start, ways_to_begin
 from backend.text.response_templates.pattern_syntax import Character, Concat, Group, Node
 from backend.text.response_templates.template import ResponseField
 
@@ -119,7 +119,7 @@ def _texts(schema: Mapping[str, Any]) -> list[str] | None:
 
 def _beginning(node: Node) -> str:
     """Return the first characters of a region's closing."""
-    return literal_start(next(parts(node)))
+    return literal_start(next(ways_to_begin(node)))
 
 
 def _last_literals(node: Node) -> Iterator[str]:

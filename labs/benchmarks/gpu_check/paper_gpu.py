@@ -20,7 +20,7 @@ from backend.model.model_config import ModelConfig
 from backend.model.weights import empty_weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.worker.device_stream import CpuStream, Work
-from backend.worker.logprobs import Picked
+from backend.worker.logprobs import PickedScores
 from backend.worker.model_runner import ModelRunner
 
 META = torch.device("meta")
@@ -79,7 +79,7 @@ def paper_gpu(arch: int, on_launch: OnLaunch) -> Iterator[None]:
             (triton_lang, "CPU_MULTIPROCESSORS", MULTIPROCESSORS),
             (torch.cuda, "get_device_capability", lambda device=None: capability),
             (torch.cuda, "get_device_properties", lambda device=None: properties),
-            (Picked, "room", _no_room),
+            (PickedScores, "room", _no_room),
         ):
             stack.enter_context(patch.object(target, name, value))
         for lookup in (triton_lang.capability, triton_lang.multiprocessors):
@@ -109,8 +109,8 @@ def compiled(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> A
     return kernel.run(*args, grid=(1,), warmup=True, **constants)
 
 
-def _no_room(rows: int, most: int, pinned: bool) -> Picked:
+def _no_room(rows: int, most: int, pinned: bool) -> PickedScores:
     """Memory for what is picked that can be copied to from nothing, `pinned` or not."""
     del pinned
     shape = (rows, 1 + most)
-    return Picked(torch.empty(shape, device=META), torch.empty(shape, dtype=torch.int64, device=META))
+    return PickedScores(torch.empty(shape, device=META), torch.empty(shape, dtype=torch.int64, device=META))

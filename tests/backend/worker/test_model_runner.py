@@ -13,7 +13,7 @@ from backend.errors import DeviceError, MemoryExhausted
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence
 from backend.worker import graph_shapes
-from backend.worker.device_stream import CpuStream, Running, Work
+from backend.worker.device_stream import CpuStream, LaunchedWork, Work
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import CONFIG, EagerGraphStream, generate, make_runner
@@ -150,7 +150,7 @@ class WatchedStream(EagerGraphStream):
         super().__init__()
         self.threads: set[threading.Thread] = set()
 
-    def launch(self, work: Work, copies: Work | None = None) -> Running:
+    def launch(self, work: Work, copies: Work | None = None) -> LaunchedWork:
         self.threads.add(threading.current_thread())
         return super().launch(work, copies)
 
@@ -284,7 +284,7 @@ class FailingStream(EagerGraphStream):
         self.error, self.every, self.at_once = error, every, at_once
         self.launched = self.recovered = 0
 
-    def launch(self, work: Work, copies: Work | None = None) -> Running:
+    def launch(self, work: Work, copies: Work | None = None) -> LaunchedWork:
         self.launched += 1
         if self.launched % self.every:
             return super().launch(work, copies)
@@ -325,7 +325,7 @@ def test_a_step_that_finds_no_memory_is_lost_and_nothing_else(
 
 def test_a_cpu_says_in_words_that_it_has_no_memory() -> None:
     class Greedy(CpuStream):
-        def launch(self, work: Work, copies: Work | None = None) -> Running:
+        def launch(self, work: Work, copies: Work | None = None) -> LaunchedWork:
             return super().launch(lambda: torch.empty(1 << 50))
 
     step = make_runner(device_stream=Greedy()).launch(prompt_step())

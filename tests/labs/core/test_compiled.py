@@ -73,7 +73,7 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         for module in (compile_core, compiled_core):
             patch.setattr(module, "home", lambda: directory)
-        assert compile_core.build(optimization=0), "see the warning"
+        assert compile_core.compile_core(optimization=0), "see the warning"
         assert compile_core.main([]) == 0, "and not once more"
     return directory
 
