@@ -1,4 +1,4 @@
-"""What the gateway asks of one engine's core, at the engine's time."""
+"""The gateway's access to one engine's core, at the engine's time."""
 
 from collections.abc import Collection, Iterable, Mapping
 

@@ -127,7 +127,7 @@ EXPIRIES: dict[Overload, Callable[[Forecaster], Expiry]] = {
     Overload.BOUNDED: lambda forecaster: NoExpiry(),
     Overload.UNBOUNDED: lambda forecaster: NoExpiry(),
 }
-"""What expires under each rule of overload control; other packages add theirs."""
+"""The rule by which sequences expire, by the rule of overload control; other packages add theirs."""
 
 
 def raise_failure(error: Exception) -> None:

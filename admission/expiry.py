@@ -17,7 +17,7 @@ class Expiry(Protocol):
     def arrived(self, sequence: Sequence, now: float) -> None: ...
 
     def left_queue(self, sequence: Sequence, now: float) -> None:
-        """Note that a sequence was admitted, or has ended."""
+        """Record that a sequence was admitted, or has ended."""
         ...
 
     def due(self, now: float) -> list[Sequence]:
@@ -26,7 +26,7 @@ class Expiry(Protocol):
 
 
 class NoExpiry:
-    """No sequence expires."""
+    """The rule under which no sequence expires."""
 
     next_due = inf
 

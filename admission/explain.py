@@ -27,7 +27,7 @@ MAX_TENANTS_NAMED = 3  # of requests due earlier
 
 
 class _Asked(NamedTuple):
-    """An open request, as far as its order is explained by it."""
+    """An open request, with the facts that explain its order."""
 
     request: str
     tenant: str
@@ -188,7 +188,7 @@ class _LogReader:
         self._previous = now
 
     def _asked(self, now: float, name: str, tenant: str, *rest: Any) -> None:
-        """Note a request refused before it came to the core; others are noted when they arrive."""
+        """Note a request that was refused before it reached the core; others are noted when they arrive."""
         *_, prompts, refusal = rest
         if refusal is None or name != self._request:
             return

@@ -54,7 +54,7 @@ class Delayed:
 
 
 class Foreseen(Protocol):
-    """The forecast's view of an order."""
+    """The forecast's view of an order of waiting requests."""
 
     def due(self, sequence: Sequence) -> float: ...
 
@@ -85,7 +85,7 @@ class _Step(NamedTuple):
 
     prefill_tokens: int
     seconds: float
-    of_prefill: float  # the part of the seconds that it would not take without prefill
+    of_prefill: float  # the part of the seconds that is due to prefill
     decodes: int
     decode_context: int
 
@@ -140,9 +140,9 @@ class Forecaster:
         return Forecast(first, last, wait, ahead.own_tokens * each, each, prompt * a_token, behind)
 
     def _behind(self, later: list[Due], total: float, requests: float, soonest: float, step: _Step) -> Delayed:
-        """Return when requests due later have their first tokens, behind `total` tokens of `requests`.
+        """Return the times at which requests due later have their first tokens, behind `total` tokens of `requests`.
 
-        Where they wait for slots or memory, the first and the last are asked about, and the others are taken to follow
+        If they wait for slots or memory, the first and the last are forecast, and the others are assumed to follow
         evenly in between.
         """
         later.sort(key=itemgetter(0))

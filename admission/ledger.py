@@ -183,8 +183,8 @@ class Ledger:
         self._model.observe(work, elapsed - copying)
 
     def lost(self) -> None:
-        """Return the charges of all steps in flight, none of which took place. What they used of prepaid seconds stays
-        in the credit of the tenant: the rows that are computed again are charged without it.
+        """Return the charges of all steps in flight, none of which took place. Prepaid seconds that they used stay in
+        the credit of the tenant: the rows that are computed again are charged without it.
         """
         while self._open:
             *_, by_tenant = self._open.pop()

@@ -188,7 +188,7 @@ class TenantRanking:
     """
 
     def __init__(self, share: Share, tenants: Mapping[str, Undated], level: int) -> None:
-        """`tenants`: all of them, by name, whatever the class."""
+        """`tenants` holds all tenants by name, of every class."""
         self._share, self._of, self._level = share, tenants, level
         self._by_time: _Ranks = []  # of tenants whose oldest is not due yet, by its due time
         self._early: _Ranks = []  # the same tenants, by due time plus debt
@@ -263,7 +263,7 @@ class TenantRanking:
 
 
 class ClassAges:
-    """How long the oldest request of each class has waited, of requests without deadlines that have not begun."""
+    """The waiting time of the oldest request of each class, among requests without deadlines that have not begun."""
 
     def __init__(self, waits: Callable[[Sequence, int], bool]) -> None:
         """`waits` says whether a request still waits under the number with which it was added."""
@@ -488,7 +488,7 @@ class DueOrder:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
             due += work.seconds * max(self.share.weight, weight) / weight
-        tenant, held = sequence.tenant, self._held  # nobody can foresee for how long a limit of its own holds a tenant
+        tenant, held = sequence.tenant, self._held  # the end of a hold cannot be foreseen
         for _, _, waiting, uncached in self.due_by(due):
             if waiting.tenant not in held:
                 tokens += uncached

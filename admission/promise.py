@@ -1,4 +1,4 @@
-"""What admission promises to a sequence, and what its tenant pays for it."""
+"""A promise is admission's forecast for one sequence, with its tenant's payment for it."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """The names used in an event log, and the code's object behind each.
 
 The log's names are in the order of writing. Once a release has written logs, they stay fixed for that version, or
-recorded logs could not be replayed; what the code renames gets another name here than in the code.
+recorded logs could not be replayed; an object that is renamed in the code keeps its name here.
 
 A new field, refusal or value gets a name here, in the order of writing. Older logs lack it: the logs of
 tests/labs/core/recorded are recorded anew (`python -m scripts.record_logs`), and `VERSION` rises once a release has

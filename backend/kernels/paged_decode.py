@@ -44,9 +44,9 @@ class DecodeTile:
 def decode_tile(q: Tensor, cache: Tensor) -> DecodeTile:
     """Return a tile of 16 KiB in 16-bit types. Block ids come first, so five stages are two tiles ahead.
 
-    From sm_90 on four stages are enough: on an H200 they took 4 to 14 % less time at every batch, because more programs
-    fit a multiprocessor. Keys and values that are converted from 8 bits need registers for both; heads of 256 then need twice
-    the warps, or they spill.
+    From sm_90 on four stages are enough: on an H200 they took 4 to 14 % less time at every batch, because more
+    programs fit a multiprocessor. Keys and values that are converted from 8 bits need registers for both; heads of
+    256 then need twice the warps, or they spill.
     """
     head_dim, converted = q.shape[2], cache.itemsize == 1
     if q.dtype == torch.float32:

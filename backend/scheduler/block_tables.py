@@ -28,7 +28,7 @@ from backend.scheduler.swapping import Swapping
 POOLS: dict[KVAllocation, Callable[[int], BlockPool]] = {KVAllocation.PAGED: PagedPool}
 """The pools that can be chosen, by their number of blocks; other packages add theirs (`backend.extensions`)."""
 
-BLOCKS_NAMED_AT_ONCE = 4  # blocks of output
+BLOCKS_NAMED_AT_ONCE = 4  # blocks of output that are named together
 # one in 1,024 blocks is evicted in advance: evicting a batch takes half the time per block
 BLOCKS_PER_EVICTED_AHEAD = 1024
 COPIED_TOKENS_PER_COMPUTED = 4  # by a step, for a sequence

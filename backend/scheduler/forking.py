@@ -59,7 +59,7 @@ class Forking:
         return hit
 
     def num_left(self, sequence: Sequence, scheduled: ScheduledStep, budget: PrefillBudget) -> int:
-        """Return the tokens that are left to compute of a sequence that waits, beside what need not be."""
+        """Return the number of tokens that a waiting sequence has to compute, without cached and forked ones."""
         return sequence.num_uncomputed_tokens - self.find(sequence, scheduled, budget).num_blocks * self._block_size
 
     def _find(self, sequence: Sequence, scheduled: ScheduledStep) -> PrefixHit:
@@ -75,7 +75,7 @@ class Forking:
         return PrefixHit(hit.blocks, hit.swapped, hit.is_cut, *counts, is_being_computed=True, follows_leader=True)
 
     def take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
-        """Let a sequence that holds a slot have what was found for this step."""
+        """Give a sequence that holds a slot its hit for this step."""
         before = len(sequence.block_table.blocks)
         if hit.fork_row is not None:
             self._blocks.fork(sequence, hit, scheduled.batch.step)

@@ -1,4 +1,4 @@
-"""Says whether the head of the queue may join a step: its tenant's limits, the step's room, slots and memory."""
+"""The test whether the head of the queue may join a step: its tenant's limits, the step's room, slots and memory."""
 
 from backend.config import EngineConfig, KVAllocation
 from backend.scheduler.batching import BatchingRule

@@ -37,11 +37,11 @@ class KVManager:
         self.blocks = BlockTables(config, hooks, counters)
         self.pool, self.cache, self.allowances = self.blocks.pool, self.blocks.cache, self.blocks.allowances
         self.running: dict[str, Sequence] = {}  # in the order of admission
-        self.freeing: dict[str, Sequence] = {}  # of those that leave: the preempted
+        self.freeing: dict[str, Sequence] = {}  # preempted sequences that leave
         self._config = config
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._leaving: dict[Sequence, bool] = {}
-        """Ended or preempted, and named by steps in flight; whether all of its blocks were published as it ended."""
+        """Ended or preempted sequences that steps in flight name; True if all blocks were published at the end."""
         self._waiting = waiting
         self._held_tenants = held_tenants
         self.counters = counters

@@ -54,7 +54,7 @@ class Scheduler:
         self.in_flight: deque[ScheduledStep] = deque()  # oldest first
         self.wait_reason: WaitReason | None = None  # of the head of the queue in the last plan
         self.waiting_head: Sequence | None = None  # the head that `wait_reason` is about
-        self.overtaker: Sequence | None = None  # it takes a slot, which those due before it may not
+        self.overtaker: Sequence | None = None  # takes a slot that sequences due before it may not take
         self._held_tenants = HeldTenants(waiting)
         self.held_tenants = self._held_tenants.reasons  # tenants with admission on hold, and the limit met
         self.kv_manager = KVManager(config, self.hooks, waiting, self._held_tenants, self.counters)

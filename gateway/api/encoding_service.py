@@ -24,7 +24,7 @@ class EncoderRunner(Protocol):
     """An encoder: it turns each input's token ids into a vector."""
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> WorkStream:
         """The device stream that it runs on."""
         ...
 

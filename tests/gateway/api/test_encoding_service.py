@@ -13,7 +13,7 @@ from admission.encoding import EncodingLimits, EncodingRequest
 from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.worker.device_stream import CpuStream
-from backend.worker.side_job import Stream
+from backend.worker.side_job import WorkStream
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import EncodingAsk
 from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
@@ -26,7 +26,7 @@ class PaperEncoder:
 
     measured = ((1, 1e-3), (100, 2e-3))
 
-    def __init__(self, stream: Stream | None = None) -> None:
+    def __init__(self, stream: WorkStream | None = None) -> None:
         self.stream = stream or CpuStream()
         self.batches: list[int] = []
         self.num_tokens = 0
