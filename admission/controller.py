@@ -14,7 +14,7 @@ from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import JudgedRequest
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.idle_calibration import IdleCalibration, work_of_shape
 from admission.step_times.step_time import CopyTime, Pipeline, StepTimeModel
@@ -68,7 +68,7 @@ class Controller:
         self._expiry = expiry
         self.given_up: list[Sequence] = []  # by the core itself, and not taken yet
 
-    def requested(self, asked: Asked, now: float) -> None:
+    def requested(self, asked: JudgedRequest, now: float) -> None:
         """Tell observers of a request put to its tenant's limits. The core decides nothing by it."""
         self._tell(lambda observer: observer.requested(asked, now))
 

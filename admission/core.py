@@ -11,8 +11,8 @@ from admission.controller import Controller
 from admission.expiry import DeadlineExpiry, Expiry, NoExpiry
 from admission.forecast import Forecaster
 from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate
-from admission.kv.retention import Between, make_retention
-from admission.kv.swap_choice import Swap, SwapChoice
+from admission.kv.retention import BetweenTurnsRule, make_retention
+from admission.kv.swap_choice import SwapChoice, SwapRule
 from admission.ledger import EngineTimeTariff, Ledger
 from admission.order import DueOrder, KeyedOrder, WaitingOrder
 from admission.output_length import OutputLengths
@@ -64,8 +64,8 @@ class CoreConfig:
     min_free_blocks: int = 0
     memory_risk: float = MEMORY_RISK_DEVIATIONS  # of the forecast
     calibration: bool = True  # the engine runs calibration steps, before the first and while idle
-    swap: Swap = Swap.MEASURED
-    between_turns: Between = Between.MEASURED
+    swap: SwapRule = SwapRule.MEASURED
+    between_turns: BetweenTurnsRule = BetweenTurnsRule.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode has a promised token interval
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.95  # that an admitted request meets its deadline

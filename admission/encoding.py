@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from admission.share import Share
 
-KEEP_OF_EVIDENCE = 0.98  # the share of the evidence that is kept when another batch is measured
-KEEP_OF_GAP = 0.7  # the share of the mean gap between requests that is kept when another comes
+EVIDENCE_SHARE_KEPT = 0.98  # the share of the evidence that is kept when another batch is measured
+GAP_SHARE_KEPT = 0.7  # the share of the mean gap between requests that is kept when another comes
 PRIOR_BATCH_S, PRIOR_TOKEN_S = 2e-3, 1e-5  # before batches are measured
 
 
@@ -52,7 +52,7 @@ class BatchTime:
         return max(1, int((seconds - self.batch_s) / self.token_s))
 
     def measured(self, tokens: int, seconds: float) -> None:
-        keep = KEEP_OF_EVIDENCE
+        keep = EVIDENCE_SHARE_KEPT
         self._weight = keep * self._weight + 1.0
         self._tokens = keep * self._tokens + tokens
         self._squares = keep * self._squares + tokens * tokens
@@ -74,7 +74,7 @@ class EncodingRequest:
         self.is_cancelled = False
 
 
-class Taken(NamedTuple):
+class BatchInput(NamedTuple):
     """One input of a batch: `request.lengths[ordinal]` tokens."""
 
     request: EncodingRequest
@@ -123,7 +123,7 @@ class EncodingQueue:
     def add(self, request: EncodingRequest) -> None:
         now = request.arrival
         if self._last_arrival > -inf:
-            gap, kept = now - self._last_arrival, KEEP_OF_GAP
+            gap, kept = now - self._last_arrival, GAP_SHARE_KEPT
             self._gap_s = gap if self._gap_s == inf else kept * self._gap_s + (1 - kept) * gap
         self._last_arrival = now
         self._count(request.tenant, sum(request.lengths))
@@ -153,21 +153,21 @@ class EncodingQueue:
             return now  # no request is expected in time, or not soon enough
         return now + next_s
 
-    def take(self, *, is_beside: bool) -> list[Taken]:
+    def take(self, *, is_beside: bool) -> list[BatchInput]:
         """Take a batch. `is_beside`: answers are generated meanwhile, which it must not delay for long."""
         limits = self.limits
         most = min(limits.batch_tokens, self.time.tokens(limits.beside_s if is_beside else limits.alone_s))
         ranked: list[tuple[float, float, str]] = []
         for tenant in list(self._waiting):
             self._rank(tenant, 0.0, ranked)
-        batch, tokens = list[Taken](), 0
+        batch, tokens = list[BatchInput](), 0
         while ranked:
             owed, _, tenant = heappop(ranked)
             request = self._waiting[tenant][0][3]
             length = request.lengths[request.num_taken]
             if batch and tokens + length > most:
                 break
-            batch.append(Taken(request, request.num_taken))
+            batch.append(BatchInput(request, request.num_taken))
             tokens += length
             self._advance(request, length)
             self._count(tenant, -length)
@@ -175,7 +175,7 @@ class EncodingQueue:
             self._rank(tenant, owed + cost, ranked)
         return batch
 
-    def measured(self, batch: Sequence[Taken], seconds: float) -> dict[str, float]:
+    def measured(self, batch: Sequence[BatchInput], seconds: float) -> dict[str, float]:
         """Record the seconds of a batch. Return the seconds of each tenant, by its tokens."""
         lengths = [(taken.request.tenant, taken.request.lengths[taken.ordinal]) for taken in batch]
         tokens, by_tenant = sum([length for _, length in lengths]), dict[str, float]()

@@ -26,7 +26,7 @@ PAUSED_PREFIX = "paused: "  # followed by the limit that a running sequence has 
 MAX_TENANTS_NAMED = 3  # of requests due earlier
 
 
-class _Asked(NamedTuple):
+class _OpenRequest(NamedTuple):
     """An open request, with the facts that explain its order."""
 
     request: str
@@ -44,14 +44,16 @@ class _SequenceHistory:
     lines: list[str] = field(default_factory=list)
     waiting_since: float | None = None
     waits: dict[str, float] = field(default_factory=dict)  # seconds by reason
-    ahead: dict[str, dict[_Asked, None]] = field(default_factory=dict)  # by reason, the requests served first meanwhile
+    ahead: dict[str, dict[_OpenRequest, None]] = field(
+        default_factory=dict
+    )  # by reason, the requests served first meanwhile
     has_deadline: bool = False
     over: bool = False
 
     def say(self, now: float, text: str) -> None:
         self.lines.append(f"{now - self.arrived:9.3f} s  {text}")
 
-    def wait(self, reason: str, ahead: Iterable[_Asked], seconds: float) -> None:
+    def wait(self, reason: str, ahead: Iterable[_OpenRequest], seconds: float) -> None:
         self.waits[reason] = self.waits.get(reason, 0.0) + seconds
         self.ahead.setdefault(reason, {}).update(dict.fromkeys(ahead))
 
@@ -77,7 +79,7 @@ class _SequenceHistory:
             self.lines.append(f"{'':13}{seconds:.3f} s: {'; '.join(filter(None, told))}")
         self.waiting_since, self.waits, self.ahead = None, {}, {}
 
-    def _before(self, ahead: Iterable[_Asked], how: str) -> Iterator[str]:
+    def _before(self, ahead: Iterable[_OpenRequest], how: str) -> Iterator[str]:
         """Yield the counts of requests that went first, and why."""
         of_others, of_its_tenant, has_siblings = Counter[str](), 0, False
         for one in ahead:
@@ -140,10 +142,10 @@ class _LogReader:
         # tenants that the queue passes over, each with the limit of its own that it has met
         self._held: dict[str, str] = {}
         self._prompts: dict[str, int] = {}  # lengths in tokens
-        self._asked_for: dict[str, _Asked] = {}  # open sequences
+        self._asked_for: dict[str, _OpenRequest] = {}  # open sequences
         self._not_begun: set[str] = set()
         # began with the last plan, or is the head of the queue that waits by it; and of those, who took a slot
-        self._ahead: dict[str, _Asked] = {}
+        self._ahead: dict[str, _OpenRequest] = {}
         self._overtook: set[str] = set()
         self._overtakers: set[str] = set()  # open sequences that took a slot, which those due before them could not
         self._engine: dict[str, Any] = {}  # its settings
@@ -211,7 +213,7 @@ class _LogReader:
     ) -> None:
         _, _, first_by, done_by, _, first, last, refusal, *_, grammar = rest
         if refusal is None:
-            self._asked_for[name] = _Asked(request_of(name), tenant, first_by is not None)
+            self._asked_for[name] = _OpenRequest(request_of(name), tenant, first_by is not None)
             self._not_begun.add(name)
         if self._request not in (name, request_of(name)):
             return

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Sequenced
 
 from admission.outcome import AdmissionRefused
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import JudgedRequest
 from admission.scheduling_policy import SchedulingPolicy
 from backend.calibration_steps import CalibrationStep
 from backend.paged_kv.block_names import BlockName
@@ -21,7 +21,7 @@ class CoreObserver:
     clock. An observer's exception never reaches the core: see `make_core`.
     """
 
-    def requested(self, asked: Asked, now: float) -> None:
+    def requested(self, asked: JudgedRequest, now: float) -> None:
         """A tenant's limits were asked for the prompts of one HTTP request, which arrive next or were refused."""
 
     def arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:

@@ -22,7 +22,7 @@ from operator import mul
 
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.idle_blocks import COMMON, PLAIN, WANTED, IdleChain
-from backend.scheduler.retention import Keep, KeepRecent, Retention
+from backend.scheduler.retention import KeepRecent, KeepRule, Retention
 
 MIN_RETURN_S = 1.0  # the least time until a return, for the worth of a block
 AWAITED_WORTH = 1e6  # above the worth of every block that may not come back
@@ -37,12 +37,12 @@ GAP_EDGES_S = list(accumulate(repeat(sqrt(2.0), 26), mul, initial=0.5))
 NUM_GAP_CELLS = len(GAP_EDGES_S)
 
 
-class Awaited:
+class AwaitedTurn:
     """A turn that may come, after its predecessor has ended."""
 
     __slots__ = ("cells", "chain", "expects", "is_back", "last", "left_at", "log")
 
-    def __init__(self, log: "_Log", last: BlockName, chain: IdleChain) -> None:
+    def __init__(self, log: "_TurnLog", last: BlockName, chain: IdleChain) -> None:
         self.log = log
         self.last = last
         self.chain: IdleChain | None = chain  # the chain of its predecessor, until it is back
@@ -59,7 +59,7 @@ class Awaited:
         self.chain = None
 
 
-class Curve:
+class SurvivalCurve:
     """The survival of one kind of turns, and the worth of keeping their blocks by age."""
 
     def __init__(self, prior: list[float]) -> None:
@@ -112,17 +112,17 @@ class Curve:
         return (left - self.survival[NUM_GAP_CELLS]) / left if left > 0 else 0.0
 
 
-class _Log:
+class _TurnLog:
     """The last turns of one kind, and the curves of their gaps."""
 
     def __init__(self, prior: list[float], prior_over: list[float]) -> None:
-        self.turns: deque[Awaited] = deque()
-        self._by_gap, self._by_hint = Curve(prior), Curve(prior_over)
+        self.turns: deque[AwaitedTurn] = deque()
+        self._by_gap, self._by_hint = SurvivalCurve(prior), SurvivalCurve(prior_over)
         self._back = ([0] * (NUM_GAP_CELLS + 1), [0] * (NUM_GAP_CELLS + 1))  # returned turns by cell
         self._num_back = self._news = 0
         self._heeds = True  # hints are used
 
-    def left(self, turn: Awaited) -> Awaited | None:
+    def left(self, turn: AwaitedTurn) -> AwaitedTurn | None:
         """Note a turn that may come; returns the oldest turn, if it is forgotten in exchange."""
         self._news += 1
         self.turns.append(turn)
@@ -133,11 +133,11 @@ class _Log:
             self._count(oldest, -1)
         return oldest
 
-    def came(self, turn: Awaited) -> None:
+    def came(self, turn: AwaitedTurn) -> None:
         self._news += 1
         self._count(turn, 1)
 
-    def at(self, expects: float | None, age: float, now: float) -> tuple[Curve, int, float]:
+    def at(self, expects: float | None, age: float, now: float) -> tuple[SurvivalCurve, int, float]:
         """Return the curve of a turn, the cell that it has reached, and the seconds in a second of the curve."""
         if self._news >= TURNS_PER_REDRAW:
             self._draw(now)
@@ -146,7 +146,7 @@ class _Log:
         unit = expects / HINT_SCALE_S
         return self._by_hint, bisect_right(GAP_EDGES_S, age / unit), unit
 
-    def _count(self, turn: Awaited, number: int) -> None:
+    def _count(self, turn: AwaitedTurn, number: int) -> None:
         self._num_back += number
         for back, cell in zip(self._back, turn.cells, strict=True):
             back[cell] += number
@@ -184,15 +184,15 @@ class ReturnTimes:
     """The measured return times of turns, by tenant."""
 
     def __init__(self) -> None:
-        self._logs: dict[tuple[str, bool], _Log] = {}  # by tenant, and whether a hint was given
-        self._awaited: dict[BlockName, Awaited] = {}
+        self._logs: dict[tuple[str, bool], _TurnLog] = {}  # by tenant, and whether a hint was given
+        self._awaited: dict[BlockName, AwaitedTurn] = {}
         self._now = 0.0
 
     def left(self, chain: IdleChain, last: BlockName) -> None:
         """Note that a turn ended with this full block, and left this chain just now."""
         self._now = chain.left_at
         log = self._log(chain.tenant, chain.expects)
-        turn = self._awaited[last] = Awaited(log, last, chain)
+        turn = self._awaited[last] = AwaitedTurn(log, last, chain)
         forgotten = log.left(turn)
         if forgotten is not None and self._awaited.get(forgotten.last) is forgotten:
             del self._awaited[forgotten.last]
@@ -222,15 +222,15 @@ class ReturnTimes:
         curve, cell, _ = self._log(tenant, expects).at(expects, age, self._now)
         return curve.probability(cell)
 
-    def _log(self, tenant: str, expects: float | None) -> _Log:
+    def _log(self, tenant: str, expects: float | None) -> _TurnLog:
         key = (tenant, expects is not None)
         log = self._logs.get(key)
         if log is None:
-            log = self._logs[key] = _Log(UNHINTED_PRIOR, HINTED_PRIOR)
+            log = self._logs[key] = _TurnLog(UNHINTED_PRIOR, HINTED_PRIOR)
         return log
 
 
-class Between(StrEnum):
+class BetweenTurnsRule(StrEnum):
     """The rule by which blocks of a sequence that has ended are kept for its next turn."""
 
     MEASURED = "measured"  # by the measured return times of the tenant's turns, and its clients' hints
@@ -242,7 +242,7 @@ class Between(StrEnum):
 class MeasuredRetention:
     """Evicts first the blocks least likely to be reused soon, within each tenant."""
 
-    keep = Keep.WHILE_WORTH
+    keep = KeepRule.WHILE_WORTH
 
     def __init__(self) -> None:
         self._times = ReturnTimes()
@@ -268,15 +268,17 @@ class MeasuredRetention:
         return 1.0 if chain.kind == WANTED else self._times.probability(chain.tenant, chain.expects, age)
 
 
-class Held(KeepRecent):
-    keep = Keep.HELD
+class HoldForFollowUp(KeepRecent):
+    keep = KeepRule.HELD
 
 
-class Dropped(KeepRecent):
-    keep = Keep.DROPPED
+class DropAtEnd(KeepRecent):
+    keep = KeepRule.DROPPED
 
 
-def make_retention(rule: Between) -> Retention:
-    if rule is Between.MEASURED:
+def make_retention(rule: BetweenTurnsRule) -> Retention:
+    if rule is BetweenTurnsRule.MEASURED:
         return MeasuredRetention()
-    return {Between.LRU: KeepRecent, Between.HOLD: Held, Between.DROP: Dropped}[rule]()
+    return {BetweenTurnsRule.LRU: KeepRecent, BetweenTurnsRule.HOLD: HoldForFollowUp, BetweenTurnsRule.DROP: DropAtEnd}[
+        rule
+    ]()

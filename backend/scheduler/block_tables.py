@@ -20,7 +20,7 @@ from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
 from backend.scheduler.pins import Pins
 from backend.scheduler.prefix_hit import NO_HIT, PrefixHit
-from backend.scheduler.retention import BetweenTurns, Keep
+from backend.scheduler.retention import BetweenTurns, KeepRule
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.swapping import Swapping
@@ -51,7 +51,7 @@ class BlockTables:
     def __init__(self, config: EngineConfig, hooks: SchedulerHooks, counters: Counters) -> None:
         retention = hooks.retention
         self.pool: BlockPool = POOLS[config.kv_allocation](config.num_blocks)
-        self.cache = PrefixCache(self.pool, retention.worth if retention.keep is Keep.WHILE_WORTH else None)
+        self.cache = PrefixCache(self.pool, retention.worth if retention.keep is KeepRule.WHILE_WORTH else None)
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
         self.pinned_prefixes = PinnedPrefixes(self.cache, self.allowances)

@@ -10,7 +10,7 @@ from backend.scheduler.holdings import Holdings
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
 
-class Keep(StrEnum):
+class KeepRule(StrEnum):
     """Eviction policy for the blocks of a finished sequence."""
 
     WHILE_WORTH = "while_worth"  # evictable, least worth first
@@ -22,7 +22,7 @@ class Keep(StrEnum):
 class Retention(Protocol):
     """Learns from chains left and returning turns, and rates idle chains for the cache."""
 
-    keep: Keep
+    keep: KeepRule
 
     def left(self, chain: IdleChain, last: BlockName) -> None:
         """Record that a finished sequence leaves this chain, whose last full block is `last`, and set the chain's
@@ -46,7 +46,7 @@ class Retention(Protocol):
 class KeepRecent:
     """Least recently used first; learns nothing."""
 
-    keep = Keep.WHILE_RECENT
+    keep = KeepRule.WHILE_RECENT
 
     def left(self, chain: IdleChain, last: BlockName) -> None:
         pass
@@ -93,16 +93,16 @@ class BetweenTurns:
             for cached in [cached for block in sequence.block_table.blocks if (cached := self._cache.at(block))]:
                 cached.is_wanted = True
             chain = self._cache.begin_chain(sequence.tenant, now)
-            chain.kind = WANTED if keep is Keep.WHILE_WORTH else PLAIN
+            chain.kind = WANTED if keep is KeepRule.WHILE_WORTH else PLAIN
         elif not names or sequence.finish_reason is FinishReason.FAILED:
             self._cache.begin_chain(sequence.tenant, now)
         else:
             expects = sequence.request.expects_followup
-            is_held = keep is Keep.HELD and expects is not None
+            is_held = keep is KeepRule.HELD and expects is not None
             chain = self._cache.begin_chain(sequence.tenant, now, expects, is_held)
             self._retention.left(chain, names[-1])
 
     def has_left(self, sequence: Sequence) -> None:
         """Drop the chain of a finished sequence where retention keeps none."""
-        if self._retention.keep is Keep.DROPPED and sequence.status is SequenceStatus.FINISHED:
+        if self._retention.keep is KeepRule.DROPPED and sequence.status is SequenceStatus.FINISHED:
             self._cache.drop_chain()

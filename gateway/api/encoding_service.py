@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from admission.controller import Controller
-from admission.encoding import EncodingLimits, EncodingQueue, EncodingRequest, Taken
+from admission.encoding import BatchInput, EncodingLimits, EncodingQueue, EncodingRequest
 from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.worker.side_job import SideJob, WorkStream
@@ -121,7 +121,7 @@ class EncodingService:
         encoder = self._encoders[name]
         return SideJob(lambda: encoder.vectors(inputs), self._delivery(name, batch), encoder.stream)
 
-    def _delivery(self, name: str, batch: Sequence[Taken]) -> Callable[[list[Vector] | Exception, float], None]:
+    def _delivery(self, name: str, batch: Sequence[BatchInput]) -> Callable[[list[Vector] | Exception, float], None]:
         def done(result: list[Vector] | Exception, elapsed: float) -> None:
             now = self._engine.clock()
             for tenant, seconds in self.queues[name].measured(batch, elapsed).items():

@@ -10,7 +10,7 @@ from functools import partial
 from admission.encoding import EncodingRequest
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import JudgedRequest
 from backend.grammar import Grammar
 from backend.paged_kv.block_pool import blocks_for
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -272,7 +272,7 @@ class InProcessClient:
         try:
             await self._refuse_spent(policy)
         except QuotaRefused as error:
-            unread = Asked.unread(request_id, policy.name, policy.key, error.limit.name)
+            unread = JudgedRequest.unread(request_id, policy.name, policy.key, error.limit.name)
             self.service.core.requested(unread, self.service.engine.clock())
             raise _refusal(error, policy, request_id) from None
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.encoding import BatchTime, EncodingLimits, EncodingQueue, EncodingRequest, Taken
+from admission.encoding import BatchInput, BatchTime, EncodingLimits, EncodingQueue, EncodingRequest
 from admission.share import Share
 from tests.examples import examples
 
@@ -29,7 +29,7 @@ def test_a_short_request_passes_a_long_list_of_its_tenant() -> None:
     queue.take(is_beside=False)
     short = added(queue, "a", 10, at=1.0)
     batch = queue.take(is_beside=False)
-    assert batch[0] == Taken(short, 0)
+    assert batch[0] == BatchInput(short, 0)
     assert [taken.ordinal for taken in batch[1:]] == list(range(10, 19)) and batch[1].request is long
 
 

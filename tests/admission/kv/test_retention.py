@@ -13,8 +13,8 @@ from admission.kv.retention import (
     NUM_GAP_CELLS,
     TURNS_REMEMBERED,
     UNHINTED_PRIOR,
-    Curve,
     ReturnTimes,
+    SurvivalCurve,
 )
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.idle_blocks import PLAIN, IdleChain
@@ -46,7 +46,7 @@ shares = st.lists(st.integers(0, 20), min_size=NUM_GAP_CELLS, max_size=NUM_GAP_C
 @given(shares, st.lists(st.integers(0, NUM_GAP_CELLS), max_size=40), st.sampled_from([UNHINTED_PRIOR, HINTED_PRIOR]))
 def test_worth_is_the_best_chance_for_the_time_kept(back: list[int], away: list[int], prior: list[float]) -> None:
     """As of every time until which a turn may be kept, looked at one by one."""
-    curve = Curve(prior)
+    curve = SurvivalCurve(prior)
     curve.draw(back, away)
     survival, widths = curve.survival, [GAP_EDGES_S[0]] + [b - a for a, b in pairwise(GAP_EDGES_S)]
     assert all(0 <= after <= before <= 1 for before, after in pairwise(survival))

@@ -6,7 +6,7 @@ A sequence to which something happens has an id that says what, and is asserted 
 
 from admission.core import CoreConfig, MemoryGate, Overload
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.calibration_steps import calibration_series
 from backend.scheduler.scheduled_step import WaitReason
@@ -401,18 +401,20 @@ def requests() -> list[str]:
     """A gateway tells what it is, and what its limits said of each request."""
     stage = StagedCore(CoreConfig())
     stage.log.serves("embedded", 4096, 1.75e9, stage.now)
-    two = (AskedPrompt(6, 9, True), AskedPrompt(6, 9, True, is_repeated=True))
-    open_end = (AskedPrompt(5, 59, False),)
-    stage.core.requested(Asked("cmpl-1", "a", "key-1", "flex", 180, 1.5, 20.0, 0.1, two), stage.now)
+    two = (JudgedPrompt(6, 9, True), JudgedPrompt(6, 9, True, is_repeated=True))
+    open_end = (JudgedPrompt(5, 59, False),)
+    stage.core.requested(JudgedRequest("cmpl-1", "a", "key-1", "flex", 180, 1.5, 20.0, 0.1, two), stage.now)
     for n, prompt in enumerate(two):
         stage.arrive(f"cmpl-1-{n}", prompt.prompt_tokens, prompt.most, priority_class=2, body_bytes=90)
     stage.step()
-    stage.core.requested(Asked("cmpl-2", "a", None, None, 80, None, None, None, open_end), stage.now)
+    stage.core.requested(JudgedRequest("cmpl-2", "a", None, None, 80, None, None, None, open_end), stage.now)
     stage.arrive("cmpl-2-0", 5, 59, may_have=8)
-    stage.core.requested(Asked("cmpl-3", "b", "key-2", None, 80, None, 2.5, None, open_end, "tokens/min"), stage.now)
-    stage.core.requested(Asked.unread("req-4", "b", "key-2", "tokens/min"), stage.now)
     stage.core.requested(
-        Asked("cmpl-5", "b", "key-2", None, 80, None, None, None, open_end, "StoreUnavailable"), stage.now
+        JudgedRequest("cmpl-3", "b", "key-2", None, 80, None, 2.5, None, open_end, "tokens/min"), stage.now
+    )
+    stage.core.requested(JudgedRequest.unread("req-4", "b", "key-2", "tokens/min"), stage.now)
+    stage.core.requested(
+        JudgedRequest("cmpl-5", "b", "key-2", None, 80, None, None, None, open_end, "StoreUnavailable"), stage.now
     )
     return stage.run()
 

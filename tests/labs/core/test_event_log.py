@@ -7,7 +7,7 @@ from admission.controller import Controller
 from admission.core import PRIOR_STEP_TIME, CoreConfig, MemoryGate, make_core
 from admission.event_logs.event_log import LogError, make_logged_core, replay
 from admission.event_logs.names import VERSION
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
@@ -146,10 +146,10 @@ def test_a_change_of_policy_is_an_event_too() -> None:
 def test_what_was_asked_of_limits_is_an_event_too() -> None:
     stage = StagedCore(CONFIGS["fair"])
     stage.log.serves("embedded", 4096, 1.7e9, 0.5)
-    two = (AskedPrompt(6, 9, True), AskedPrompt(7, 9, False))
-    stage.core.requested(Asked("r", "a", "k", "flex", 80, 1.5, None, 0.1, two), 1.0)
-    stage.core.requested(Asked.unread("t", "a", None, "tokens/min"), 1.5)
-    stage.core.requested(Asked("s", "a", None, None, 80, None, None, None, two[:1], "tokens/min"), 1.0)
+    two = (JudgedPrompt(6, 9, True), JudgedPrompt(7, 9, False))
+    stage.core.requested(JudgedRequest("r", "a", "k", "flex", 80, 1.5, None, 0.1, two), 1.0)
+    stage.core.requested(JudgedRequest.unread("t", "a", None, "tokens/min"), 1.5)
+    stage.core.requested(JudgedRequest("s", "a", None, None, 80, None, None, None, two[:1], "tokens/min"), 1.0)
     check_replay(stage.lines)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.forecast import Ahead
+from admission.forecast import WorkAhead
 from admission.order import KeyedOrder, WaitingOrder
 from admission.share import Share
 from backend.scheduler.sequence import Sequence
@@ -86,7 +86,7 @@ def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: s
     served = list(iter(admit, None))
     before, after = served[: served.index(newcomer)], served[served.index(newcomer) + 1 :]
     own = [one for one in before if one.tenant == newcomer.tenant]
-    assert ahead == Ahead(
+    assert ahead == WorkAhead(
         sum(one.num_prompt_tokens for one in before), len(before), sum(one.num_prompt_tokens for one in own)
     )
     assert behind == ([] if name in TAKES_ALL_PLACES else after)
