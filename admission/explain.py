@@ -334,7 +334,7 @@ _ENDINGS = {
 }
 _GIVEN_UP = {
     "expired": "given up: its deadline had passed, or could not be met any more",
-    "preempted": "ended: it lost its memory as often as it may, and nobody else could give any",
+    "preempted": "ended: it lost its memory as often as it may, and no other sequence could give any",
 }
 
 
@@ -342,4 +342,4 @@ def _evicted(cached: dict[str, Any]) -> str:
     """Return the text for evictions since the last plan that reported any."""
     if "evicted" not in cached:
         return ""
-    return f"; {cached['evicted']} cached blocks were given up for memory, {cached['idle']} that nobody holds are left"
+    return f"; {cached['evicted']} cached blocks were given up for memory, {cached['idle']} idle ones are left"

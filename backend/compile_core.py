@@ -1,4 +1,4 @@
-"""Compiles the core: python -m backend.compile_core
+"""Compiles the core: `python -m backend.compile_core`.
 
 Compilation takes mypy and setuptools, a C compiler and Python's headers, 1 GB of memory and some three minutes of a
 core. See `compiled_core`: it is optional, and the interpreted core decides the same.

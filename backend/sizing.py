@@ -55,7 +55,7 @@ def size_engine(
 
 
 _CHOSEN = {field.name for field in fields(EngineOptions)} & {field.name for field in fields(EngineConfig)}
-"""The limits that an operator may choose; `size_engine` derives the ones that are left to it."""
+"""The limits that an operator may choose; `size_engine` derives the limits that are not chosen."""
 
 
 def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_bytes: int, dedicated: bool) -> int:

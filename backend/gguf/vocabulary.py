@@ -166,9 +166,7 @@ class GgufVocabulary:
         return [[self._tokens[left], self._tokens[right]] for _, _, left, right in sorted(pairs)]
 
     def _added(self) -> Iterator[dict[str, Any]]:
-        """Yield the tokens that are found in a text before all others; the ones that a text may show are not
-        special.
-        """
+        """Yield the tokens that are found in a text before all others; tokens that a text may show are not special."""
         for index, (token, kind) in enumerate(zip(self._tokens, self._kinds, strict=True)):
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token:
                 how = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

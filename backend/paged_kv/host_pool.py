@@ -153,4 +153,4 @@ class HostPool:
             assert own == list(self._by_tenant[tenant].values()), "a tenant's host blocks are out of order"
             assert tenant in self._by_excess[self._excess(tenant)], "a tenant has another excess than is known"
         assert sum(map(len, self._by_excess.values())) == len(self.held), "a tenant that has nothing is looked for"
-        assert self._most == max(self._by_excess, default=0), "nobody has the most"
+        assert self._most == max(self._by_excess, default=0), "no tenant has the largest excess"

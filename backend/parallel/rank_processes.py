@@ -107,7 +107,7 @@ class RankProcesses:
         return error if error is None or isinstance(error, DeviceError) else DeviceError(str(error))
 
     def stop(self) -> None:
-        """End every process."""
+        """End the processes of all ranks."""
         self._finalizer()
 
 

@@ -154,4 +154,4 @@ class PinnedPrefixes:
             assert allowed is None or self._allowances.held[tenant] <= allowed, "a pin holds more than its tenant may"
             for block, cached in blocks.items():
                 assert cached.block == block and not cached.holders, "a block is kept that is not idle"
-                assert tenant in cached.pinned_for and (cached.name, tenant) in pins, "a block is kept for nobody"
+                assert tenant in cached.pinned_for and (cached.name, tenant) in pins, "a block is kept for no tenant"

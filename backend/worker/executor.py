@@ -53,7 +53,7 @@ class InlineDevice:
         self._launched: deque[PendingStep] = deque()
 
     def launch(self, batch: Batch) -> None:
-        """Queue a step. A step launched behind one that failed to launch is lost with it."""
+        """Queue a step. Behind a step that failed to launch, it is lost."""
         if self._launched and isinstance(self._launched[-1], LostStep):
             return
         try:

@@ -37,7 +37,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """How the tokens of one step's rows are chosen: `choose` draws them."""
+    """The choice of the tokens of one step's rows: `choose` draws them."""
 
     choose: Callable[[Tensor], Tensor]  # returns ids [rows] int64 for logits [rows, vocab] fp32, which it may overwrite
     restricts: bool  # True if it forbids tokens, and so may leave a row none: its choice then has a logit of -inf

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.kv.retention import Between, make_retention
+from admission.kv.retention import BetweenTurnsRule, make_retention
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import PagedPool
 from backend.paged_kv.block_table import BlockTable
@@ -106,7 +106,7 @@ def test_how_many_blocks_a_tenant_gives_up_does_not_depend_on_what_they_are_wort
     assert sum(map(Counter.total, (cache.idle_by_tenant() for cache in caches))) == 2 * caches[0].num_idle
 
 
-def cached_tokens(rule: Between, seconds: tuple[float, float]) -> list[int]:
+def cached_tokens(rule: BetweenTurnsRule, seconds: tuple[float, float]) -> list[int]:
     """What two conversations find at their next turns, whose clients said when these come, after others needed room."""
     bench = Bench(make_retention(rule), num_blocks=14, max_num_seqs=1)
     turns = []
@@ -121,17 +121,17 @@ def cached_tokens(rule: Between, seconds: tuple[float, float]) -> list[int]:
 
 
 def test_of_two_turns_the_one_that_comes_back_later_gives_way() -> None:
-    assert cached_tokens(Between.LRU, (5.0, 50.0)) == [8, 20]
-    assert cached_tokens(Between.MEASURED, (5.0, 50.0)) == [20, 8]
-    assert cached_tokens(Between.MEASURED, (50.0, 5.0)) == [8, 20]
+    assert cached_tokens(BetweenTurnsRule.LRU, (5.0, 50.0)) == [8, 20]
+    assert cached_tokens(BetweenTurnsRule.MEASURED, (5.0, 50.0)) == [20, 8]
+    assert cached_tokens(BetweenTurnsRule.MEASURED, (50.0, 5.0)) == [8, 20]
 
 
 def test_what_is_dropped_is_not_found_again() -> None:
-    assert cached_tokens(Between.DROP, (5.0, 50.0)) == [0, 0]
+    assert cached_tokens(BetweenTurnsRule.DROP, (5.0, 50.0)) == [0, 0]
 
 
 def test_what_is_held_is_not_for_newcomers_unless_nobody_runs() -> None:
-    bench = Bench(make_retention(Between.HOLD), num_blocks=14, max_num_seqs=2)
+    bench = Bench(make_retention(BetweenTurnsRule.HOLD), num_blocks=14, max_num_seqs=2)
     bench.now = 1.0
     turn = bench.say(list(range(100, 121)), 3, expects_followup=5.0)
     finish(bench, turn)

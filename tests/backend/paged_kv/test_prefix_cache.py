@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from admission.kv.retention import Between, make_retention
+from admission.kv.retention import BetweenTurnsRule, make_retention
 from backend.config import EngineConfig
 from backend.scheduler.batch import NO_TOKEN, StepOutput
 from backend.scheduler.hooks import DefaultHooks
@@ -511,9 +511,11 @@ class SharingMachine(LossyMachine):
         budget=st.integers(4, 12),
         chunk=st.sampled_from([None, 3, 4, 8]),
         host=st.sampled_from([0, 3, 12]),
-        rule=st.sampled_from(Between),
+        rule=st.sampled_from(BetweenTurnsRule),
     )
-    def configure(self, num_blocks: int, depth: int, budget: int, chunk: int | None, host: int, rule: Between) -> None:
+    def configure(
+        self, num_blocks: int, depth: int, budget: int, chunk: int | None, host: int, rule: BetweenTurnsRule
+    ) -> None:
         self.begin(
             retention=make_retention(rule),
             num_host_blocks=host,
