@@ -114,17 +114,17 @@ class Controller:
         self.scheduler.kv_manager.pin_prefixes(tenant, names, now)
         self._tell(lambda observer: observer.prefixes_pinned(tenant, names, now))
 
-    def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
+    def raise_token_limit(self, sequence: Sequence, tokens: int, now: float) -> None:
         """Raise the sequence's token limit by `tokens`."""
         if sequence.status is not SequenceStatus.FINISHED:
-            self.scheduler.extend(sequence, tokens)
+            self.scheduler.raise_token_limit(sequence, tokens)
         self._tell(lambda observer: observer.extended(sequence, tokens, now))
 
-    def charge(self, tenant: str, seconds: float, now: float) -> None:
+    def charge_side_work(self, tenant: str, seconds: float, now: float) -> None:
         """Charge a tenant for work beside the steps: batches of inputs to embed, and processor seconds, which count as
         engine seconds.
         """
-        self.ledger.charge(tenant, seconds, now)
+        self.ledger.charge_side_work(tenant, seconds, now)
         self._tell(lambda observer: observer.charged(tenant, seconds, now))
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
@@ -135,12 +135,12 @@ class Controller:
             self.share.use(self.share.account(tenant), seconds)
         self._tell(lambda observer: observer.debts_changed(served, replicas, now))
 
-    def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
-        self.share.policy_changed(policy.weights)
+    def set_policy(self, policy: SchedulingPolicy, now: float) -> None:
+        self.share.set_policy(policy.weights)
         if isinstance(self.order, DueOrder):
-            self.order.policy_changed(Aging(offsets=policy.offsets))
+            self.order.set_policy(Aging(offsets=policy.offsets))
         self.scheduler.weights_changed()
-        self.control.policy_changed(policy)
+        self.control.set_policy(policy)
         self._tell(lambda observer: observer.policy_changed(policy, now))
 
     def calibrate(self, now: float) -> CalibrationStep | None:
@@ -149,7 +149,7 @@ class Controller:
         """
         if not self.calibrates or self.scheduler.has_work:
             return None
-        step = self.idle_calibration.begin(now)
+        step = self.idle_calibration.next_step(now)
         if step is not None:
             self._tell(lambda observer: observer.calibrating(step, now))
         return step
@@ -187,8 +187,8 @@ class Controller:
             return None
         if self._expiry.next_due < now:
             self._expire(now)
-        self.order.at(now)
-        self._copy_time.at(now)
+        self.order.set_time(now)
+        self._copy_time.set_time(now)
         batch = scheduler.schedule(now)
         if scheduler.ended:
             for sequence in scheduler.take_ended():

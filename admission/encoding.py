@@ -153,7 +153,7 @@ class EncodingQueue:
             return now  # no request is expected in time, or not soon enough
         return now + next_s
 
-    def take(self, *, is_beside: bool) -> list[BatchInput]:
+    def take_batch(self, *, is_beside: bool) -> list[BatchInput]:
         """Take a batch. `is_beside`: answers are generated meanwhile, which it must not delay for long."""
         limits = self.limits
         most = min(limits.batch_tokens, self.time.tokens(limits.beside_s if is_beside else limits.alone_s))

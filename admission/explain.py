@@ -53,7 +53,7 @@ class _SequenceHistory:
     def say(self, now: float, text: str) -> None:
         self.lines.append(f"{now - self.arrived:9.3f} s  {text}")
 
-    def wait(self, reason: str, ahead: Iterable[_OpenRequest], seconds: float) -> None:
+    def add_wait(self, reason: str, ahead: Iterable[_OpenRequest], seconds: float) -> None:
         self.waits[reason] = self.waits.get(reason, 0.0) + seconds
         self.ahead.setdefault(reason, {}).update(dict.fromkeys(ahead))
 
@@ -283,13 +283,13 @@ class _LogReader:
         ahead = {name: asked for name, asked in self._ahead.items() if name != history.name}
         due_earlier = [asked for name, asked in ahead.items() if name not in self._overtook]
         if limit is not None:
-            history.wait(REASONS[limit], (), seconds)
+            history.add_wait(REASONS[limit], (), seconds)
         elif due_earlier:
-            history.wait(BEHIND_PREFIX + obstacle, due_earlier, seconds)
+            history.add_wait(BEHIND_PREFIX + obstacle, due_earlier, seconds)
         elif ahead:
-            history.wait(REASONS["slots"], ahead.values(), seconds)
+            history.add_wait(REASONS["slots"], ahead.values(), seconds)
         else:
-            history.wait(obstacle or "until the next step was planned", (), seconds)
+            history.add_wait(obstacle or "until the next step was planned", (), seconds)
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:

@@ -109,7 +109,7 @@ class Forecaster:
         self._step_number = 0
         self.typical_prompt = self.typical_answer = 0.0  # tokens, running means over newcomers
 
-    def arrived(self, prompt: int, answer: float) -> None:
+    def add_newcomer(self, prompt: int, answer: float) -> None:
         """Update the running means by a newcomer's uncomputed prompt tokens and expected output tokens."""
         weight = NEWCOMER_WEIGHT if self.typical_prompt else 1.0
         self.typical_prompt += weight * (prompt - self.typical_prompt)

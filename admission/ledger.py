@@ -123,7 +123,7 @@ class Ledger:
         promise.prepaid = cost = self._tariff.estimate(prompt, 0.0, cached)
         self.share.spend(self.share.account(promise.tenant), cost)
 
-    def charge(self, tenant: str, seconds: float, now: float) -> None:
+    def charge_side_work(self, tenant: str, seconds: float, now: float) -> None:
         """Charge a tenant for seconds of work beside the steps, for which it counts as asking."""
         account = self.share.account(tenant)
         self.share.asked(account, now)

@@ -204,7 +204,7 @@ class TenantRanking:
         if undated.is_early and undated.timed_at != due_at:
             undated.timed_at = due_at
             heappush(self._by_time, (due_at, undated.number, undated))
-        self.push(undated)
+        self.rerank(undated)
 
     def first(self, now: float, held: Set[str]) -> tuple[float, UndatedBacklog] | None:
         """Return the due time and the tenant due first of those not on hold. O(log tenants)."""
@@ -243,7 +243,7 @@ class TenantRanking:
     def _has(self, undated: UndatedBacklog) -> bool:
         return bool(undated.sizes) and undated.level == self._level
 
-    def push(self, undated: UndatedBacklog) -> None:
+    def rerank(self, undated: UndatedBacklog) -> None:
         """Rank a tenant anew, whose credit has grown otherwise than by grants."""
         ranks = self._early if undated.is_early else self._late
         heappush(ranks, (self._rank(undated), undated.number, undated))
@@ -414,7 +414,7 @@ class DueOrder:
         for account in repaid:
             account.is_repaid = False
             if (waiting := self.undated.get(account.tenant)) is not None:
-                self._rankings[waiting.level].push(waiting)
+                self._rankings[waiting.level].rerank(waiting)
         found: tuple[float, UndatedBacklog] | None = None
         for level, ranking in self._rankings.items():
             if (first := ranking.first(self.now, self._held)) is not None:
@@ -439,7 +439,7 @@ class DueOrder:
                 return first
         return dated.sequence if dated is not None else None
 
-    def policy_changed(self, aging: Aging) -> None:
+    def set_policy(self, aging: Aging) -> None:
         """Order by these class offsets, and by the share's present weights."""
         self.aging = aging
         self._rankings.clear()
@@ -466,9 +466,9 @@ class DueOrder:
         tenant = undated.account.tenant
         self.share.waits(undated.account, is_waiting=bool(undated.sizes) and tenant not in self._held)
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         self.now = max(self.now, now)
-        self.share.at(self.now)
+        self.share.set_time(self.now)
 
     def ended(self, sequence: Sequence) -> None:
         """Forget a request that has ended."""
@@ -553,7 +553,7 @@ class DueOrder:
 class WaitingOrder(WaitingQueue, ForecastOrder, Protocol):
     """An order of waiting requests, as the scheduler and the forecast use it."""
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """Set the time, in seconds of the engine's clock."""
         ...
 
@@ -617,5 +617,5 @@ class KeyedOrder:
     def ended(self, sequence: Sequence) -> None:
         self._keys.pop(sequence, None)
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         pass

@@ -116,16 +116,16 @@ class AdmissionControl:
             self._check_bounds(sequence, load)
         has_estimate = self._config.deadlines and _has_target(sequence)
         promise = self._check_deadline(sequence, now) if has_estimate else Promise(sequence.tenant)
-        self.forecaster.arrived(load.tokens, output)
+        self.forecaster.add_newcomer(load.tokens, output)
         return load, promise
 
-    def policy_changed(self, policy: SchedulingPolicy) -> None:
+    def set_policy(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
 
     def _offered(self, sequence: Sequence, now: float) -> None:
         """Note the request's demand, admitted or refused."""
         if self._order is not None:
-            self._order.at(now)
+            self._order.set_time(now)
             self._order.share.asked(self._order.share.account(sequence.tenant), now)
         self._guard.asked(sequence.request.priority_class, now)
         if sequence.request.first_token_by is not None:

@@ -132,7 +132,7 @@ class LLM:
             for text in texts:
                 self.scheduler.add(text.sequence)
             with _bar(len(texts), progress) as bar:
-                self._run(lambda delta: bar.update(by_sequence[delta[0]].take(delta, self.scheduler)))
+                self._run(lambda delta: bar.update(by_sequence[delta[0]].add_token(delta, self.scheduler)))
         except BaseException:
             self._begin()
             raise
@@ -292,7 +292,7 @@ class _GrowingCompletion:
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
 
-    def take(self, delta: NewToken, scheduler: Scheduler) -> bool:
+    def add_token(self, delta: NewToken, scheduler: Scheduler) -> bool:
         """Add one token. Returns True if the text is complete."""
         _, token_id, reason = delta
         detokenizer = self._detokenizer
@@ -308,7 +308,7 @@ class _GrowingCompletion:
             scheduler.finish(self.sequence, FinishReason.STOP)
             return True
         if reason is not None:
-            self._pieces.append(detokenizer.finish())
+            self._pieces.append(detokenizer.flush())
         return reason is not None
 
     def completion(self) -> Completion:

@@ -262,7 +262,7 @@ async def serve(
         finally:
             await engine.stop()
             if model.runner.masks is not None:
-                model.runner.masks.processes.stop()
+                model.runner.masks.processes.end_all()
             model.tokenizer.close()
 
 
@@ -311,7 +311,7 @@ async def serve_engine(
             model.runner.others.on_lost.append(engine.fail_soon)
         engine.start()
         if service.grammars is not None:
-            service.grammars.start()
+            service.grammars.prepare()
         await service.follow_policies()
         watchdog = Watchdog(engine, core_telemetry.core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)

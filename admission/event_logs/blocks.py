@@ -55,7 +55,7 @@ class NewlyNamed:
         for sequence, first in self._blocks.newly_named:
             self._first.setdefault(sequence, first)
 
-    def take(self) -> list[str]:
+    def take_members(self) -> list[str]:
         """Return all new names, by sequence id, as a member of a JSON object; empty if there are none."""
         if self._blocks.newly_named:
             self.collect()
@@ -76,7 +76,7 @@ class CacheFindings:
         self._cache = blocks.cache
         self._evictions = 0
 
-    def take(self, step: ScheduledStep | None) -> list[str]:
+    def take_members(self, step: ScheduledStep | None) -> list[str]:
         """Return, as members of a JSON object and without empty ones: the hit blocks by sequence id, the forked
         sequences with their leaders, the evictions since the last plan that reported any, and the idle blocks now.
         """

@@ -108,7 +108,7 @@ class EventLog(CoreObserver):
         self._newly_named = NewlyNamed(scheduler.kv_manager.blocks)
         self._findings = CacheFindings(scheduler.kv_manager.blocks)
 
-    def begin(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
+    def write_header(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
         """Write the first line: the configuration and the model that the core was made with."""
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
@@ -186,7 +186,7 @@ class EventLog(CoreObserver):
             held = self._changed_holds()
         if self._given_up:
             ended = self._take_given_up()
-        cached = self._cached(self._findings.take(step))
+        cached = self._cached(self._findings.take_members(step))
         self._write(f'["plan",{moment(now)},{planned},{preempted},{blocked},{held},{ended}{cached}]')
 
     def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
@@ -222,7 +222,7 @@ class EventLog(CoreObserver):
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Return the end of a line: the news of the prefix cache, mostly none."""
-        told = [*said, *self._newly_named.take()]
+        told = [*said, *self._newly_named.take_members()]
         return f",{{{','.join(told)}}}" if told else ""
 
     def _changed_holds(self) -> str:
@@ -268,7 +268,7 @@ def make_logged_core(
     core = make_core(config, engine, model, observer_failed)
     event_log = EventLog(core.scheduler, write)
     core.observers.insert(0, event_log)
-    event_log.begin(config, engine, model)
+    event_log.write_header(config, engine, model)
     return core, event_log
 
 
@@ -357,9 +357,9 @@ class _Replay:
         elif kind == "finish":
             core.finish(self._sequences[entry[2]], FINISH_REASONS[entry[3]], now)
         elif kind == "extend":
-            core.extend(self._sequences[entry[2]], entry[3], now)
+            core.raise_token_limit(self._sequences[entry[2]], entry[3], now)
         elif kind in {"charge", "debts"}:
-            (core.charge if kind == "charge" else core.debts_changed)(entry[2], entry[3], now)
+            (core.charge_side_work if kind == "charge" else core.debts_changed)(entry[2], entry[3], now)
         elif kind == "plan":
             core.schedule(now)
             core.take_ended()
@@ -389,7 +389,7 @@ class _Replay:
             measured = [(CalibrationStep(*shape), in_seconds(elapsed)) for *shape, elapsed in said[0]]
             self._core.calibrated(measured, now)
         elif kind == "policy":
-            self._core.policy_changed(read_scheduling_policy(said[0]), now)
+            self._core.set_policy(read_scheduling_policy(said[0]), now)
         elif kind == "gateway":
             unix, model, block_bytes = said
             if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):

@@ -197,7 +197,7 @@ class ReturnTimes:
         if forgotten is not None and self._awaited.get(forgotten.last) is forgotten:
             del self._awaited[forgotten.last]
 
-    def arrived(self, names: list[BlockName], now: float) -> IdleChain | None:
+    def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
         """Note a prompt that begins with these blocks: it is the next turn of the awaited predecessor with the longest
         match, whose chain is returned.
         """
@@ -253,8 +253,8 @@ class MeasuredRetention:
         if chain.expects is not None:
             chain.kind = PLAIN + 1 + bisect_right(GAP_EDGES_S, chain.expects)
 
-    def arrived(self, names: list[BlockName], now: float) -> IdleChain | None:
-        return self._times.arrived(names, now)
+    def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
+        return self._times.claim_chain(names, now)
 
     def worth(self, kind: int, chain: IdleChain, age: float) -> float:
         """The expected reuse of a block shared by several conversations is as far away as its last use. Among sequences

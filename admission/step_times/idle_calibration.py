@@ -43,7 +43,7 @@ class IdleCalibration:
         """
         return sorted(self._errors)[len(self._errors) // 2] if len(self._errors) >= MIN_ERRORS else 0.0
 
-    def begin(self, now: float) -> CalibrationStep | None:
+    def next_step(self, now: float) -> CalibrationStep | None:
         """Return the step to run now, if a short enough one is due."""
         if self.is_running or now < self._due:
             return None

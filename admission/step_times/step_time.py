@@ -384,7 +384,7 @@ class CopyTime:
         self._now = self._done_at = 0.0  # the time of this plan, and the end of earlier plans' copies
         self._ahead = 0.0  # seconds of this plan's copies that overlap with steps in flight
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         if self._runs_ahead:
             self._now = now
             self._ahead = self._pipeline.remaining(now) - max(0.0, self._done_at - now)

@@ -84,7 +84,7 @@ class HostPool:
         self._change(tenant, 1)
         return host_block, given_up
 
-    def lost(self, step: int) -> None:
+    def undo_from(self, step: int) -> None:
         """Forget the copies of this step, and of later ones, to the host: they did not take place."""
         for host_block in [one for one in self._by_name.values() if step <= one.written < UNPLANNED]:
             self._drop(host_block)

@@ -405,7 +405,7 @@ class PrefixCache:
             self._num_floored += blocks
             self.kept.add(tenant, blocks)
 
-    def check_integrity(self, held: Iterable[tuple[int, BlockTable]]) -> None:
+    def check_blocks(self, held: Iterable[tuple[int, BlockTable]]) -> None:
         """Assert that names, blocks, holders and idle blocks agree; `held` are all blocks of all block tables."""
         named = [cached for cached in self._by_block.values() if cached.name is not None]
         assert self._by_name.keys() == {cached.name for cached in named}, "a name has no block"

@@ -57,7 +57,7 @@ def load_leading(
         others.await_answers()
     except BaseException as error:
         lost = None if isinstance(error, BackendError) or not isinstance(error, Exception) else others.find_lost()
-        others.stop()
+        others.end_all()
         if lost is not None:
             raise lost from error
         raise

@@ -106,7 +106,7 @@ class RankProcesses:
         error = self._fate.error
         return error if error is None or isinstance(error, DeviceError) else DeviceError(str(error))
 
-    def stop(self) -> None:
+    def end_all(self) -> None:
         """End the processes of all ranks."""
         self._finalizer()
 

@@ -74,14 +74,14 @@ class Forking:
         counts = hit.num_held, hit.num_paid, hit.num_pinned
         return PrefixHit(hit.blocks, hit.swapped, hit.is_cut, *counts, is_being_computed=True, follows_leader=True)
 
-    def take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
+    def take_hit(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         """Give a sequence that holds a slot its hit for this step."""
         before = len(sequence.block_table.blocks)
         if hit.fork_row is not None:
             self._blocks.fork(sequence, hit, scheduled.batch.step)
             scheduled.add_fork(sequence, hit.fork_row, before)
         elif hit.blocks or hit.swapped:
-            scheduled.add_hit(sequence, before, self._blocks.take(sequence, hit, scheduled.batch.step))
+            scheduled.add_hit(sequence, before, self._blocks.take_hit(sequence, hit, scheduled.batch.step))
 
     def _may_follow(self, sequence: Sequence, leader: Sequence) -> bool:
         """Return True if the sequence, which holds whole blocks and is not further than the leader, may start from it.

@@ -99,7 +99,7 @@ class Holdings:
         table.block_seconds += table.num_charged * (self.now - table.counted_at)
         table.counted_at = self.now
 
-    def check_integrity(self, holders: Collection[BlockTable], pinned: Counter[str]) -> None:
+    def check_charges(self, holders: Collection[BlockTable], pinned: Counter[str]) -> None:
         """Assert that these are all holders, that every shared block has a name, and that each tenant is charged once
         for each block held for it, and for its `pinned` blocks.
         """

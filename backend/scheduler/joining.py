@@ -29,7 +29,7 @@ class Joining:
         self._lacking: Sequence | None = None  # the sequence that lacked something in this plan
         self._num_available = self._num_running = 0  # blocks and sequences, when it did
 
-    def begin(self) -> None:
+    def begin_plan(self) -> None:
         self._lacking = None
 
     def lacks(self, sequence: Sequence) -> None:

@@ -31,7 +31,7 @@ class TokenBudget:
         self._resize(min(self._size + self._most / RECOVERY_STEPS, float(self._most)))
         self.is_cut = self._size < self._most
 
-    def lost(self, tokens: int) -> bool:
+    def halve(self, tokens: int) -> bool:
         """Halve the budget after the loss of a step of `tokens` tokens. Return False after too many losses in a row."""
         self._losses += 1
         self.is_cut = True
@@ -58,7 +58,7 @@ class DeviceResync:
         self.untold: list[tuple[Sequence, int, list[int]]] = []  # hits of empty plans, not sent
         self.out_of_sync: list[Sequence] = []  # running at the last lost step, until sent again
 
-    def begin(self, running: Iterable[Sequence]) -> None:
+    def mark_out_of_sync(self, running: Iterable[Sequence]) -> None:
         self.out_of_sync = list(running)
 
     def tell_hits(self, scheduled: ScheduledStep) -> None:

@@ -30,7 +30,7 @@ class Retention(Protocol):
         """
         ...
 
-    def arrived(self, names: list[BlockName], now: float) -> IdleChain | None:
+    def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
         """Record the arrival of a prompt with these blocks. Return the chain of the preceding turn."""
         ...
 
@@ -51,7 +51,7 @@ class KeepRecent:
     def left(self, chain: IdleChain, last: BlockName) -> None:
         pass
 
-    def arrived(self, names: list[BlockName], now: float) -> IdleChain | None:
+    def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
         return None
 
     def worth(self, kind: int, chain: IdleChain, age: float) -> float:
@@ -72,9 +72,9 @@ class BetweenTurns:
         self._block_size = block_size
         self._came: dict[Sequence, tuple[IdleChain, int]] = {}  # claims of waiting sequences, with the kind before
 
-    def arrived(self, sequence: Sequence, now: float) -> None:
+    def claim(self, sequence: Sequence, now: float) -> None:
         """Evict the chain that the sequence claims last, until `settled`."""
-        chain = self._retention.arrived(sequence.block_names, now)
+        chain = self._retention.claim_chain(sequence.block_names, now)
         if chain is not None and chain.blocks and chain.kind != WANTED:
             self._came[sequence] = chain, chain.kind
             self._cache.change_kind(chain, WANTED, now)

@@ -83,11 +83,11 @@ class Swapping:
         self._counters.swapped_in += len(self._in)
         self._out, self._in = [], []
 
-    def lost(self, step: int) -> None:
+    def undo_from(self, step: int) -> None:
         """Undo the copies of this lost step and all later ones, of which any number may have been made. The caller
         takes the blocks copied back from their holders.
         """
-        self.host.lost(step)
+        self.host.undo_from(step)
         for host_block, _ in self._in:
             host_block.read = -1
         self._in = []

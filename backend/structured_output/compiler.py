@@ -84,7 +84,7 @@ class _Compilation:
                 process.compile(self._grammar)
                 return CompiledGrammar(self._grammar, num_bytes, 2 * seconds, process)
             except (EOFError, OSError):
-                limit = self._limit_of(self._processes.lost(process))
+                limit = self._limit_of(self._processes.discard(process))
         if limit is None:
             raise NoGrammarProcess(NO_ANSWER)
         raise GrammarTooComplex("the grammar takes more memory than there is for it; simplify it")
@@ -172,7 +172,7 @@ class GrammarCompiler:
         self._spare: list[ForkedProcess] = []  # idle compiling processes
         self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
 
-    def start(self) -> None:
+    def prepare(self) -> None:
         """Start the processes that the first grammar needs, which takes seconds if the vocabulary is large.
 
         A failure is logged, and told to every request that asks for a grammar.
@@ -228,7 +228,7 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the processes, and the threads that wait for them."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self.processes.stop()
+        self.processes.end_all()
 
     def _use(self, compiled: CompiledGrammar, key: str) -> CompiledGrammar:
         if not compiled.users[key]:

@@ -23,14 +23,14 @@ class MaskTime:
         """The processor seconds of all matching so far."""
         return 0.0 if self.nanoseconds is None else int(self.nanoseconds.sum()) / 1e9
 
-    def admit(self, slot: int, owner: str) -> None:
+    def fill_slot(self, slot: int, owner: str) -> None:
         """Count the slot's further time for this owner."""
         with self._lock:
             if (before := self._owners.get(slot)) is not None and (left := self._take(slot)):
                 self._before[before] = self._before.get(before, 0) + left
             self._owners[slot] = owner
 
-    def take(self, owner: str) -> float:
+    def take_seconds(self, owner: str) -> float:
         """Return the processor seconds of the owner's rows since the last call."""
         with self._lock:
             slots = [slot for slot, name in self._owners.items() if name == owner]

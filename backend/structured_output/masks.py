@@ -100,7 +100,7 @@ class TokenMasks:
         self._asked: dict[int, list[ConstrainedRow]] = {}  # by process
         self._told: dict[int, MatchingProcess] = {}
 
-    def admit(self, admitted: NewSequence) -> None:
+    def fill_slot(self, admitted: NewSequence) -> None:
         """Record that a sequence takes the slot; what the slot held before is forgotten."""
         sampling, slot, num_prompt = admitted.sampling, admitted.slot, admitted.num_prompt_tokens
         self._slots.pop(slot, None)
@@ -109,7 +109,7 @@ class TokenMasks:
             self._slots[slot] = _ConstrainedSlot(grammar, num_prompt, may_jump, self.processes.index_of(grammar))
             self._new.add(slot)
             self._extend(slot, 0, admitted.token_ids[num_prompt:])
-            self.processes.mask_time.admit(slot, grammar.owner)
+            self.processes.mask_time.fill_slot(slot, grammar.owner)
 
     def sampled(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """Write the tokens that slots have sampled to shared memory, before the next step asks about them."""
@@ -253,7 +253,7 @@ class TokenMasks:
         log.error(
             "grammar process %d ends working on slot %d: %s", process.pid, blamed, str(error) or type(error).__name__
         )
-        self.processes.lost(process)
+        self.processes.discard(process)
         failed = [row for row in rows if row[1] == blamed or failures == _ATTEMPTS]
         masks.failed += [sample for sample, *_ in failed]
         return [row for row in rows if row not in failed]

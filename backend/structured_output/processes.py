@@ -130,7 +130,7 @@ class GrammarProcesses:
         self._matching: list[MatchingProcess | None] = [None] * self.num_matching
 
     def __del__(self) -> None:
-        self.stop()
+        self.end_all()
 
     @property
     def memory(self) -> SharedMemory:
@@ -140,7 +140,7 @@ class GrammarProcesses:
                 self._memory = SharedMemory(self.setup.layout.num_bytes)
             return self._memory
 
-    def start(self) -> None:
+    def start_forking(self) -> None:
         """Start the forking process, unless it runs. Raises `GrammarInvalid` if it cannot use the tokenizer."""
         with self._lock:
             if self._link is not None:
@@ -167,7 +167,7 @@ class GrammarProcesses:
             ours.settimeout(FORK_SECONDS)
             self._link = ours
 
-    def stop(self) -> None:
+    def end_all(self) -> None:
         """End all processes, matching and compiling."""
         with self._lock:
             self._end_all()
@@ -197,7 +197,7 @@ class GrammarProcesses:
         """Return True unless the process is known to have ended."""
         return process in self._matching
 
-    def lost(self, process: MatchingProcess) -> int | None:
+    def discard(self, process: MatchingProcess) -> int | None:
         """Kill a process that is gone or of no use; a successor is started when it is needed. Returns the status as
         `end` does; None also if the process was known to be gone.
         """
@@ -233,7 +233,7 @@ class GrammarProcesses:
     def _fork(self, command: dict[str, Any], num_links: int, *fds: int) -> tuple[int, list[socket.socket]]:
         """Fork a process; if the forking process is gone, with all its forks, it is started again."""
         for _ in range(2):
-            self.start()
+            self.start_forking()
             pairs = [socket.socketpair() for _ in range(num_links)]
             try:
                 pid: int = self._ask(command, [*(theirs.fileno() for _, theirs in pairs), *fds])

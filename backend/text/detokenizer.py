@@ -42,7 +42,7 @@ class StopMatcher:
         self._held = text[safe:]
         return text[:safe]
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """Return the text held back, when the end comes before a stop."""
         held, self._held = self._held, ""
         return held
@@ -146,34 +146,34 @@ class IncrementalDetokenizer:
         """Return new text that is safe to send, often all of it, sometimes none. Nothing more comes after a stop."""
         if self._unchecked:
             return self._push_unchecked(token_ids)
-        text = self._decoder.push(token_ids)
+        text = self._decoder.decode(token_ids)
         return self._matcher.push(text) if self._matcher and text else text
 
     def push_each(self, token_ids: Iterable[int]) -> list[str]:
         """Return the texts that `push` would return for each id by itself, empty ones left out."""
         if self._matcher is None:
-            return [text for text in map(self._decoder.push_token, token_ids) if text]
+            return [text for text in map(self._decoder.decode_token, token_ids) if text]
         return [text for token_id in token_ids if (text := self.push((token_id,)))]
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """Return the text held back for stop strings, when the ids have ended; "" after a stop."""
         if self._matcher is None:
-            return self._decoder.finish()
-        return self._matcher.push(self._decoder.finish()) + self._matcher.finish()
+            return self._decoder.flush()
+        return self._matcher.push(self._decoder.flush()) + self._matcher.flush()
 
     def _push_unchecked(self, token_ids: Sequence[int]) -> str:
         free = min(self._unchecked, len(token_ids))
         self._unchecked -= free
-        text = self._decoder.push(token_ids[:free])
+        text = self._decoder.decode(token_ids[:free])
         return text + self.push(token_ids[free:]) if free < len(token_ids) else text
 
 
 class _Decoder(Protocol):
-    def push(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: Sequence[int]) -> str: ...
 
-    def push_token(self, token_id: int) -> str: ...
+    def decode_token(self, token_id: int) -> str: ...
 
-    def finish(self) -> str: ...
+    def flush(self) -> str: ...
 
 
 def _decoder(tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int], in_message: bool) -> _Decoder:
@@ -197,20 +197,20 @@ class _ByteDecoder:
         self._pending = b""  # the start of a character, at most 3 bytes
         self._strip_left = strip_left  # spaces still to drop before the text begins
         if context:
-            self.push(context)
+            self.decode(context)
 
-    def push(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         data = self._pending + b"".join(map(self._bytes_of, token_ids))
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._pending = data[used:]
         return self._strip(text) if self._strip_left and text else text
 
-    def push_token(self, token_id: int) -> str:
+    def decode_token(self, token_id: int) -> str:
         is_between_characters = not (self._pending or self._strip_left)
         text = self._text_of(token_id) if is_between_characters else None
-        return self.push((token_id,)) if text is None else text
+        return self.decode((token_id,)) if text is None else text
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         self._pending = b""
         return ""
 
@@ -236,10 +236,10 @@ class _WindowDecoder:
         self._context = list(context)  # ids whose text was sent, kept because they shape the text of later ids
         self._held: list[int] = []
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        return "".join(map(self.push_token, token_ids))
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.decode_token, token_ids))
 
-    def push_token(self, token_id: int) -> str:
+    def decode_token(self, token_id: int) -> str:
         self._held.append(token_id)
         text = self._new_text()
         waits = not text or text.endswith(_INCOMPLETE)
@@ -250,7 +250,7 @@ class _WindowDecoder:
         self._held = []
         return text
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         return self._new_text().rstrip(_INCOMPLETE)
 
     def _new_text(self) -> str:

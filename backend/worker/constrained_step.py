@@ -83,11 +83,11 @@ class ConstrainedStep:
     def constrain(self, logits: Tensor, ops: Ops) -> None:
         """Wait for the masks, and forbid in `logits` [rows, vocab] fp32 the tokens that they do not allow."""
         self._taken = self._masks.answer()
-        self.settle()
+        self.release_waiter()
         if self._taken.slots:
             ops.apply_token_bitmask(logits, *self._buffers.place(self._taken, len(logits)))
 
-    def settle(self) -> None:
+    def release_waiter(self) -> None:
         """Release the thread that waits for masks, whether or not they have come."""
         self._is_settled.set()
 

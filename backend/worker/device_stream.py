@@ -17,7 +17,7 @@ Work = Callable[[], object]
 class LaunchedWork(Protocol):
     """Work that was launched on a stream."""
 
-    def wait(self) -> float:
+    def synchronize(self) -> float:
         """Block until the work is done. Returns seconds, to whole nanoseconds, since the completion of the work before
         it (or its own launch, if later).
         """
@@ -86,7 +86,7 @@ class DeferredWork:
     def __init__(self, stream: CpuStream, parts: list[Work], launched_ns: int) -> None:
         self._stream, self._parts, self._launched_ns = stream, parts, launched_ns
 
-    def wait(self) -> float:
+    def synchronize(self) -> float:
         for part in self._parts:
             part()
         started, self._stream.completed_ns = max(self._stream.completed_ns, self._launched_ns), time.perf_counter_ns()
@@ -141,7 +141,7 @@ class CudaWork:
     def __init__(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> None:
         self._begin, self._end = begin, end
 
-    def wait(self) -> float:
+    def synchronize(self) -> float:
         self._end.synchronize()
         milliseconds: float = self._begin.elapsed_time(self._end)
         return round(milliseconds * 1e6) / 1e9

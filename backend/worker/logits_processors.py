@@ -46,7 +46,7 @@ class LogitsProcessors:
         self.bitmasks = torch.zeros((max_num_seqs, words), dtype=torch.int32, device=device)
         self.newest = torch.full((max_num_seqs, HISTORY_TOKENS), _NONE, dtype=torch.int64, device=device)
 
-    def admit(self, admitted: NewSequence) -> None:
+    def fill_slot(self, admitted: NewSequence) -> None:
         """Record that a sequence takes the slot; what the slot held before is forgotten."""
         slot, sampling = admitted.slot, admitted.sampling
         rules = self._rules_of(admitted) if _has_rules(sampling) else None

@@ -58,7 +58,7 @@ class PickedScores:
             torch.empty(shape, dtype=torch.int64, pin_memory=pinned),
         )
 
-    def take(self, first: int, values: Tensor, numbers: Tensor) -> None:
+    def copy_rows(self, first: int, values: Tensor, numbers: Tensor) -> None:
         """Copy rows from a device to the places from `first` on; the host does not wait."""
         places = slice(first, first + len(values))
         self.values[places].copy_(values, non_blocking=True)
@@ -103,7 +103,7 @@ class StepLogprobs:
             for first in range(0, len(part.token_ids), most_rows):
                 rows = slice(first, min(first + most_rows, len(part.token_ids)))
                 logits = compute_logits(hidden[part.row + rows.start : part.row + rows.stop])
-                picked.take(first, *Scores(logits, self._most(part.count)).of(tokens[rows]))
+                picked.copy_rows(first, *Scores(logits, self._most(part.count)).of(tokens[rows]))
             self._of_parts.append(picked)
 
     def score(self, logits: Tensor) -> None:
@@ -117,7 +117,7 @@ class StepLogprobs:
         """Pick the requested scores, now that `tokens` [rows of the step] are drawn."""
         if self._scores is not None and self._of_rows is not None:
             chosen = tokens if len(self.rows) == len(tokens) else tokens[on_device(self.rows, torch.int64, self.device)]
-            self._of_rows.take(0, *self._scores.of(chosen))
+            self._of_rows.copy_rows(0, *self._scores.of(chosen))
             self._scores = None
 
     def read(self) -> tuple[dict[int, TokenLogprobs] | None, list[PromptLogprobs] | None]:
@@ -149,7 +149,7 @@ class AskedLogprobs:
         self._counts: dict[int, int] = {}  # of the most likely tokens
         self._prompts: dict[int, NewSequence] = {}
 
-    def admit(self, admitted: NewSequence) -> None:
+    def fill_slot(self, admitted: NewSequence) -> None:
         """Record that a sequence takes the slot; what the slot held before is forgotten.
 
         The prompt of a sequence that has sampled before is scored up to its last position.

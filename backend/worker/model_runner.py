@@ -52,9 +52,9 @@ class StepAhead:
     masks: TokenMasks | None
     behind: ConstrainedStep | None = None  # the step launched behind it, if that may tell which tokens are forced
 
-    def wait(self) -> float:
+    def synchronize(self) -> float:
         """Wait for the step, and make its tokens known to the steps behind it that may need them."""
-        elapsed = self.running.wait()
+        elapsed = self.running.synchronize()
         if self.masks is not None:
             piece, count = self.staged.piece, self.staged.num_sampled
             self.masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
@@ -73,7 +73,7 @@ class LaunchedStep:
 
     def wait(self) -> StepOutput:
         try:
-            elapsed = self.work.wait()
+            elapsed = self.work.synchronize()
         except (RuntimeError, MemoryError) as error:
             raise self.runner.failure(self.number, error) from error
         piece, count = self.work.staged.piece, self.work.staged.num_sampled
@@ -243,9 +243,9 @@ class ModelRunner:
     def _launch_step(self, batch: Batch) -> LaunchedStep:
         for admitted in batch.admitted:
             self._sampler.admit(admitted)
-            self._asked_logprobs.admit(admitted)
+            self._asked_logprobs.fill_slot(admitted)
             if self.masks is not None:
-                self.masks.admit(admitted)
+                self.masks.fill_slot(admitted)
         logprobs, constrained = self._asked_logprobs.of(batch), self._constrain(batch)
         given, batch = batch, batch.padded()
         hides = logprobs is not None and logprobs.parts  # a graph does not return the hidden states
@@ -260,7 +260,7 @@ class ModelRunner:
             running = self._device_stream.launch(work, copies)
         finally:
             if constrained is not None and self.runs_ahead:
-                constrained.settle()
+                constrained.release_waiter()
         launched = StepAhead(staged, running, self.masks)
         self._launched = launched if self.runs_ahead else None
         return LaunchedStep(self, batch.step, launched, logprobs, constrained)
@@ -274,7 +274,7 @@ class ModelRunner:
         if self.masks is None or (rows := self.masks.rows_of(batch)) is None:
             return None
         launched = self._launched
-        before = launched.wait if launched is not None else lambda: None
+        before = launched.synchronize if launched is not None else lambda: None
         step = ConstrainedStep(rows, self.masks, self._mask_buffers, before)
         if launched is not None and step.may_jump:
             launched.behind = step

@@ -74,7 +74,7 @@ class PenaltyState:
             self._occurrences = Occurrences(in_prompt, output_counts)
         return self._occurrences
 
-    def admit(self, admitted: NewSequence) -> None:
+    def fill_slot(self, admitted: NewSequence) -> None:
         """Record that a penalised sequence takes a slot. The device counts its tokens before the slot's first
         sample.
         """

@@ -182,10 +182,10 @@ class SlotSampler:
 
     def admit(self, admitted: NewSequence) -> None:
         """Record that a sequence takes the slot; what the slot held before is forgotten."""
-        self._slots.admit(admitted)
-        self._processors.admit(admitted)
+        self._slots.fill_slot(admitted)
+        self._processors.fill_slot(admitted)
         if admitted.sampling.penalised:
-            self._penalties.admit(admitted)
+            self._penalties.fill_slot(admitted)
 
     def stage(self, staged: StagedStep) -> TokenChoice:
         """Return how this step's rows are sampled, as they are known now."""

@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class LaunchedSideWork(Protocol):
-    def wait(self) -> float: ...
+    def synchronize(self) -> float: ...
 
 
 class WorkStream(Protocol):
@@ -29,7 +29,7 @@ class SideJob(Generic[T]):
 
     def wait(self) -> "SideJob[T]":
         try:
-            self._elapsed = self._stream.launch(self._run).wait()
+            self._elapsed = self._stream.launch(self._run).synchronize()
         except Exception as error:  # noqa: BLE001 - the one who asked hears of it, and the engine goes on
             self._result = error
         return self

@@ -29,7 +29,7 @@ class SlotSampling:
         self._free_from = np.zeros(max_num_seqs, np.int64)  # position from which end tokens are allowed
         self._end_tokens: list[tuple[int, ...]] = [()] * max_num_seqs
 
-    def admit(self, admitted: NewSequence) -> None:
+    def fill_slot(self, admitted: NewSequence) -> None:
         """Record that a sequence takes the slot; what the slot held before is forgotten."""
         slot, sampling = admitted.slot, admitted.sampling
         self.temperature[slot] = 0 if sampling.greedy else sampling.temperature

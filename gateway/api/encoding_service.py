@@ -116,7 +116,7 @@ class EncodingService:
         }  # no paused answer is waited for
         if running and payback > min(map(self._core.share.payback_of, running)):
             return None  # asked again after the next step
-        batch = self.queues[name].take(is_beside=bool(running))
+        batch = self.queues[name].take_batch(is_beside=bool(running))
         inputs = [self._waiting[taken.request].inputs[taken.ordinal] for taken in batch]
         encoder = self._encoders[name]
         return SideJob(lambda: encoder.vectors(inputs), self._delivery(name, batch), encoder.stream)
@@ -125,7 +125,7 @@ class EncodingService:
         def done(result: list[Vector] | Exception, elapsed: float) -> None:
             now = self._engine.clock()
             for tenant, seconds in self.queues[name].measured(batch, elapsed).items():
-                self._core.charge(tenant, seconds, now)
+                self._core.charge_side_work(tenant, seconds, now)
             for number, taken in enumerate(batch):
                 waiting = self._waiting.get(taken.request)
                 if waiting is None or waiting.done.done():

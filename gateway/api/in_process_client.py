@@ -258,13 +258,13 @@ class InProcessClient:
 
     def _charge_compiling(self, tenant: str) -> None:
         if seconds := self._unpaid.pop(tenant, 0.0):
-            self.service.admission.charge(tenant, seconds)
+            self.service.admission.charge_side_work(tenant, seconds)
 
     def charge_masks(self, tenant: str) -> None:
         """Charge the processor time of masks for the tenant's rows since the last charge."""
         grammars = self.service.grammars
-        if grammars is not None and (seconds := grammars.processes.mask_time.take(tenant)):
-            self.service.admission.charge(tenant, seconds)
+        if grammars is not None and (seconds := grammars.processes.mask_time.take_seconds(tenant)):
+            self.service.admission.charge_side_work(tenant, seconds)
 
     async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:
         if not self.service.quotas.was_refused(policy.name, policy.key):

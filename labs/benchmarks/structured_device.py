@@ -141,7 +141,7 @@ def _measure(
         found[milliseconds] = {
             kind: _Measured(milliseconds, kind, measured, runs[FREE]) for kind, measured in runs.items()
         }
-    processes.stop()
+    processes.end_all()
     return found
 
 

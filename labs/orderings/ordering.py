@@ -30,7 +30,7 @@ class Line(NamedTuple):
 class Ordering(SequenceQueue, Protocol):
     """An order of waiting sequences, without tenants on hold."""
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """Set the time to `now`: a step is planned next."""
         ...
 
@@ -49,7 +49,7 @@ class Ordering(SequenceQueue, Protocol):
 class Indifferent:
     """An ordering without time and without state of ended sequences."""
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         pass
 
     def ended(self, sequence: Sequence) -> None:
@@ -81,8 +81,8 @@ class PublishedOrder(HoldingQueue):
         behind = self.ordering.around(sequence).behind
         return [DueRequest(float(place), place, one, self._uncached(one)) for place, one in enumerate(behind)]
 
-    def at(self, now: float) -> None:
-        self.ordering.at(now)
+    def set_time(self, now: float) -> None:
+        self.ordering.set_time(now)
 
     def ended(self, sequence: Sequence) -> None:
         self.ordering.ended(sequence)

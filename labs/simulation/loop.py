@@ -354,7 +354,7 @@ class Loop:
             except GatewayRefused as refusal:
                 self._wait_for_refill(sequence, refusal, now)
                 return
-            self._core.extend(sequence, more, now)
+            self._core.raise_token_limit(sequence, more, now)
 
     def _wait_for_refill(self, sequence: Sequence, refusal: GatewayRefused, now: float) -> None:
         extension = self._extensions[sequence]
@@ -383,7 +383,7 @@ class Loop:
             extension.give_up = given_up
             self._wait_for_refill(sequence, refusal, now)
         else:
-            self._core.extend(sequence, more, now)
+            self._core.raise_token_limit(sequence, more, now)
             self._extend(sequence, now)
         self._plan(now)
 

@@ -53,7 +53,7 @@ class SimulatedPolicy:
     def make_core(self) -> Controller:
         core = make_core(self.core, self.engine, StepTimeModel(*self.prior) if self.prior else None)
         if self.scheduling_policy is not None:
-            core.policy_changed(self.scheduling_policy, 0.0)
+            core.set_policy(self.scheduling_policy, 0.0)
         return core
 
     @property

@@ -271,7 +271,7 @@ def test_a_log_of_another_version_is_not_guessed_at() -> None:
         explain(['["log",3]'], "r")
 
 
-def test_what_was_cached_and_what_was_given_up_is_told() -> None:
+def test_an_explanation_tells_cache_hits_and_evictions() -> None:
     stage = StagedCore(CoreConfig(), num_blocks=12, max_model_len=48)
     stage.arrive("first", [7] * 9, 4)
     stage.drain()

@@ -84,7 +84,7 @@ class AheadStream(CpuStream):
         self.launches += 1
         if self.launches == self.fails_at:
             raise self.failure("a test has it fail")
-        super().launch(work, copies).wait()
+        super().launch(work, copies).synchronize()
         return DeferredWork(self, [], 0)
 
 

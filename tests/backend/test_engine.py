@@ -201,7 +201,7 @@ async def test_an_idle_engine_learns_from_a_step_behind_one_that_wakes_the_devic
     assert not bench.scheduler.in_flight
 
 
-async def test_who_comes_during_a_calibration_step_waits_for_that_one_alone(bench: Bench) -> None:
+async def test_a_request_that_comes_during_a_calibration_step_waits_for_that_step_alone(bench: Bench) -> None:
     bench.engine.calibrate()
     with bench.admitted(bench.request()) as stream:
         await bench.settle()

@@ -49,7 +49,7 @@ class CallReader(Protocol):
         """True if the next text belongs to a string, in which no delimiter ends the region."""
         ...
 
-    def push(self, text: str) -> list[CallEvent]: ...
+    def feed(self, text: str) -> list[CallEvent]: ...
 
     def close(self, is_cut: bool) -> list[CallEvent]:
         """End the region. `is_cut`: its text is not whole, because the answer has reached its limit in it."""
@@ -113,7 +113,7 @@ class _ArgumentsReader(_Unread):
     def is_in_string(self) -> bool:
         return self._value.is_in_string
 
-    def push(self, text: str) -> list[CallEvent]:
+    def feed(self, text: str) -> list[CallEvent]:
         if not self._has_begun:
             self._unread.append(text)
             text = text.lstrip(_SPACE)
@@ -121,9 +121,9 @@ class _ArgumentsReader(_Unread):
             if not text or self._is_other:
                 return []
             self._unread.clear()
-            self._value.push(text, 1)
+            self._value.advance(text, 1)
         else:
-            self._value.push(text, 0)
+            self._value.advance(text, 0)
         stripped = self._held.push(text, text.rstrip(_SPACE))
         events: list[CallEvent] = [] if self._has_begun else [CallStart(self._name)]
         self._has_begun = True
@@ -176,12 +176,12 @@ class _ObjectReader(_Unread):
         self._has_arguments = False
         self._has_begun = False
 
-    def push(self, text: str) -> list[CallEvent]:
+    def feed(self, text: str) -> list[CallEvent]:
         events: list[CallEvent] = []
         at = start = 0
         while at < len(text) and not self._has_failed:
             if self._at in (_ReadState.IN_KEY, _ReadState.IN_VALUE):
-                end = self._value.push(text, at)
+                end = self._value.advance(text, at)
                 self._take(text[at:end], events)
                 at = end
             elif text[at] in _SPACE:
@@ -291,11 +291,11 @@ class _TagCallReader(_Unread):
         self._has_begun = False
         self.is_in_string = False
 
-    def push(self, text: str) -> list[CallEvent]:
-        return [*self._start(), *self._written(self._tags.push(text))]
+    def feed(self, text: str) -> list[CallEvent]:
+        return [*self._start(), *self._written(self._tags.feed(text))]
 
     def close(self, is_cut: bool) -> list[CallEvent]:
-        events = [*self._start(), *self._written(self._tags.finish())]
+        events = [*self._start(), *self._written(self._tags.end_text())]
         if not is_cut:
             events.append(CallArguments("{}" if self._separator == "{" else "}"))
         return events
@@ -327,7 +327,7 @@ class _WholeReader(_Unread):
         self._tools = tools
         self.is_in_string = False
 
-    def push(self, text: str) -> list[CallEvent]:
+    def feed(self, text: str) -> list[CallEvent]:
         self._unread.append(text)
         return []
 

@@ -40,7 +40,7 @@ class StepAllowance:
 
     left: int
 
-    def take(self, count: int) -> None:
+    def spend(self, count: int) -> None:
         """Count steps. Raises `PatternError` if too few are left."""
         self.left -= count
         if self.left < 0:
@@ -53,7 +53,7 @@ def complement(source: str, steps: StepAllowance) -> str:
     Raises `PatternError` if it takes too much work, or leaves no text. A "." of `source` is any character, "\\d" and
     "\\w" are those of ASCII, and the result matches no spaces beyond ASCII.
     """
-    steps.take(FIXED_STEPS)
+    steps.spend(FIXED_STEPS)
     pattern, is_anchored = Pattern(source), source.startswith("^")
     if pattern.matches_empty and not is_anchored:
         raise PatternError("it is found at the end of every text")
@@ -62,7 +62,7 @@ def complement(source: str, steps: StepAllowance) -> str:
     edges: _Edges = {}
     while len(edges) < len(states):
         (threads, is_start), state = list(states.items())[len(edges)]
-        steps.take(len(sets) * (1 + len(threads)))
+        steps.spend(len(sets) * (1 + len(threads)))
         ways: dict[int, str] = {}
         for char, inside in sets:
             after, _, match = pattern.step(threads, char, is_start or not is_anchored, is_start)
@@ -80,7 +80,7 @@ def is_within(inner: str, outer: str, steps: StepAllowance) -> bool:
 
     Raises `PatternError` if it takes too much work to find out.
     """
-    steps.take(FIXED_STEPS)
+    steps.spend(FIXED_STEPS)
     narrow, wide = Pattern(inner), Pattern(outer)
     chars = [char for char, _ in _sets(Concat((narrow.node, wide.node)))]
     if narrow.matches_empty and not wide.matches_empty:
@@ -95,7 +95,7 @@ def is_within(inner: str, outer: str, steps: StepAllowance) -> bool:
             if not inside:
                 continue
             outside = tuple(sorted(wide.step(beside, char, is_start, is_start)[0]))
-            steps.take(len(outside))
+            steps.spend(len(outside))
             if narrow.at_end(inside) and not wide.at_end(outside):
                 return False
             if (inside, outside) not in seen:

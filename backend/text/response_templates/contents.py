@@ -69,7 +69,7 @@ class TagReader:
         self._delimiters = DelimiterSet([pattern])
         self._scanner = Scanner(self._delimiters, longest=None)  # a value is as long as the model makes it
 
-    def push(self, text: str) -> Iterator[tuple[str, str]]:
+    def feed(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield each tag's key and value as soon as the tag is complete."""
         scanner = self._scanner
         scanner.text += text
@@ -79,9 +79,9 @@ class TagReader:
             yield found.groups.get("key", ""), found.groups.get("value", "")
         scanner.take(scanner.num_free)
 
-    def finish(self) -> Iterator[tuple[str, str]]:
+    def end_text(self) -> Iterator[tuple[str, str]]:
         """Yield the tag that is complete only because the text has ended."""
-        found = self._scanner.finish()
+        found = self._scanner.end_text()
         if found is not None:
             yield found.groups.get("key", ""), found.groups.get("value", "")
 
@@ -154,7 +154,7 @@ def _with_strings(text: str, strings: list[str]) -> str:
 
 def _tags(text: str, args: Args) -> dict[str, Any]:
     reader, values = TagReader(tag_pattern(args)), dict[str, Any]()
-    for key, raw in (*reader.push(text), *reader.finish()):
+    for key, raw in (*reader.feed(text), *reader.end_text()):
         value = value_of(raw, args)
         if key in values and args.get("merge_duplicates"):
             value = [*(values[key] if isinstance(values[key], list) else [values[key]]), value]

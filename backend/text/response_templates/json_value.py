@@ -28,7 +28,7 @@ class JsonValue:
         """
         return self._in_string and not self._is_broken
 
-    def push(self, text: str, at: int) -> int:
+    def advance(self, text: str, at: int) -> int:
         """Return where the value ends in a text that continues it from `at`: the text's length if it does not end
         there.
         """

@@ -80,13 +80,13 @@ class ResponseParser:
         self._scanner.text += text
         return self._merged(self._advance())
 
-    def finish(self, is_cut: bool = False) -> list[Event]:
+    def end_text(self, is_cut: bool = False) -> list[Event]:
         """End the text, and return the last deltas. `is_cut`: the answer has reached its limit of length."""
         events = self._advance()
-        while (found := self._scanner.finish()) is not None and found.end:
+        while (found := self._scanner.end_text()) is not None and found.end:
             events += self._pass(found)
             events += self._advance()
-        events += self._region.push(self._scanner.take(len(self._scanner.text)))
+        events += self._region.add_text(self._scanner.take(len(self._scanner.text)))
         events += self._region.close("", is_cut)
         return self._merged(events)
 
@@ -96,7 +96,7 @@ class ResponseParser:
         while (found := self._scanner.find()) is not None:
             events += self._pass(found)
         if count := self._scanner.num_free:
-            events += self._region.push(self._scanner.take(count))
+            events += self._region.add_text(self._scanner.take(count))
         return events
 
     def _pass(self, found: Found) -> list[Event]:
@@ -105,14 +105,14 @@ class ResponseParser:
         self._num_empty = 0 if found.end else self._num_empty + 1
         if self._num_empty > _EMPTY_IN_A_ROW:
             self._num_empty = 0
-            events = self._region.push(scanner.take(1))
+            events = self._region.add_text(scanner.take(1))
             scanner.look_for(self._delimiters())
             return events
-        events = self._region.push(scanner.take(found.start))
+        events = self._region.add_text(scanner.take(found.start))
         delimiter = scanner.take(found.end - found.start)
         if self._region.is_in_string:
             scanner.look_for(self._delimiters())
-            return [*events, *self._region.push(delimiter)]
+            return [*events, *self._region.add_text(delimiter)]
         events += self._region.close(delimiter, is_cut=False)
         self._field = None if self._field else self._opened[found.index]
         self._region = self._inside(self._field, delimiter, found) if self._field else self._outside()
@@ -165,7 +165,7 @@ class _PartText:
         self._joint = ""  # precedes the next text
         self._held = HeldSpace()
 
-    def begin(self, field: ResponseField, is_explicit: bool) -> None:
+    def begin_region(self, field: ResponseField, is_explicit: bool) -> None:
         """Begin a region of the part. An explicit region is a text of its own; another continues the text that was
         interrupted.
         """
@@ -174,7 +174,7 @@ class _PartText:
             self._joint = "\n" if field.join is None else field.join
             self._is_inside, self._held = False, HeldSpace()
 
-    def push(self, text: str) -> list[Event]:
+    def add_text(self, text: str) -> list[Event]:
         if self._strips and not self._is_inside:
             text = text.lstrip()
         if not text:
@@ -190,7 +190,7 @@ class _Region(Protocol):
     @property
     def is_in_string(self) -> bool: ...
 
-    def push(self, text: str) -> list[Event]: ...
+    def add_text(self, text: str) -> list[Event]: ...
 
     def close(self, delimiter: str, is_cut: bool) -> list[Event]: ...
 
@@ -202,10 +202,10 @@ class _TextRegion:
         self._text = text
         self.is_in_string = False
         if text is not None and field is not None:
-            text.begin(field, is_explicit)
+            text.begin_region(field, is_explicit)
 
-    def push(self, text: str) -> list[Event]:
-        return self._text.push(text) if self._text is not None and text else []
+    def add_text(self, text: str) -> list[Event]:
+        return self._text.add_text(text) if self._text is not None and text else []
 
     def close(self, delimiter: str, is_cut: bool) -> list[Event]:
         return []
@@ -226,15 +226,15 @@ class _CallRegion:
     def is_in_string(self) -> bool:
         return self._reader.is_in_string
 
-    def push(self, text: str) -> list[Event]:
-        return self._noted(self._reader.push(text))
+    def add_text(self, text: str) -> list[Event]:
+        return self._noted(self._reader.feed(text))
 
     def close(self, delimiter: str, is_cut: bool) -> list[Event]:
         events = self._noted(self._reader.close(is_cut))
         unread = self._reader.unread
         if not self._has_begun:
-            return [*events, *self._content.push(self._delimiter + unread + delimiter)]
-        return [*events, *self._content.push(unread)] if unread.strip() else events
+            return [*events, *self._content.add_text(self._delimiter + unread + delimiter)]
+        return [*events, *self._content.add_text(unread)] if unread.strip() else events
 
     def _noted(self, events: list[CallEvent]) -> list[Event]:
         self._has_begun = self._has_begun or bool(events)

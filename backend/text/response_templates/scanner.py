@@ -71,7 +71,7 @@ class _PatternSearch:
             self._keep(_saved(old[source], saves, at), at + offset)
         self._positions = [_saved(old[source], saves, at) if saves else old[source] for source, saves in sources]
 
-    def finish(self, at: int) -> None:
+    def end_text(self, at: int) -> None:
         """End the text after `at` characters."""
         found = self.pattern.at_end(self.threads)
         if found is not None:
@@ -132,10 +132,10 @@ class Scanner:
                 return found
         return None
 
-    def finish(self) -> Found | None:
+    def end_text(self) -> Found | None:
         """Return the first delimiter if no more text comes, after `find` returned None."""
         for search in self._searches:
-            search.finish(self._at)
+            search.end_text(self._at)
         return self._decided()
 
     @property

@@ -131,7 +131,7 @@ _ANCHOR_TAIL_CHARS = 4096  # of the end of a prompt in which an anchor's express
 def _after_last(anchor: Pattern, text: str) -> str:
     scanner, after = Scanner(DelimiterSet([anchor])), ""
     scanner.text = text
-    while (found := scanner.find() or scanner.finish()) is not None:
+    while (found := scanner.find() or scanner.end_text()) is not None:
         scanner.take(max(found.end, 1))
         scanner.look_for(DelimiterSet([anchor]))
         after = scanner.text

@@ -83,7 +83,7 @@ class _HalfLoop(Loop):
     """Computes each request's first token, and then keeps its memory until it is told to go on or to end."""
 
     def go_on(self, sequence: Sequence, now: float) -> None:
-        self._core.extend(sequence, sequence.request.most_tokens - sequence.token_limit, now)
+        self._core.raise_token_limit(sequence, sequence.request.most_tokens - sequence.token_limit, now)
         self._plan(now)
 
     def cancel(self, sequence: Sequence, now: float) -> None:

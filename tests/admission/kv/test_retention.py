@@ -35,7 +35,7 @@ def learned(gaps: list[tuple[float | None, float | None]], tenant: str = "t") ->
         name = BlockName(next(_ordinals))
         times.left(chain(said, now, tenant), name)
         if gap is not None:
-            times.arrived([BlockName(next(_ordinals)), name, BlockName(next(_ordinals))], now + gap)
+            times.claim_chain([BlockName(next(_ordinals)), name, BlockName(next(_ordinals))], now + gap)
         now += 100.0
     return times
 
@@ -64,7 +64,7 @@ def test_before_anything_is_known_the_least_recent_is_worth_least() -> None:
     assert worth == sorted(worth, reverse=True) and worth[-1] >= 0
 
 
-def test_what_comes_back_at_one_time_is_worth_more_the_nearer_that_is_and_little_once_it_has_passed() -> None:
+def test_worth_of_a_chain_rises_until_its_usual_return_and_falls_after_it() -> None:
     times = learned([(None, 30.0)] * 60)
     ages = [times.worth("t", None, age) for age in (1, 12, 20)]
     assert ages == sorted(ages) and ages[2] > 2 * ages[0]
@@ -95,13 +95,13 @@ def test_a_client_that_is_wrong_by_the_same_factor_each_time_is_as_good_as_one_t
         assert times.worth("t", 20.0 * factor, 16.0) > 1.5 * times.worth("t", 20.0 * factor, 1.0)
 
 
-def test_what_says_nothing_is_not_heeded() -> None:
+def test_a_hint_without_information_is_not_heeded() -> None:
     random = Random(4)
     times = learned([(random.uniform(1, 3600), random.lognormvariate(2, 0.3)) for _ in range(100)])
     assert times.worth("t", 1.0, 2.0) == times.worth("t", 3600.0, 2.0)
 
 
-def test_what_never_came_back_is_worth_less_than_what_did() -> None:
+def test_a_kind_of_chain_that_never_came_back_is_worth_less() -> None:
     times = learned([(None, None), (10.0, 10.0)] * 60)
     assert times.worth("t", None, 1.0) < times.worth("t", 10.0, 1.0) / 5
     assert times.probability("t", None, 1.0) < 0.2 and times.probability("t", 10.0, 1.0) > 0.8
@@ -112,7 +112,7 @@ def test_a_turn_that_has_not_come_back_yet_is_not_taken_for_one_that_never_does(
     for n, name in enumerate(names):
         times.left(chain(None, n * 0.01), name)
     for n, name in enumerate(names[::2]):
-        times.arrived([name], 5.0 + n * 0.01)
+        times.claim_chain([name], 5.0 + n * 0.01)
     times.worth("t", None, 1.0)
     assert times.probability("t", None, 1.0) > 0.6
 

@@ -93,7 +93,7 @@ def test_those_who_wait_for_one_prompt_at_once_compute_it_once() -> None:
     assert computed(bench) == 14 + 3 * 2
 
 
-def test_who_follows_takes_over_when_its_leader_is_cancelled() -> None:
+def test_a_follower_computes_the_prompt_when_its_leader_is_cancelled() -> None:
     bench = Bench(max_num_batched_tokens=4, prefill_chunk=4)
     leader, follower = bench.say([*PROMPT, 1], 4), bench.say([*PROMPT, 2], 4)
     bench.plan()
@@ -116,7 +116,7 @@ def test_a_lost_step_undoes_those_who_depend_on_it() -> None:
     assert follower.num_billed_tokens + follower.num_cached_tokens == 14
 
 
-def test_what_was_preempted_is_found_again() -> None:
+def test_a_preempted_sequence_hits_its_own_blocks() -> None:
     bench = Bench(num_blocks=10)
     sequences = [bench.say([n, *range(20, 25)], 25) for n in range(4)]
     finish(bench, *sequences)
@@ -142,7 +142,7 @@ def test_a_tenant_is_charged_once_for_what_its_sequences_share() -> None:
     finish(bench, two[1], other)
 
 
-def test_who_shares_a_lease_too_small_for_two_prompts_runs_beside_the_other() -> None:
+def test_two_sequences_with_shared_blocks_run_under_a_lease_too_small_for_two_prompts() -> None:
     bench = Bench()
     bench.scheduler.allow("a", 7)
     finish(bench, bench.say(PROMPT, 4, "a"))
@@ -180,7 +180,7 @@ def test_a_floor_keeps_blocks_and_a_ceiling_gives_them_up() -> None:
     assert cache.num_evictable == cache.num_idle
 
 
-def test_what_was_counted_on_for_one_that_waits_is_kept_until_it_runs() -> None:
+def test_cached_blocks_counted_for_a_waiting_sequence_are_pinned_until_it_runs() -> None:
     bench = Bench(num_blocks=32)
     cache, counted = bench.scheduler.kv_manager.cache, list(range(200, 209))
     finish(bench, bench.say(counted, 3, "a"))
@@ -223,7 +223,7 @@ def test_nobody_finds_what_a_sequence_computed_that_failed() -> None:
     assert again.num_cached_tokens == 0
 
 
-def test_what_is_given_up_is_swapped_out_and_found_again_on_the_host() -> None:
+def test_an_evicted_block_is_swapped_out_and_hit_again_on_the_host() -> None:
     bench = Bench(num_blocks=10, num_host_blocks=40)
     counters = bench.scheduler.counters
     finish(bench, bench.say(PROMPT, 3))
@@ -235,7 +235,7 @@ def test_what_is_given_up_is_swapped_out_and_found_again_on_the_host() -> None:
     assert again.num_cached_tokens == 12 and counters.swapped_in == 3
 
 
-def test_what_was_preempted_comes_back_from_the_host() -> None:
+def test_blocks_of_a_preempted_sequence_come_back_from_the_host() -> None:
     bench = Bench(num_blocks=10, num_host_blocks=40)
     sequences = [bench.say([n, *range(20, 25)], 25) for n in range(4)]
     finish(bench, *sequences)
@@ -373,7 +373,7 @@ def test_without_memory_for_all_some_start_from_the_cache_later() -> None:
     assert 1 <= sum(len(batch.forks) for batch in bench.batches) < 3
 
 
-def test_what_the_host_did_not_take_and_is_asked_for_again_would_have_been_worth_it() -> None:
+def test_a_request_for_a_declined_block_raises_the_rate_of_return() -> None:
     """Were it taken for lost at once, a tenant that was declined a few times would be for ever."""
     bench = Bench(make_hooks=Unwilling, num_blocks=10, num_host_blocks=40)
     asked = cast(Unwilling, bench.hooks).asked
@@ -447,7 +447,7 @@ def test_a_pinned_prefix_stays_once_it_was_computed_and_its_tenant_is_charged_fo
     assert last.num_cached_tokens == 0
 
 
-def test_what_is_cached_when_it_is_pinned_stays_and_what_is_pinned_no_more_gives_way_from_its_end() -> None:
+def test_cached_blocks_stay_once_pinned_and_are_evicted_from_the_end_once_unpinned() -> None:
     bench = Bench(num_blocks=14)
     cache = bench.scheduler.kv_manager.cache
     finish(bench, bench.say([*PROMPT, 1, 2, 3, 4, 5], 3, "a"))

@@ -54,7 +54,7 @@ def served(runner: ModelRunner, seed: int) -> tuple[list[list[int]], int]:
     return [sequence.output for sequence in sequences], scheduler.counters.preemptions
 
 
-def test_what_is_cancelled_or_preempted_ends_as_on_one_rank(tmp_path: Path) -> None:
+def test_cancelled_and_preempted_sequences_end_as_on_one_rank(tmp_path: Path) -> None:
     most = 0
     for seed in range(examples(2)):
         with taking_turns():

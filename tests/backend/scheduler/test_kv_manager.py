@@ -71,7 +71,7 @@ class AllowanceMachine(BenchMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), tokens=st.integers(1, 5))
     def extend(self, data: st.DataObject, tokens: int) -> None:
-        self.bench.scheduler.extend(data.draw(st.sampled_from(self.sequences)), tokens)
+        self.bench.scheduler.raise_token_limit(data.draw(st.sampled_from(self.sequences)), tokens)
 
     @rule()
     def step(self) -> None:
@@ -93,7 +93,7 @@ class AllowanceMachine(BenchMachine):
         for tenant in "ab" if hasattr(self, "bench") else ():
             self.bench.scheduler.allow(tenant, 6)  # each of them fits: 24 tokens
         for sequence in getattr(self, "sequences", ()):
-            self.bench.scheduler.extend(sequence, 100)
+            self.bench.scheduler.raise_token_limit(sequence, 100)
         super().teardown()
 
 

@@ -150,7 +150,7 @@ def test_a_template_whose_own_tokens_cannot_be_told_apart_refuses_texts_that_spe
         assert refusal.value.param == "messages"
 
 
-def test_what_a_normalizer_makes_a_control_token_is_refused() -> None:
+def test_a_text_is_refused_when_the_normalizer_makes_it_a_control_token() -> None:
     base = core()
     base.normalizer = tiny.normalizers.NFKC()
     base.add_tokens(["<turn>"])  # found in the normalized text

@@ -30,7 +30,7 @@ def ids_of(tokenizer: Tokenizer, max_size: int = 60) -> st.SearchStrategy[list[i
 
 def stream(tokenizer: Tokenizer, ids: list[int], **options: object) -> list[str]:
     detokenizer = IncrementalDetokenizer(tokenizer, **options)  # type: ignore[arg-type]
-    return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.finish()]
+    return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.flush()]
 
 
 @pytest.mark.parametrize("tokenizer", EVERY)
@@ -57,7 +57,7 @@ def test_byte_level_streams_any_ids_as_they_decode(ids: list[int], skip: bool, c
     assert decoded in (whole, f"{whole}\ufffd")
     assert "".join(stream(BYTE_LEVEL, ids, skip_special_tokens=skip)) == whole
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, skip_special_tokens=skip)
-    assert detokenizer.push(ids[:cut]) + detokenizer.push(ids[cut:]) + detokenizer.finish() == whole
+    assert detokenizer.push(ids[:cut]) + detokenizer.push(ids[cut:]) + detokenizer.flush() == whole
 
 
 @pytest.mark.parametrize("tokenizer", [FALLBACK, FALLBACK_UNSTRIPPED])
@@ -89,7 +89,7 @@ def test_a_token_pushed_alone_has_the_text_that_it_has_in_a_run(
         IncrementalDetokenizer(tokenizer, stop, prompt_tail=tail, min_tokens=min_tokens) for _ in range(2)
     )
     assert alone.push_each(ids) == [text for token_id in ids if (text := in_runs.push([token_id]))]
-    assert alone.finish() == in_runs.finish()
+    assert alone.flush() == in_runs.flush()
     assert alone.stopped == in_runs.stopped
 
 
@@ -127,7 +127,7 @@ def test_a_real_replacement_character_is_told() -> None:
         assert "".join(stream(tokenizer, tokenizer.encode("a\ufffd", add_special_tokens=False))) == "a\ufffd"
 
 
-def test_what_waits_is_bounded_when_no_text_ever_emerges() -> None:
+def test_held_tokens_are_bounded_when_no_text_ever_emerges() -> None:
     sent = stream(FALLBACK, [BYTE_IDS[0xF0]] * 1000)
     assert sent[0] == ""
     assert all(part == "\ufffd" for part in sent[1:-1])
@@ -184,7 +184,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4)
 def run(stops: tuple[str, ...], pieces: list[str], include_stop: bool = False) -> tuple[list[str], str | None]:
     matcher = StopMatcher(stops, include_stop)
     sent = [matcher.push(piece) for piece in pieces]
-    return [*sent, matcher.finish()], matcher.stopped
+    return [*sent, matcher.flush()], matcher.stopped
 
 
 def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:

@@ -109,7 +109,7 @@ class RememberingModel:
         self.capacity = capacity
 
 
-def test_what_a_text_takes_does_not_depend_on_which_words_others_have_sent() -> None:
+def test_encoding_time_does_not_depend_on_words_that_others_have_sent() -> None:
     model = RememberingModel()
     remember_no_words(model)
     assert model.capacity == 0

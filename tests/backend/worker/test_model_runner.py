@@ -300,7 +300,7 @@ class FailingStream(EagerGraphStream):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_what_cuda_reports_is_a_device_error(at_once: bool) -> None:
+def test_an_error_of_cuda_becomes_a_device_error(at_once: bool) -> None:
     error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     runner = make_runner(device_stream=FailingStream(error, every=1, at_once=at_once))
     with pytest.raises(DeviceError, match="illegal memory access"):

@@ -82,7 +82,7 @@ class PaperStream:
         work()
         return self
 
-    def wait(self) -> float:
+    def synchronize(self) -> float:
         return 3.0
 
 
@@ -161,7 +161,7 @@ async def test_inputs_of_a_tenant_in_debt_wait_for_no_paused_answer(rig: Rig) ->
     rig.engine.submit(sequence)
     await until(lambda: bool(sequence.output) and not rig.core.in_flight)
     rig.core.arrive(make_sequence("t", "embeds", 4, 40), rig.engine.clock())
-    rig.core.charge("embeds", 5.0, rig.engine.clock())
+    rig.core.charge_side_work("embeds", 5.0, rig.engine.clock())
     async with asyncio.timeout(240):
         assert await rig.encode([1, 2], tenant="embeds") == [(3.0, 2.0)]
 

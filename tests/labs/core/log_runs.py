@@ -180,7 +180,7 @@ class _RandomRun:
         bounds = (QueueBounds(random.choice((None, 6))), QueueBounds(tokens=200), QueueBounds(bytes=2000, seconds=0.3))
         limits = random.choice(({}, {"acme": 2}, {"": 3, "beta": 1}))
         offsets = (0.0, a_class, 2 * a_class)
-        self._stage.core.policy_changed(SchedulingPolicy(weights, offsets, bounds, limits), self._stage.now)
+        self._stage.core.set_policy(SchedulingPolicy(weights, offsets, bounds, limits), self._stage.now)
 
     def _stall(self) -> None:
         """Let the process stand still, so that deadlines pass."""

@@ -22,7 +22,7 @@ def refusals() -> list[str]:
     """Newcomers meet each kind of refusal, by each bound and each deadline that may be its reason."""
     stage = StagedCore(CoreConfig(max_waiting=10, tenant_max_waiting=3), max_num_seqs=2)
     bounds = (QueueBounds(), QueueBounds(), QueueBounds(count=2))
-    stage.core.policy_changed(SchedulingPolicy({"a": 2.0}, (0.0, 2.0, 4.0), bounds, {"limited": 1}), stage.now)
+    stage.core.set_policy(SchedulingPolicy({"a": 2.0}, (0.0, 2.0, 4.0), bounds, {"limited": 1}), stage.now)
     for name in ("runs", "runs-too"):
         stage.arrive(name, prompt=12, output=40)
     stage.step()
@@ -63,7 +63,7 @@ def shared_bounds() -> list[str]:
     for unit, fields in UNITS.items():
         full = _fill(stage, f"shared-{unit}", **fields)
         assert isinstance(full, QueueFull) and full.excess.unit == unit and not full.of_class
-    stage.core.policy_changed(SchedulingPolicy(offsets=(0.0,), bounds=(QueueBounds(4, 80, 800, 0.03),)), stage.now)
+    stage.core.set_policy(SchedulingPolicy(offsets=(0.0,), bounds=(QueueBounds(4, 80, 800, 0.03),)), stage.now)
     for unit, fields in UNITS.items():
         full = _fill(stage, f"class-{unit}", **fields)
         assert isinstance(full, QueueFull) and full.excess.unit == unit and full.of_class
@@ -337,7 +337,7 @@ def jumps() -> list[str]:
         stage.step()
     assert (complete.finish_reason, len(limited.output)) == (FinishReason.LENGTH, 4)
     for seconds in (0.25, 0.5, 0.001, 0.125, 2.0):  # for compiling what forces them
-        stage.core.charge("b", seconds, stage.now)
+        stage.core.charge_side_work("b", seconds, stage.now)
     stage.plan()
     stage.lose()
     stage.extend(limited, 16)

@@ -91,7 +91,7 @@ def run(home: Path) -> Run:
     return run
 
 
-def test_what_was_recorded_is_decided_again_to_the_byte(run: Run) -> None:
+def test_a_recorded_log_is_decided_again_to_the_byte(run: Run) -> None:
     run(REPLAYS)
 
 

@@ -135,7 +135,7 @@ def test_leases_and_extensions_are_events_too() -> None:
 def test_a_change_of_policy_is_an_event_too() -> None:
     stage = StagedCore(CONFIGS["fair"])
     policy = SchedulingPolicy({"a": 3.0}, (0.0, 5.0), (QueueBounds(count=9),), {"": 7})
-    stage.core.policy_changed(policy, stage.now)
+    stage.core.set_policy(policy, stage.now)
     for n, tenant in enumerate("abab"):
         stage.arrive(f"r{n}", 30, 9, tenant)
     stage.run()
@@ -143,7 +143,7 @@ def test_a_change_of_policy_is_an_event_too() -> None:
     check_replay(stage.lines)
 
 
-def test_what_was_asked_of_limits_is_an_event_too() -> None:
+def test_a_request_judged_by_its_limits_is_an_event() -> None:
     stage = StagedCore(CONFIGS["fair"])
     stage.log.serves("embedded", 4096, 1.7e9, 0.5)
     two = (JudgedPrompt(6, 9, True), JudgedPrompt(7, 9, False))

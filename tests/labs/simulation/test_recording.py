@@ -32,7 +32,7 @@ def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(
     assert read[11].time == pytest.approx(1.1)
 
 
-def test_what_prompts_and_answers_shared_is_found_again_when_a_log_is_simulated(tmp_path: Path) -> None:
+def test_shared_prefixes_of_a_log_are_hit_again_in_its_simulation(tmp_path: Path) -> None:
     sessions = [Arrival(20.0 * n, 90 + 70 * (n // 3), 40, content=Content.of_session(n % 3)) for n in range(15)]
     unknown = [Arrival(20.0 * n + 10, 200, 8) for n in range(5)]
     recorder, lines = recorded("fair", sorted([*sessions, *unknown]))

@@ -103,7 +103,7 @@ def test_no_edit_is_no_difference() -> None:
         ),
     ],
 )
-def test_what_an_edit_could_not_show_is_said_by_line(after: str, facts: TraceFacts, told: str) -> None:
+def test_a_change_without_effect_in_simulation_is_told_by_its_line(after: str, facts: TraceFacts, told: str) -> None:
     assert any(told in line for line in edited(after, facts=facts).not_simulated)
 
 

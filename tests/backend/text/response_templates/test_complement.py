@@ -46,7 +46,7 @@ def test_a_text_matches_either_the_expression_or_its_complement(source: str, tex
         "^a\\b",
     ],
 )
-def test_what_takes_too_much_or_leaves_nothing_is_refused(source: str) -> None:
+def test_a_complement_is_refused_when_it_is_too_large_or_empty(source: str) -> None:
     steps = StepAllowance(1000)
     with pytest.raises(PatternError):
         complement(source, steps)

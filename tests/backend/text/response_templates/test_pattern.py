@@ -43,7 +43,7 @@ def first(pattern: Pattern, text: str, cuts: list[int]) -> tuple[int, int, dict[
         if (found := scanner.find()) is not None:
             return taken + found.start, taken + found.end, found.groups
         taken += len(scanner.take(scanner.num_free))
-    found = scanner.finish()
+    found = scanner.end_text()
     return found and (taken + found.start, taken + found.end, found.groups)
 
 
@@ -59,7 +59,7 @@ def test_the_first_match_is_that_of_re(source: str, text: str, cuts: list[int]) 
 
 
 @pytest.mark.parametrize("source", ["(a+)+$", "(a|a)*b", "(?:a*)*c", "(.*)(.*)(.*)x", "(?:a{0,9}){0,9}b"])
-def test_what_explodes_elsewhere_takes_a_bounded_number_of_threads(source: str) -> None:
+def test_a_pattern_that_explodes_elsewhere_takes_a_bounded_number_of_threads(source: str) -> None:
     scanner = Scanner(DelimiterSet([Pattern(source)]))
     scanner.text = "a" * 3000 + "!"
     assert scanner.find() is None  # by backtracking, later than the end of the universe
@@ -111,7 +111,7 @@ def test_of_several_the_first_then_the_longest_counts_once_it_is_certain() -> No
         ("a" * (MAX_PATTERN_CHARS + 1), f"{MAX_PATTERN_CHARS + 1:,} characters"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(source: str, message: str) -> None:
+def test_an_unsupported_expression_is_refused_by_name(source: str, message: str) -> None:
     with pytest.raises(PatternError, match=message):
         Pattern(source)
 
