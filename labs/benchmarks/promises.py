@@ -1,4 +1,5 @@
-"""Whether what admitted requests are told holds, and how wide it is: python -m labs.benchmarks.promises [--trace FILE]
+"""The coverage of the promises to admitted requests, and their width: `python -m labs.benchmarks.promises [--trace
+FILE]`.
 
 The machine, the traffic and the loads are those of `overload`: Llama-3-8B on an A100 (simulated), requests
 of four tenants at 0.9 and 1.4 of capacity, in a burst of 2.5, with deadlines of 0.7, 2 and 8 s beside each other, and

@@ -1,4 +1,4 @@
-"""What a router's choice is worth, in simulation: python -m labs.benchmarks.routing [--trace FILE=0.8,1 ...]
+"""The worth of a router's choice, in simulation: `python -m labs.benchmarks.routing [--trace FILE=0.8,1 ...]`.
 
 Eight replicas of Llama-3-8B on an A100 (published step times), each under the core that serves, behind the router's own
 picker, which sees of each the state that it told last, a tenth of a second ago at the most, with what it has cached and

@@ -1,4 +1,5 @@
-"""From which step on masks cost nothing and forced tokens gain: python -m labs.benchmarks.structured_device FOLDER
+"""The step time from which masks cost nothing and forced tokens gain: `python -m labs.benchmarks.structured_device
+FOLDER`.
 
 FOLDER as `json_schemas` takes it. The core, the engine and its threads run on the event loop as they do in a
 gateway, and grammar processes are real; the device takes its time and no core (simulated), as a GPU does. 32 rows say

@@ -1,11 +1,11 @@
-"""Reads our own event log: the traffic, and the machine that served it.
+"""Reads an event log: the traffic, and the machine that served it.
 
-A replay shows how long every answer became. A request that was refused or left before its end is taken to have wanted
-all it declared; where it declared nothing, as much as half of its tenant's answers had. What limits refused never came
-to the core: it is read off its `request` entry, as are the tier, the key and the deadlines of every request. What was
-refused unread is taken to be like the request of its tenant that was read last.
+A replay shows the length of every answer. A request that was refused or left before its end is assumed to have wanted
+all that it declared; without a declaration, half of its tenant's answers were as long. Requests refused by limits never
+reached the core: they are read from their `request` entries, as are the tier, the key and the deadlines of every
+request. A request refused unread is assumed to be like its tenant's last read request.
 
-A log that has no such entries is of a core without a gateway. Its requests ask for the classes that served them, and a
+A log without `request` entries is of a core without a gateway. Its requests ask for the classes that served them, and a
 deadline for the first token that is not later than its class's target may be the class's own.
 """
 

@@ -88,7 +88,7 @@ class Table:
 
     @classmethod
     def open(cls, path: Path, file: TextIO, layout: str | None, given: Columns) -> "Table":
-        """Reads the header.
+        """Read the header of a table.
 
         The columns are the given ones, and for other fields the layout's, or the ones named like a field. Without a
         `layout` the headings decide. Raises `OptionError` for a missing given column, and `TraceError` if needed ones

@@ -69,7 +69,7 @@ def check(device: torch.device) -> Iterator[Finding]:
 
 
 def _parted(expected: Answer, tokens: list[int]) -> float | None:
-    """How near two tokens were where the answer parts from the oracle's; None where it does not."""
+    """Return the gap of two tokens at the place where the answer departs from the oracle's; None if it does not."""
     pairs = zip(expected.tokens, tokens, expected.gaps, strict=True)
     return next((gap for one, other, gap in pairs if one != other), None)
 

@@ -54,7 +54,7 @@ TINY = Plan("tiny", 3, 20, 150, 0.05, 64, 5)
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """Of the decodes while the prompt was computed; times in seconds."""
+    """The rhythm of the decodes while the prompt was computed; times in seconds."""
 
     gaps: list[float]  # between tokens
     floor: float  # of the longest step

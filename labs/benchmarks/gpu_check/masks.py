@@ -99,7 +99,7 @@ def _without_end(sequence: Sequence, model: LoadedModel) -> Iterator[int]:
 
 
 def _asked(number: int) -> Asked:
-    """Of four kinds in turn, no two alike."""
+    """Return a grammar of one of four kinds in turn, no two alike."""
     size = 2 + number // 4
     match number % 4:
         case 0:

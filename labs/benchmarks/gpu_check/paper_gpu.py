@@ -105,7 +105,9 @@ class PaperDriver:
 
 
 def compiled(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
-    """What Triton compiles for a launch, in its cache from then on under the name by which a GPU looks for it."""
+    """Return the kernel that Triton compiles for a launch, and leave it in the cache under the name by which a GPU
+    looks for it.
+    """
     return kernel.run(*args, grid=(1,), warmup=True, **constants)
 
 

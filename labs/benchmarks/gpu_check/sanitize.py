@@ -155,7 +155,7 @@ def _popen(command: list[str], said: Path, environ: dict[str, str]) -> subproces
 
 
 def _judged(name: str, said: str, failures: list[str]) -> Iterator[Finding]:
-    """What a tool has found counts, also where the process that it looked at then failed, or was ended."""
+    """Yield the findings in a tool's output. They count even if the examined process then failed, or was ended."""
     if UNSUPPORTED in said:
         yield Finding(name, f"skipped: {UNSUPPORTED}")
         return

@@ -76,7 +76,7 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the vocabulary, and of the prompts of three sequences."""
+    """The sizes of the vocabulary, and of the prompts of three sequences."""
 
     vocab: int
     longest: int
@@ -162,7 +162,7 @@ def _prompts(lengths: dict[int, int], kind: SamplingParams, size: Size) -> Batch
 
 
 def _decodes(positions: list[int]) -> Batch:
-    """Of slots 0 and on, at these positions."""
+    """Return decodes of the first slots, at these positions."""
     every = list(range(len(positions)))
     return Batch(0, len(every), every, positions, [1] * len(every), [], every)
 

@@ -62,7 +62,7 @@ def check(device: torch.device) -> Iterator[Finding]:
 
 
 def largest_error(device: torch.device, shape: Shape, steps: tuple[Serving, ...]) -> float:
-    """Of any row of these steps, as they are and padded as a graph's."""
+    """Return the largest error of any row of these steps, unpadded and padded as a graph's."""
     every = product(steps, (False, True))
     return max(_error(_step(serving, device, padded), serving.window, *shape) for serving, padded in every)
 

@@ -212,7 +212,7 @@ class _Phases:
         yield Finding("share of a core that the clients used", beside.busy)
 
     def _shares(self) -> dict[str, float]:
-        """Of the time of all that always have more to ask, within the window."""
+        """Return each tenant's share of the time of all tenants that always have more to ask, within the window."""
         time.sleep(self._plan.lead)
         before = self._server.served()
         time.sleep(self._plan.window - 1)  # and a second for what this takes
@@ -322,7 +322,7 @@ def _milliseconds(seconds: Iterable[float]) -> str:
 
 
 def _explain(came: list[FirstToken]) -> Iterator[Finding]:
-    """What their first tokens waited for in the engine; the rest is the gateway's and HTTP's."""
+    """Yield the waits of their first tokens in the engine; the rest is the gateway's and HTTP's."""
     if not came:
         return
     waits = sorted(one.waited for one in came)

@@ -138,7 +138,7 @@ class Replica:
 
     @property
     def busy(self) -> float:
-        """Its busy seconds."""
+        """The seconds in which the device was busy."""
         return self._recorder.busy
 
     @property

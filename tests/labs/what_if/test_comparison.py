@@ -99,7 +99,7 @@ def test_no_edit_is_no_difference() -> None:
         (
             BEFORE + "\nprefix_sharing: {all: [acme, globex]}",
             FACTS._replace(has_contents=True, is_recorded=True),
-            "prefix_sharing.all at edited.yaml:2: blocks in an event log are told apart by those who shared them then",
+            "prefix_sharing.all at edited.yaml:2: blocks in an event log are told apart by the tenants that shared",
         ),
     ],
 )
