@@ -41,7 +41,7 @@ from labs.benchmarks.report import Report, Spread, scenario_parser
 NUM_RUNNING = 256
 STEP_SECONDS = 7.4e-3  # seconds, of an 8B model on a large GPU at this batch
 END = 3
-STEADY, TURNOVER = "none joins, us", "one joins in four steps, us"
+STEADY, TURNOVER = "nobody joins, us", "one joins in four steps, us"
 REFUSAL = "deciding a refusal, us"
 ADMISSION = "deciding an arrival, us"
 PRESSING, DUE = (1_024, 50), (4.0, 9.0)  # waiting, tenants; seconds in which they are due

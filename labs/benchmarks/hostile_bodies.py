@@ -133,7 +133,7 @@ def _figures(quiet: list[list[float]], hostile: list[list[float]]) -> dict[str, 
 
 
 def _spread(windows: list[list[float]], figure: Figure) -> Spread:
-    """Return the latencies in milliseconds."""
+    """Return the spread of a figure over windows, in milliseconds."""
     return Spread.of([1e3 * figure(window) for window in windows])
 
 
