@@ -62,9 +62,9 @@ class CpuOps:
         return PackedLinear(self._library, weight, bias)
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
-        shape = (stack.num_heads, stack.num_kv_heads, stack.head_dim)
         packed = all(isinstance(linear, PackedLinear) for layer in stack.layers for linear in layer.linears)
-        if not packed or not self.supports(stack.final_norm.dtype, *shape):
+        dtype = stack.final_norm.dtype
+        if not packed or not self.supports(dtype, stack.num_heads, stack.num_kv_heads, stack.head_dim):
             return None
         return NativeLayers(self._library, stack)
 

@@ -87,9 +87,9 @@ class PackedLinear:
         self._weight = weight.new_empty((padded, self.inputs))
         self._bias = None if bias is None else functional.pad(bias.float(), (0, padded - self.outputs))
         self.pointers = (self._weight.data_ptr(), pointer(self._bias))
-        source, shape = weight.contiguous(), (self.outputs, self.inputs)
+        source, threads = weight.contiguous(), torch.get_num_threads()
         library.sluice_pack_weight(
-            DTYPES[self.dtype], self.pointers[0], source.data_ptr(), *shape, torch.get_num_threads()
+            DTYPES[self.dtype], self.pointers[0], source.data_ptr(), self.outputs, self.inputs, threads
         )
         self._multiply = library.sluice_linear
         self._code = DTYPES[self.dtype]
@@ -99,8 +99,18 @@ class PackedLinear:
         assert x.dtype == self.dtype
         rows = x.shape[0]
         out = x.new_empty((rows, self.outputs))
-        shape = (rows, self.outputs, self.inputs)
-        self._multiply(self._code, out.data_ptr(), x.data_ptr(), *self.pointers, *shape, torch.get_num_threads())
+        weight, bias = self.pointers
+        self._multiply(
+            self._code,
+            out.data_ptr(),
+            x.data_ptr(),
+            weight,
+            bias,
+            rows,
+            self.outputs,
+            self.inputs,
+            torch.get_num_threads(),
+        )
         return out
 
 
@@ -188,8 +198,15 @@ class NativeLayers:
             step.num_seqs,
             step.block_tables.stride(0),
         )
-        pointers = (out.data_ptr(), residual.data_ptr(), scratch.data_ptr())
-        self._run(self._of_decoder, byref(pool), byref(numbers), *pointers, torch.get_num_threads())
+        self._run(
+            self._of_decoder,
+            byref(pool),
+            byref(numbers),
+            out.data_ptr(),
+            residual.data_ptr(),
+            scratch.data_ptr(),
+            torch.get_num_threads(),
+        )
         return out
 
 

@@ -62,14 +62,36 @@ class TritonOps:
         """Compute attention: leading decodes by the kernel that splits contexts, all others by the prefill kernel."""
         assert q.is_contiguous()
         out = torch.empty_like(q)
-        caches = (out, q, k_cache, v_cache)
-        tables = (step.context_lens, step.block_tables)
         # Sequences of one token each are all decodes, unless places without a token have no row to write to.
         has_rows = step.max_query_len == 1 and step.num_seqs <= q.shape[0]
         decodes = step.num_seqs if has_rows else step.num_decodes
         if decodes:
-            paged_decode(*caches, *tables, decodes, scale, window, self._kv_scales)
+            paged_decode(
+                out,
+                q,
+                k_cache,
+                v_cache,
+                step.context_lens,
+                step.block_tables,
+                decodes,
+                scale,
+                window,
+                self._kv_scales,
+            )
         if decodes < step.num_seqs:
-            span = (decodes, step.num_seqs, q.shape[0])  # all rows may be prompts': padded decodes have none
-            paged_prefill(*caches, step.query_start, *tables, *span, scale, window, self._kv_scales)
+            paged_prefill(
+                out,
+                q,
+                k_cache,
+                v_cache,
+                step.query_start,
+                step.context_lens,
+                step.block_tables,
+                decodes,
+                step.num_seqs,
+                q.shape[0],  # all rows may be prompts': padded decodes have none
+                scale,
+                window,
+                self._kv_scales,
+            )
         return out

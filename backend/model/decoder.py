@@ -95,8 +95,15 @@ class Decoder:
             for index in range(config.num_layers)
         ]
         self.final_norm = weights.final_norm
-        heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-        stack = DecoderStack(self.layers, self.final_norm, self.cos_sin, config.rms_norm_eps, *heads)
+        stack = DecoderStack(
+            self.layers,
+            self.final_norm,
+            self.cos_sin,
+            config.rms_norm_eps,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
         fused = ops.fuse(stack) if parallel is None else None  # ranks exchange sums within a layer
         self._run_layers: RunLayers = fused or partial(run_layers, ops, stack)
         self.lm_head = ops.linear(weights.lm_head, None)

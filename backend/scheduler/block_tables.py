@@ -69,8 +69,14 @@ class BlockTables:
         self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
-        parts = self.cache, self.holdings, self.allowances, self.pinned_prefixes
-        self.pins = Pins(config, *parts, lambda sequence, step: self.find(sequence, step).blocks)
+        self.pins = Pins(
+            config,
+            self.cache,
+            self.holdings,
+            self.allowances,
+            self.pinned_prefixes,
+            lambda sequence, step: self.find(sequence, step).blocks,
+        )
         self.between_turns = BetweenTurns(self.cache, self.holdings, retention, config.block_size)
 
     @property

@@ -71,8 +71,16 @@ class Forking:
             hit = self._fork(sequence, leader, row)
             return hit or self._blocks.find(sequence, scheduled.batch.step)
         hit = self._blocks.find(sequence, scheduled.batch.step)
-        counts = hit.num_held, hit.num_paid, hit.num_pinned
-        return PrefixHit(hit.blocks, hit.swapped, hit.is_cut, *counts, is_being_computed=True, follows_leader=True)
+        return PrefixHit(
+            hit.blocks,
+            hit.swapped,
+            hit.is_cut,
+            hit.num_held,
+            hit.num_paid,
+            hit.num_pinned,
+            is_being_computed=True,
+            follows_leader=True,
+        )
 
     def take_hit(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         """Give a sequence that holds a slot its hit for this step."""

@@ -192,7 +192,7 @@ class GrammarCompiler:
         self._waiting[whose] += 1
         try:
             # one grammar of each key waits for the owner's turn, so that the owner's keys take turns
-            async with self._turn(*whose), self._turn(grammar.owner):
+            async with self._turn(grammar.owner, key), self._turn(grammar.owner):
                 found = self._find(grammar)
                 return self._use(found if found is not None else await self._compile(grammar, key), key)
         finally:

@@ -96,10 +96,12 @@ class Tokenizer:
         special_tokens = _special_tokens(config, _optional(model_dir / "special_tokens_map.json"))
         template, found = None, _read_chat_template(model_dir, config)
         if found:
-            template = _chat_template(*found, special_tokens, core, chat_control_tokens)
+            source, origin = found
+            template = _chat_template(source, origin, special_tokens, core, chat_control_tokens)
             if "tools" not in template.variables and config.get("response_template") is None:
-                found = DEFAULT_TOOLS + found[0], found[1]
-                template = _chat_template(*found, special_tokens, core, chat_control_tokens)
+                source = DEFAULT_TOOLS + source
+                found = source, origin
+                template = _chat_template(source, origin, special_tokens, core, chat_control_tokens)
         tokenizer = cls(core, special_tokens, template, _read_response_template(config, found), config.values)
         if tokenizer.vocab_size > model_vocab_size:
             raise ModelLoadError(

@@ -160,7 +160,7 @@ class Pattern:
         if found is None:
             if len(self._steps) >= _MAX_CACHED_STEPS:
                 self._steps.clear()
-            found = self._steps[key] = self._make_step(*key)
+            found = self._steps[key] = self._make_step(threads, char, begins, is_start)
         return found
 
     @property
