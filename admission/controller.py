@@ -1,7 +1,6 @@
 """The core: every decision between a request's arrival and its last token, driven by timed events alone."""
 
 from collections.abc import Callable, Collection, Mapping
-from collections.abc import Sequence as Listed
 from math import inf
 
 from admission.aging import Aging
@@ -18,7 +17,7 @@ from admission.request import JudgedRequest
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.idle_calibration import IdleCalibration, work_of_shape
 from admission.step_times.step_time import CopyTime, Pipeline, StepTimeModel
-from backend.calibration_steps import CalibrationStep
+from backend.calibration_steps import CalibrationStep, CalibrationTimes
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
@@ -90,7 +89,7 @@ class Controller:
         self._tell_arrived(sequence, promise, now)
         return promise
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """End the sequence in any state; a no-op once it has ended."""
         self._finish(sequence, reason, now)
         self._tell(lambda observer: observer.finished(sequence, reason, now))
@@ -154,11 +153,11 @@ class Controller:
             self._tell(lambda observer: observer.calibrating(step, now))
         return step
 
-    def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
+    def calibrated(self, measured: CalibrationTimes, now: float) -> None:
         """Record the times of calibration steps, in seconds: all those of the start, or the one run while idle, which
         may have been lost.
         """
-        self.idle_calibration.end(measured, now)
+        self.idle_calibration.record_times(measured, now)
         self.step_time.calibrate([(work_of_shape(step), seconds) for step, seconds in measured])
         self._tell(lambda observer: observer.calibrated(measured, now))
 
@@ -263,7 +262,7 @@ class Controller:
         self._tell(lambda observer: observer.gave_up(sequence, now))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        self.scheduler.finish(sequence, reason, now)
+        self.scheduler.finish_sequence(sequence, reason, now)
         if reason is FinishReason.STOP:
             self._answered(sequence, now)
         self._ended(sequence, now)

@@ -65,7 +65,7 @@ def half_target_at(sequence: Sequence) -> float:
 
 
 @dataclass(slots=True)
-class WaitingWork:
+class BacklogWork:
     """An amount of waiting work: engine seconds as predicted, tokens to compute, and requests."""
 
     seconds: float = 0.0
@@ -83,7 +83,7 @@ class UndatedBacklog:
         self.is_early = False  # True: its oldest is not due yet
         self.timed_at = -inf  # the time for which the ranking has last noted that its oldest is due
         self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
-        self._classes: dict[int, WaitingWork] = {}
+        self._classes: dict[int, BacklogWork] = {}
         self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; removed requests leave them lazily
         self._by_size: list[tuple[int, float, int, Sequence]] = []
         self._owed_to_oldest = 0.0  # engine seconds; below 0: the oldest is ahead
@@ -109,9 +109,9 @@ class UndatedBacklog:
         else:
             self._owed_to_oldest = min(self._owed_to_oldest + OLDEST_SHARE_OF_SERVICE * seconds, OWED_TO_OLDEST_LIMIT_S)
 
-    def work(self, priority_class: int) -> WaitingWork:
+    def work(self, priority_class: int) -> BacklogWork:
         """Return the waiting work of this class and higher ones. O(classes)."""
-        total = WaitingWork()
+        total = BacklogWork()
         for level, work in self._classes.items():
             if level <= priority_class:
                 total.seconds += work.seconds
@@ -149,7 +149,7 @@ class UndatedBacklog:
         return oldest
 
     def _count(self, priority_class: int, seconds: float, tokens: int, requests: int) -> None:
-        work = self._classes.setdefault(priority_class, WaitingWork())
+        work = self._classes.setdefault(priority_class, BacklogWork())
         work.seconds = max(0.0, work.seconds + seconds)
         work.tokens += tokens
         work.requests += requests

@@ -5,6 +5,7 @@ decodes, so that only the sum of their costs can be measured. So an engine compu
 short and long contexts, before it serves, and one at a time while it is idle.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from backend.config import EngineConfig
@@ -30,6 +31,9 @@ class CalibrationStep(NamedTuple):
     def num_tokens(self) -> int:
         return self.num_decodes + self.num_prefills * self.length
 
+
+CalibrationTimes = Sequence[tuple[CalibrationStep, float]]
+"""Calibration steps, each with the seconds that it took."""
 
 Series = list[CalibrationStep]
 """Shapes of one kind, each of at most `SERIES_RATIO` times the work of the one before."""

@@ -4,11 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Listed
 from contextlib import suppress
 from typing import Any, Protocol
 
-from backend.calibration_steps import CalibrationStep
+from backend.calibration_steps import CalibrationStep, CalibrationTimes
 from backend.errors import DeviceError, MemoryExhausted
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
@@ -45,7 +44,7 @@ class ServingCore(Core, Protocol):
         """Return a calibration step to run if there is nothing else to do; no step is planned until `calibrated`."""
         ...
 
-    def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
+    def calibrated(self, measured: CalibrationTimes, now: float) -> None:
         """Learn the seconds of calibration steps; a step that is not among them was lost."""
         ...
 
@@ -99,11 +98,11 @@ class Engine:
         if self._calibration_batch is not None:
             self._loop.call_later(CALIBRATION_CHECK_SECONDS, self._guarded, self._calibrate_now_and_then)
 
-    async def stop(self) -> None:
+    async def shut_down(self) -> None:
         """Finish the steps in flight and end the device thread. Streams still open end with `DeviceError`."""
         seconds = ABANDON_SECONDS if self.failed.done() else STOP_SECONDS
         self.fail(DeviceError("the engine was stopped"))
-        await asyncio.to_thread(self._device.stop, seconds)
+        await asyncio.to_thread(self._device.drain, seconds)
 
     @property
     def num_streams(self) -> int:
@@ -126,10 +125,10 @@ class Engine:
         self.schedule_soon()
         return stream
 
-    def finish(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a sequence in any state, once; its stream gets no token after this."""
         if self._streams.pop(sequence, None) is not None:
-            self.core.finish(sequence, reason, self.clock())
+            self.core.finish_sequence(sequence, reason, self.clock())
             self.schedule_soon()
 
     def fail(self, error: DeviceError) -> None:
@@ -188,7 +187,7 @@ class Engine:
     def _on_step(self, result: StepOutput | SideJob[Any] | BaseException) -> None:
         if isinstance(result, SideJob):
             self._has_side_job = False
-            result.finish()
+            result.report()
             self._ask_side_work()
         elif not isinstance(result, _STEP_RESULTS):
             self._device_failed(result)

@@ -232,7 +232,7 @@ class LLM:
     def _encode(self, index: int, prompt: Prompt) -> list[int]:
         tokenizer = self.model.tokenizer
         if isinstance(prompt, str):
-            return tokenizer.encode(prompt, add_special_tokens=True)
+            return tokenizer.encode_text(prompt, add_special_tokens=True)
         if not isinstance(prompt, abc.Sequence):
             expected = "a text, a list of token ids or a list of messages"
             raise InvalidRequest(
@@ -245,7 +245,7 @@ class LLM:
                 raise InvalidRequest(
                     f"prompt {index} is not valid Unicode: it holds a lone surrogate", "prompts"
                 ) from None
-            return tokenizer.encode(tokenizer.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
+            return tokenizer.encode_text(tokenizer.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
         return list(prompt)  # type: ignore[arg-type]
 
 
@@ -305,7 +305,7 @@ class _GrowingCompletion:
         if token_id >= 0:
             self._pieces.append(detokenizer.push((token_id,)))
         if detokenizer.stopped is not None:
-            scheduler.finish(self.sequence, FinishReason.STOP)
+            scheduler.finish_sequence(self.sequence, FinishReason.STOP)
             return True
         if reason is not None:
             self._pieces.append(detokenizer.flush())

@@ -45,7 +45,7 @@ class Core(Protocol):
         """
         ...
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """End a sequence in any state; on an ended sequence nothing happens."""
         ...
 
@@ -107,5 +107,5 @@ class StepLoop:
         if token_id == NO_TOKEN:
             reason = FinishReason.FAILED
             log.error("the model computed no numbers for %s: its weights or its dtype are at fault", sequence.id)
-        self._core.finish(sequence, reason, self._clock())
+        self._core.finish_sequence(sequence, reason, self._clock())
         return sequence, token_id, reason

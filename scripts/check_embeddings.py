@@ -86,7 +86,7 @@ def compare(encoder: Encoder, folder: Path, report: Report) -> None:
         expected = torch.from_numpy(np.load(vectors))
     theirs = float(json.loads(done.stdout.splitlines()[-1])["cpu_s"])
     before = time.process_time()
-    inputs = [cut(encoder, encoder.tokenizer.encode(text, True)) for text in texts]
+    inputs = [cut(encoder, encoder.tokenizer.encode_text(text, True)) for text in texts]
     found = encoder.run(inputs)
     ours = time.process_time() - before
     cosines = torch.nn.functional.cosine_similarity(found, expected)

@@ -49,7 +49,6 @@ replay with another decision fails at the first step that differs.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Listed
 from contextlib import contextmanager, suppress
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -77,7 +76,7 @@ from admission.promise import Promise
 from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
-from backend.calibration_steps import CalibrationStep
+from backend.calibration_steps import CalibrationStep, CalibrationTimes
 from backend.config import EngineConfig
 from backend.errors import ConfigError
 from backend.paged_kv.block_names import BlockName
@@ -171,7 +170,7 @@ class EventLog(CoreObserver):
     def calibrating(self, step: CalibrationStep, now: float) -> None:
         self._log("calibrate", now, *step)
 
-    def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
+    def calibrated(self, measured: CalibrationTimes, now: float) -> None:
         said = [f"[{','.join(map(str, step))},{moment(seconds)}]" for step, seconds in measured]
         self._write(f'["calibrated",{moment(now)},[{",".join(said)}]]')
 
@@ -355,7 +354,7 @@ class _Replay:
         elif kind == "request":
             core.requested(asked_of(entry), now)
         elif kind == "finish":
-            core.finish(self._sequences[entry[2]], FINISH_REASONS[entry[3]], now)
+            core.finish_sequence(self._sequences[entry[2]], FINISH_REASONS[entry[3]], now)
         elif kind == "extend":
             core.raise_token_limit(self._sequences[entry[2]], entry[3], now)
         elif kind in {"charge", "debts"}:
@@ -412,7 +411,7 @@ class _Replay:
 
 
 def _output_of(
-    sampled: list[str], step: int, elapsed: float, ended: list[str], failed: list[str], jumped: Listed[list[Any]] = ()
+    sampled: list[str], step: int, elapsed: float, ended: list[str], failed: list[str], jumped: Iterable[list[Any]] = ()
 ) -> StepOutput:
     """Return the output of a step that sampled for these ids, with tokens that have its effects alone: `ended` got an
     end token, `failed` no token, and `jumped` gives the number of tokens that a grammar forced.

@@ -58,7 +58,7 @@ class IdleCalibration:
         self._due = now + MIN_INTERVAL_S
         return None
 
-    def end(self, measured: Sequence[tuple[CalibrationStep, float]], now: float) -> None:
+    def record_times(self, measured: Sequence[tuple[CalibrationStep, float]], now: float) -> None:
         """Record the time of the step that ran; empty if it was lost, and several before the first request."""
         if not self.is_running:
             return

@@ -160,7 +160,7 @@ def _tokenizer(folder: EncoderFolder, vocab_size: int, most: int) -> tuple[Token
     tokenizer = Tokenizer.from_dir(folder.directory, vocab_size)
     if folder.kind == "score":
         tokenizer.take_special_tokens_as_text()  # a text that spells the separator must not end there
-    if folder.lower_case and tokenizer.encode("A", False) != tokenizer.encode("a", False):
+    if folder.lower_case and tokenizer.encode_text("A", False) != tokenizer.encode_text("a", False):
         raise ModelLoadError(
             f"{folder.directory}: the sentence config says do_lower_case, and tokenizer.json distinguishes A from a; "
             'give it a normalizer {"type": "Lowercase"}'

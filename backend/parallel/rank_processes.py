@@ -54,7 +54,7 @@ class _Rank:
     pipe: "Connection[Any, Any]"  # on which the rank answers None once it has done as it was told, or sends its error
     answers: "SimpleQueue[BackendError | None]" = field(default_factory=SimpleQueue)
 
-    def watch(self, fate: _Fate) -> None:
+    def follow(self, fate: _Fate) -> None:
         """Receive the rank's answers until it ends."""
         try:
             while (answer := self.pipe.recv()) is None:
@@ -78,7 +78,7 @@ class RankProcesses:
         self._finalizer = weakref.finalize(self, _stop, self._ranks, self._fate)
         for rank in self._ranks:
             name = f"sluice-rank-{rank.number}"
-            threading.Thread(target=rank.watch, args=(self._fate,), name=name, daemon=True).start()
+            threading.Thread(target=rank.follow, args=(self._fate,), name=name, daemon=True).start()
 
     @property
     def pids(self) -> list[int]:

@@ -98,7 +98,7 @@ class Accounting:
             reason = FinishReason.LENGTH
         else:
             return None
-        self._kv_manager.finish(sequence, reason)
+        self._kv_manager.finish_sequence(sequence, reason)
         return reason
 
 

@@ -100,7 +100,7 @@ class KVManager:
         self.freeing[sequence.id] = sequence
         self._free_if_idle(sequence)
 
-    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason) -> None:
         """End the sequence, whether it ran or not."""
         self.blocks.unpin(sequence)
         self.running.pop(sequence.id, None)

@@ -111,7 +111,7 @@ class Scheduler:
         """Return the prefix tokens of a waiting sequence that are cached or computed by steps in flight."""
         return len(self.kv_manager.blocks.find(sequence, self._next_step).blocks) * self.config.block_size
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
         """Finish (abort) a sequence in any state: it yields no further token, and its blocks are freed. Idempotent."""
         self.kv_manager.begin_event(now)
         if sequence.status is _FINISHED:
@@ -120,7 +120,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             self._rule.left(sequence)
             self._held_tenants.resume(sequence.tenant)
-        self.kv_manager.finish(sequence, reason)
+        self.kv_manager.finish_sequence(sequence, reason)
 
     def allow(self, tenant: str, blocks: int | None, now: float = 0.0) -> None:
         """Set the tenant's allowance of blocks; None: no limit."""
@@ -206,7 +206,7 @@ class Scheduler:
                 return None
             if (hopeless := self._preemption.break_deadlock(scheduled)) is not None:
                 self.ended.append(hopeless)
-                self.kv_manager.finish(hopeless, FinishReason.PREEMPTED)
+                self.kv_manager.finish_sequence(hopeless, FinishReason.PREEMPTED)
         if scheduled.paused:
             self._preemption.yield_to_oldest(scheduled)
         self._next_step += 1

@@ -115,7 +115,7 @@ class Tokenizer:
         spread = 1 if self._core.normalizer is None else _NORMALIZED_CHARS
         return len(text) // (self._longest_token * spread)
 
-    def encode(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
+    def encode_text(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
         """Return the token ids of a text. `add_special_tokens` adds the checkpoint's start of a plain prompt (BOS);
         rendered chats have it already.
 
@@ -154,15 +154,15 @@ class Tokenizer:
     def _encode_parts(self, text: PartedText, add_special_tokens: bool, most: int) -> list[int]:
         parts = text.parts()
         first = next(parts)
-        ids, before = self.encode(first, False), self.encode(_BEFORE, False)
+        ids, before = self.encode_text(first, False), self.encode_text(_BEFORE, False)
         behind = list[int]()
         if add_special_tokens:
-            ids, behind = _around(ids, self.encode(first, True))
+            ids, behind = _around(ids, self.encode_text(first, True))
         while len(ids) <= most and (some := list(islice(parts, _PARTS_PER_CALL))):
             encodings = self._core.encode_batch_fast([_BEFORE + part for part in some], add_special_tokens=False)
             for part, encoding in zip(some, encodings, strict=True):
                 begins_alike = encoding.ids[: len(before)] == before
-                ids += encoding.ids[len(before) :] if begins_alike else self.encode(part, False)
+                ids += encoding.ids[len(before) :] if begins_alike else self.encode_text(part, False)
         if len(ids) > most:
             raise TooManyTokens(len(ids), most, at_least=True)
         return ids + behind

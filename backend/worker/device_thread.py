@@ -65,7 +65,7 @@ class DeviceThread:
         named = [(thread.name, frames.get(thread.ident or 0)) for thread in self._threads]
         return "\n".join(f"{name}:\n{''.join(traceback.format_stack(frame))}" for name, frame in named if frame)
 
-    def stop(self, timeout: float = 10.0) -> bool:
+    def drain(self, timeout: float = 10.0) -> bool:
         """Finish the launched steps and end the threads; False if one is still stuck after `timeout` seconds."""
         self._inbox.put(None)
         deadline = time.monotonic() + timeout

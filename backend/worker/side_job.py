@@ -40,5 +40,5 @@ class SideJob(Generic[T]):
         except Exception as error:  # noqa: BLE001 - as above, and what it took until then counts
             self._result = error
 
-    def finish(self) -> None:
+    def report(self) -> None:
         self._done(self._result, self._elapsed)

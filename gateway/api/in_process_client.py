@@ -78,7 +78,7 @@ class InProcessGeneration:
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
         self._num_delivered[stream] = num_tokens
-        self._client.service.engine.finish(stream.sequence, FinishReason.STOP)
+        self._client.service.engine.finish_sequence(stream.sequence, FinishReason.STOP)
 
     async def settle(self) -> None:
         self.settle_now()
@@ -96,7 +96,7 @@ class InProcessGeneration:
         try:
             self._end_extensions()
             for stream in self.streams:
-                self._client.service.engine.finish(stream.sequence)
+                self._client.service.engine.finish_sequence(stream.sequence)
             if self.streams and self.streams[0].sequence.request.sampling.grammar is not None:
                 self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:

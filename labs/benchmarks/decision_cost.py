@@ -105,11 +105,11 @@ class Machine:
         """Seconds of deciding that a newcomer with a deadline may wait, beside `waiting` others that have one."""
         scheduler = self.core.scheduler
         for joined in list(scheduler.running.values())[NUM_RUNNING:]:
-            self.core.finish(joined, FinishReason.CANCELLED, self._now)
+            self.core.finish_sequence(joined, FinishReason.CANCELLED, self._now)
         while len(scheduler.waiting) < waiting:
             self._arrive_pressing()
         newcomer, took = self._arrive_pressing()
-        self.core.finish(newcomer, FinishReason.CANCELLED, self._now)
+        self.core.finish_sequence(newcomer, FinishReason.CANCELLED, self._now)
         return took
 
     def _arrive_pressing(self) -> tuple[Sequence, float]:

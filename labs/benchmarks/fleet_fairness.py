@@ -113,7 +113,7 @@ class Replica:
     def _end(self, tenant: str) -> None:
         for sequence in self.observer.arrivals.pop(tenant, ()):
             if sequence.status is not SequenceStatus.FINISHED:
-                self.core.finish(sequence, FinishReason.CANCELLED, self._now)
+                self.core.finish_sequence(sequence, FinishReason.CANCELLED, self._now)
 
     def _request(self, tenant: Tenant) -> Arrival:
         prompt, output = (max(1, int(mean * self._random.uniform(0.5, 1.5))) for mean in (tenant.prompt, tenant.output))

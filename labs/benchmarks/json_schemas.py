@@ -151,7 +151,7 @@ def generate(found: Found, count: int, seed: int) -> tuple[int, int, list[str]]:
     """The numbers of complete answers and of answers ended by the grammar, and the files of invalid ones."""
     llm = LLM("embedded", EngineOptions(max_num_seqs=ROWS))
     ended, cut, wrong = 0, 0, list[str]()
-    encode = llm.model.tokenizer.encode
+    encode = llm.model.tokenizer.encode_text
     bias = tuple(sorted([(encode(text, False)[0], value) for text, value in BIAS.items()]))
     cases = list(islice(_cases(found), count))
     for batch in [cases[begin : begin + ROWS] for begin in range(0, count, ROWS)]:

@@ -214,7 +214,7 @@ class Machine:
 
     def leave(self) -> None:
         """The sequence that has run the longest is cancelled."""
-        self.core.finish(next(iter(self.core.scheduler.running.values())), FinishReason.CANCELLED, self._now)
+        self.core.finish_sequence(next(iter(self.core.scheduler.running.values())), FinishReason.CANCELLED, self._now)
 
     def step(self) -> float:
         """Plan steps, and account for the oldest; seconds of deciding."""

@@ -203,7 +203,7 @@ async def _run(executor: ConstrainedDevice, scripts: list[Script], kind: str, vo
     assert [one.output for one in sequences] == [script.token_ids for script in ANSWERS * scripts]
     total, counters = sum(len(one.output) for one in sequences), core.scheduler.counters
     steps = core.scheduler._next_step
-    await engine.stop()
+    await engine.shut_down()
     jumped, idle = counters.jump_forward_tokens / total, 1 - executor.busy / seconds
     return _Run(total / seconds, jumped, total / steps, idle, float(taken.sum() - masked) / 1e6 / steps)
 

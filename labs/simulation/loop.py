@@ -230,7 +230,7 @@ class Loop:
     def _withdraw(self, request: _RunningRequest, now: float) -> None:
         """Withdraw the queued prompts of a request of which another prompt is refused."""
         for sequence in list(request.running):
-            self._core.finish(sequence, FinishReason.CANCELLED, now)
+            self._core.finish_sequence(sequence, FinishReason.CANCELLED, now)
             self._recorder.withdrawn(sequence, now)
             self._ended(sequence)
         if not request.running:
@@ -249,7 +249,7 @@ class Loop:
 
     def _leave(self, sequence: Sequence, now: float) -> None:
         if self._recorder.waits_for_first_token(sequence):
-            self._core.finish(sequence, FinishReason.CANCELLED, now)
+            self._core.finish_sequence(sequence, FinishReason.CANCELLED, now)
             self._recorder.abandoned(sequence, now)
             self._ended(sequence)
             self._plan(now)
@@ -390,7 +390,7 @@ class Loop:
     def _cut_off(self, sequence: Sequence, refusal: GatewayRefused, now: float) -> None:
         """End an answer after its last reserved token, since more are refused."""
         if _left(sequence) <= 0:
-            self._core.finish(sequence, FinishReason.CANCELLED, now)
+            self._core.finish_sequence(sequence, FinishReason.CANCELLED, now)
             self._recorder.cut_off(sequence, refusal.reason, now)
             self._ended(sequence)
 

@@ -168,7 +168,7 @@ class Traffic:
                 self._arrive([prompt] * answers, random.choice(KINDS), random.randint(1, longest_answer))
             self._step()
             if random.random() < CANCELLED and (running := [*self.scheduler.running.values()]):
-                self.scheduler.finish(random.choice(running), FinishReason.CANCELLED)
+                self.scheduler.finish_sequence(random.choice(running), FinishReason.CANCELLED)
                 self.cancelled += 1
         self._drain()
         self._end()

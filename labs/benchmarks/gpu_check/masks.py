@@ -73,7 +73,7 @@ async def _generate(model: LoadedModel, asked: list[Asked]) -> tuple[list[str], 
         constrained = [SamplingParams(max_tokens=LONGEST, grammar=one.grammar) for one in asked]
         sequences = [_sequence(number, sampling, model) for number, sampling in enumerate([*free, *constrained])]
         await asyncio.gather(*(_drain(engine, sequence) for sequence in sequences))
-        await engine.stop()
+        await engine.shut_down()
         compiler.release_all(compiled)
     finally:
         compiler.close()
@@ -83,7 +83,7 @@ async def _generate(model: LoadedModel, asked: list[Asked]) -> tuple[list[str], 
 
 
 def _sequence(number: int, sampling: SamplingParams, model: LoadedModel) -> Sequence:
-    prompt = model.tokenizer.encode(f"Row {number}:", add_special_tokens=False)
+    prompt = model.tokenizer.encode_text(f"Row {number}:", add_special_tokens=False)
     ends = frozenset[int]() if sampling.ignore_eos else model.end_tokens
     return Sequence(PromptRequest(str(number), "", prompt, sampling, LONGEST, number, ends))
 

@@ -87,7 +87,7 @@ class _HalfLoop(Loop):
         self._plan(now)
 
     def cancel(self, sequence: Sequence, now: float) -> None:
-        self._core.finish(sequence, FinishReason.CANCELLED, now)
+        self._core.finish_sequence(sequence, FinishReason.CANCELLED, now)
         self._recorder.withdrawn(sequence, now)
         self._ended(sequence)
         self._plan(now)

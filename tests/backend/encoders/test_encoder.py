@@ -259,7 +259,7 @@ def test_a_tiny_encoder_is_small_and_whole(tmp_path: Path) -> None:
     config = encoder.config
     assert (config.kind, config.dim, config.max_tokens) == ("embed", DIM, MAX_TOKENS)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.*")) < 300_000
-    vectors = encoder.run([encoder.tokenizer.encode(text, True) for text in ("One text.", "And another")])
+    vectors = encoder.run([encoder.tokenizer.encode_text(text, True) for text in ("One text.", "And another")])
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(2))
 
 

@@ -97,7 +97,7 @@ def test_a_follower_computes_the_prompt_when_its_leader_is_cancelled() -> None:
     bench = Bench(max_num_batched_tokens=4, prefill_chunk=4)
     leader, follower = bench.say([*PROMPT, 1], 4), bench.say([*PROMPT, 2], 4)
     bench.plan()
-    bench.scheduler.finish(leader, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(leader, FinishReason.CANCELLED)
     finish(bench, follower)
     assert follower.num_cached_tokens == 4, "the step that was on its way is used"
 
@@ -136,7 +136,7 @@ def test_a_tenant_is_charged_once_for_what_its_sequences_share() -> None:
     assert [len(s.block_table.blocks) for s in (*two, other)] == [4, 4, 4]
     assert (held["a"], held["b"]) == (5, 4), "three are shared, and one each is its own"
     assert bench.scheduler.kv_manager.blocks.num_available == bench.config.num_blocks - 6
-    bench.scheduler.finish(two[0], FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(two[0], FinishReason.CANCELLED)
     bench.steps(2)
     assert (held["a"], two[1].block_table.num_charged) == (len(two[1].block_table.blocks),) * 2, "who is left pays"
     finish(bench, two[1], other)
@@ -190,7 +190,7 @@ def test_cached_blocks_counted_for_a_waiting_sequence_are_pinned_until_it_runs()
     later = bench.say(counted, 3, "a", is_pinned=True)
     assert waiting.num_pinned_tokens == later.num_pinned_tokens == 8
     crowd += [bench.say(list(range(600 + 40 * n, 630 + 40 * n)), 9, "flood") for n in range(4)]
-    bench.scheduler.finish(later, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(later, FinishReason.CANCELLED)
     finish(bench, waiting, *crowd)
     assert (waiting.num_cached_tokens, waiting.num_pinned_tokens) == (8, 0) and cache.evictions > 0
 
@@ -216,7 +216,7 @@ def test_nobody_finds_what_a_sequence_computed_that_failed() -> None:
         bench.scheduler.update_from_output(StepOutput(batch.step, [NO_TOKEN] * len(batch.sampled), 0.0))
         if batch.sampled:
             break
-    bench.scheduler.finish(failed, FinishReason.FAILED)
+    bench.scheduler.finish_sequence(failed, FinishReason.FAILED)
     bench.scheduler.check_integrity()
     again = bench.say(PROMPT, 4)
     finish(bench, again)
@@ -336,7 +336,7 @@ def test_when_the_one_that_computes_is_cancelled_the_next_does() -> None:
     bench = Bench(max_num_batched_tokens=4, prefill_chunk=4)
     first, *others = [bench.say(PROMPT, 4, prompt_group="g") for _ in range(3)]
     bench.plan()
-    bench.scheduler.finish(first, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(first, FinishReason.CANCELLED)
     finish(bench, *others)
     assert computed(bench) == 13 and any(batch.forks for batch in bench.batches)
 
@@ -345,7 +345,7 @@ def test_an_answer_that_is_cancelled_in_the_step_that_forks_it_gives_its_blocks_
     bench = Bench(max_num_batched_tokens=16, prefill_chunk=16)
     first, second, third = [bench.say(PROMPT, 4, prompt_group="g") for _ in range(3)]
     bench.plan()
-    bench.scheduler.finish(second, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(second, FinishReason.CANCELLED)
     assert second.slot >= 0
     bench.complete()
     assert second.slot < 0

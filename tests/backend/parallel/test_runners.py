@@ -47,7 +47,7 @@ def served(runner: ModelRunner, seed: int) -> tuple[list[list[int]], int]:
             if coming:
                 scheduler.add(coming.popleft())
         if random.random() < 0.05 and (running := list(scheduler.running.values())):
-            scheduler.finish(random.choice(running), FinishReason.CANCELLED)
+            scheduler.finish_sequence(random.choice(running), FinishReason.CANCELLED)
         if scheduler.has_work:
             engine.step()
     assert scheduler.pool.num_free == runner.config.num_blocks

@@ -44,7 +44,7 @@ def test_cancelling_the_one_that_did_not_fit_lets_the_next_of_its_tenant_in() ->
     large, small = bench.add(20, 2, "small"), bench.add(3, 2, "small")
     bench.step()
     assert small.status is SequenceStatus.WAITING
-    bench.scheduler.finish(large, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(large, FinishReason.CANCELLED)
     bench.drain()
     assert small.output == expected(small)
 

@@ -36,7 +36,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], **options: object) -> list[str]
 @pytest.mark.parametrize("tokenizer", EVERY)
 @given(text=TEXTS)
 def test_an_encoded_text_streams_as_it_decodes(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = tokenizer.encode_text(text, add_special_tokens=False)
     sent = stream(tokenizer, ids)
     assert "".join(sent) == tokenizer.decode(ids)
     if "\ufffd" not in text and tokenizer is not METASPACE:
@@ -117,14 +117,14 @@ def test_a_broken_character_is_sent_once_it_is_certain() -> None:
 @pytest.mark.parametrize("tokenizer", EVERY)
 @pytest.mark.parametrize("text", ["naïve", "日本", "a 😀"])
 def test_of_a_character_that_is_cut_there_is_nothing(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = tokenizer.encode_text(text, add_special_tokens=False)
     for end in range(len(ids)):
         assert "\ufffd" not in "".join(stream(tokenizer, ids[:end]))
 
 
 def test_a_real_replacement_character_is_told() -> None:
     for tokenizer in (BYTE_LEVEL, FALLBACK):
-        assert "".join(stream(tokenizer, tokenizer.encode("a\ufffd", add_special_tokens=False))) == "a\ufffd"
+        assert "".join(stream(tokenizer, tokenizer.encode_text("a\ufffd", add_special_tokens=False))) == "a\ufffd"
 
 
 def test_held_tokens_are_bounded_when_no_text_ever_emerges() -> None:
@@ -162,7 +162,7 @@ def test_a_continued_prompt_keeps_the_leading_space_and_its_half_character() -> 
 
 @given(text=st.text("abc 日😀", min_size=1, max_size=30), stop=st.text("abc 日😀", min_size=1, max_size=4))
 def test_text_ends_before_a_stop_across_tokens(text: str, stop: str) -> None:
-    ids = BYTE_LEVEL.encode(text, add_special_tokens=False)
+    ids = BYTE_LEVEL.encode_text(text, add_special_tokens=False)
     sent = "".join(stream(BYTE_LEVEL, ids, stop=(stop,)))
     assert sent == text.partition(stop)[0]
     kept = "".join(stream(BYTE_LEVEL, ids, stop=(stop,), include_stop=True))
@@ -170,7 +170,7 @@ def test_text_ends_before_a_stop_across_tokens(text: str, stop: str) -> None:
 
 
 def test_a_stop_within_the_minimum_is_text() -> None:
-    ids = [BYTE_LEVEL.encode(char, add_special_tokens=False)[0] for char in "axbxc"]
+    ids = [BYTE_LEVEL.encode_text(char, add_special_tokens=False)[0] for char in "axbxc"]
     assert "".join(stream(BYTE_LEVEL, ids, stop=("x",), min_tokens=2)) == "axb"
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, stop=("x",), min_tokens=2)
     assert detokenizer.push(ids) == "axb"

@@ -44,7 +44,7 @@ async def test_the_map_names_the_owner_of_every_block(site: Site) -> None:
 async def test_blocks_of_a_cut_sequence_stay_its_own_until_the_step_is_over(site: Site) -> None:
     record = site.arrive("a", prompt=8)
     assert site.core.schedule(site.clock()) is not None
-    site.core.finish(record.engine.timelines[0].sequence, FinishReason.CANCELLED, site.clock())
+    site.core.finish_sequence(record.engine.timelines[0].sequence, FinishReason.CANCELLED, site.clock())
     scheduler = site.core.scheduler
     used = scheduler.config.num_blocks - scheduler.pool.num_free
     runs = (await kv_map(scheduler, 8))["runs"]

@@ -29,8 +29,8 @@ from tests.backend.text.response_templates.families import FAMILIES
 from tests.examples import examples
 
 TOKENIZER = Tokenizer(tiny.byte_level_bpe())
-SENTENCE = TOKENIZER.encode("the 日 cat 😀 sat\n", add_special_tokens=False)
-PROMPT = TOKENIZER.encode("sat the 日", add_special_tokens=False)
+SENTENCE = TOKENIZER.encode_text("the 日 cat 😀 sat\n", add_special_tokens=False)
+PROMPT = TOKENIZER.encode_text("sat the 日", add_special_tokens=False)
 ids = st.lists(st.sampled_from(SENTENCE), min_size=1, max_size=24)
 
 
@@ -131,7 +131,7 @@ def test_delimiters_of_a_message_are_as_long_for_what_is_told_as_in_its_text() -
     core.add_special_tokens(["[TOOL_CALLS]"])
     template = ResponseTemplate(FAMILIES["mistral"].source)
     tokenizer = Tokenizer(core, response_template=template)
-    token_ids = tokenizer.encode("abc [TOOL_CALLS] the def", add_special_tokens=False)
+    token_ids = tokenizer.encode_text("abc [TOOL_CALLS] the def", add_special_tokens=False)
     text = answer(token_ids, ("def",), tokenizer=tokenizer, message=AnswerMessage(ResponseParser(template)))
     choice = asyncio.run(whole(text))
     assert choice["finish_reason"] == "stop"

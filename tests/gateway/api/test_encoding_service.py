@@ -64,7 +64,7 @@ async def rig() -> AsyncIterator[Rig]:
     rig = Rig()
     yield rig
     rig.encoder.may_go.set()
-    await rig.engine.stop()
+    await rig.engine.shut_down()
 
 
 async def test_each_input_has_its_vector_and_its_tenant_pays(rig: Rig) -> None:

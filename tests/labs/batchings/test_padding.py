@@ -46,7 +46,7 @@ def test_a_step_stays_within_its_tokens_and_rows() -> None:
 def test_a_row_of_a_cancelled_sequence_is_padding_and_its_memory_is_freed() -> None:
     bench, sequences = padded(prefill_chunk=None)
     bench.step()
-    bench.scheduler.finish(sequences[2], FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(sequences[2], FinishReason.CANCELLED)
     batch = bench.plan()
     assert batch is not None and len(batch.slots) + len(batch.padding) == 3 and not sequences[2].block_table.blocks
     bench.complete()
