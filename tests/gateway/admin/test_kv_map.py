@@ -77,14 +77,14 @@ async def test_blocks_reserved_for_a_queued_sequence_are_its_tenants() -> None:
     assert ("acme", Use.RESERVED) in await uses(rig)
 
 
-async def test_what_the_policy_pins_is_told_from_what_is_idle(rig: Rig) -> None:
+async def test_pinned_blocks_are_told_apart_from_idle_ones(rig: Rig) -> None:
     rig.core.pin_prefixes("acme", NAMES[:2], rig.now)
     rig.arrive("a", prompt=12, max_tokens=2, names=NAMES[:3])
     rig.run()
     assert await uses(rig) == [("acme", Use.CACHED), ("acme", Use.PINNED), ("acme", Use.PINNED)]
 
 
-async def test_what_floors_keep_and_what_the_host_has_is_counted_by_tenant(rig: Rig) -> None:
+async def test_floored_and_host_blocks_are_counted_by_tenant(rig: Rig) -> None:
     rig.core.limit_cache("acme", 1, None, rig.now)
     rig.arrive("a", prompt=20, max_tokens=2, names=NAMES[:5])
     rig.run()

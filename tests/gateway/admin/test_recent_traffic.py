@@ -23,7 +23,7 @@ def end(traffic: RecentTraffic, record: RequestRecord, tokens: int, reason: Fini
     traffic.request_ended(record)
 
 
-def test_what_is_older_than_an_hour_is_forgotten() -> None:
+def test_traffic_older_than_an_hour_is_forgotten() -> None:
     live = {a_request(asked("old"), 0.0), a_request(asked("new"), HISTORY_SECONDS + 1)}
     traffic = RecentTraffic(live)
     assert [request.asked.id for request in traffic.within(HISTORY_SECONDS + 2)] == ["new"]

@@ -116,7 +116,7 @@ def test_a_stream_tells_what_a_whole_answer_does(token_ids: list[int], stop: tup
 
 @settings(max_examples=examples(100))
 @given(ids, st.sampled_from(["sat", " c", "日", "t s", "😀"]))
-def test_what_begins_where_a_stop_string_has_ended_the_text_is_not_told(token_ids: list[int], stop: str) -> None:
+def test_tokens_that_begin_at_a_stop_strings_end_are_not_told(token_ids: list[int], stop: str) -> None:
     choice = asyncio.run(whole(answer(token_ids, (stop,))))
     offsets, length = choice["logprobs"]["text_offset"], len(choice["text"])
     if choice["finish_reason"] == "stop":

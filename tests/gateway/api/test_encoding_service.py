@@ -86,7 +86,7 @@ class PaperStream:
         return 3.0
 
 
-async def test_what_a_batch_took_is_the_time_of_the_device(rig: Rig) -> None:
+async def test_a_batch_is_charged_the_device_time_that_it_took(rig: Rig) -> None:
     rig.encoder.stream = PaperStream()
     await rig.encode([1, 2], [3])
     assert rig.core.share.account("acme").charged == pytest.approx(3.0)
