@@ -1,4 +1,4 @@
-"""The waiting work: in total, by tenant, and by tenant and class."""
+"""The backlog: the waiting work in total, by tenant, and by tenant and class. The controller writes it."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator

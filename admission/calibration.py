@@ -1,8 +1,9 @@
-"""Turns estimates of first and last tokens into bounds that hold with a stated confidence.
+"""The calibration of estimates: bounds on first and last tokens that hold with a stated confidence.
 
-Each estimate of a waiting sequence is compared with the measured time of its token; the next bounds are made of past
-errors, grouped by class, tenant, prompt length and deadline. A bound counts as missed when its time passes without the
-token, not when the token comes, so that a burst of arrivals is not given bounds that no longer hold.
+Admission tracks each promise, the controller reports its tokens. Each estimate of a waiting sequence is compared with
+the measured time of its token; the next bounds are made of past errors, grouped by class, tenant, prompt length and
+deadline. A bound counts as missed when its time passes without the token, not when the token comes, so that a burst of
+arrivals is not given bounds that no longer hold.
 """
 
 from collections import defaultdict

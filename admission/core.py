@@ -1,4 +1,4 @@
-"""Makes a core from its configuration: order, unit of account, and memory gate."""
+"""The configuration of a core, and the making of one: order, unit of account, and memory gate."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Rules that expire sequences whose deadlines have passed or cannot be met."""
+"""Expiry: rules that select sequences whose deadlines have passed or cannot be met. The controller ends them."""
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush

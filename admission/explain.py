@@ -1,4 +1,4 @@
-"""Explains from an event log why one request waited, was refused, or was preempted."""
+"""The explanation of one request, from an event log: why it waited, was refused, or was preempted."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Forecasts a newcomer's first and last token, by the order in force.
+"""The forecast of a newcomer's first and last token, by the order in force.
 
     first token = steps in flight + half a step + max(tokens ahead * seconds a token, until it has a slot and memory)
                   + its own prompt * seconds a token

@@ -1,8 +1,8 @@
-"""Charges each step to the sequences that it serves.
+"""The ledger charges each step to the sequences that it serves. It charges the accounts of the share.
 
 A step's predicted cost is charged when it is planned and corrected when it completes, with the time from completion to
-completion; the fixed part of a step is split pro rata to the marginal parts, so that the charges of all steps add up to
-the time the device was busy.
+completion. The fixed part of a step is split pro rata to the marginal parts, so that the charges of all steps add up to
+the time that the device was busy.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""Sizes a step's prefill so that its decodes get their tokens in time."""
+"""The prefill sizer: the prefill that a step may carry so that its decodes get their tokens in time."""
 
 from bisect import bisect_right
 from math import inf, sqrt

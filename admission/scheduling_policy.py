@@ -1,4 +1,4 @@
-"""The core's policy, which an admin may change while the core runs."""
+"""The core's policy: weights, classes and bounds, which an admin may change while the core runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Everything that the backend raises on purpose is in this tree, drawn once:
+"""The errors that the backend raises on purpose:
 
 BackendError
 ├── ConfigError          settings that contradict each other or the model; the message carries the arithmetic
@@ -6,7 +6,7 @@ BackendError
 ├── InvalidRequest       one request that can never run: names the field, the limit and the request's value
 │   ├── TooManyTokens    a text that encodes to more tokens than was asked for
 │   └── GrammarInvalid   a grammar that cannot be enforced; the message names the part
-│       └── GrammarTooComplex  one that takes more time or memory to compile than it may
+│       └── GrammarTooComplex  a grammar that takes more time or memory to compile than it may
 └── DeviceError          the device failed and cannot be trusted again; every stream ends, the process exits
     └── MemoryExhausted  it had no memory for one step, which is planned again with less if possible
 

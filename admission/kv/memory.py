@@ -1,8 +1,8 @@
-"""Decides whether a newcomer fits the KV memory beside the future growth of the running sequences.
+"""The memory gate: a newcomer joins if it fits the KV memory beside the future growth of the running sequences.
 
 Past-Future (Gong et al., 2025): memory is at its fullest just before some sequence ends. With sequences sorted by
 remaining output, longest first, the demand when the i-th ends is the sum over the first i; the largest demand is the
-future peak. Lengths are random, so a quantile of the sum is held against the pool, not the sum of quantiles.
+future peak. Lengths are random, so a quantile of the sum is compared with the pool, not the sum of quantiles.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Chooses which blocks of a conversation stay cached between its turns, by the forecast return of the next turn.
+"""Retention between turns: a conversation's blocks stay cached by the forecast return of its next turn.
 
 The next turn finds an answer's last full block again: the time between the two is a gap. Gaps of tools and of people
 have no form in common (a fast tool and a slow one make two humps), so their distribution is measured: the life-table

@@ -1,4 +1,4 @@
-"""Chooses between swapping a block of KV memory to the host and computing it again."""
+"""The choice between swapping a block of KV memory to the host and computing it again."""
 
 from enum import StrEnum
 

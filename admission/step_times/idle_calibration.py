@@ -1,4 +1,4 @@
-"""Decides which calibration step an idle engine runs, and when, and measures the errors of their predictions."""
+"""Idle calibration: the calibration steps of an idle engine, their times, and the errors of their predictions."""
 
 from collections import deque
 from collections.abc import Sequence

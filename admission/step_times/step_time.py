@@ -1,4 +1,4 @@
-"""Predicts the seconds of a step, learned from measured steps.
+"""The step-time model predicts the seconds of a step, learned from measured steps. The ledger reports them.
 
     t = a + b·P + c·D + d·C + e·X + f·A + g·max(0, P + D - knee)            seconds
 

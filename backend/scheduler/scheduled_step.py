@@ -1,4 +1,4 @@
-"""A step from planning to completion: its prefill budget, its rows and its new tokens."""
+"""A scheduled step, from its plan to its completion: its prefill budget, its rows and its new tokens."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
