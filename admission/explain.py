@@ -144,10 +144,10 @@ class _LogReader:
         self._prompts: dict[str, int] = {}  # lengths in tokens
         self._asked_for: dict[str, _OpenRequest] = {}  # open sequences
         self._not_begun: set[str] = set()
-        # began with the last plan, or is the head of the queue that waits by it; and of those, who took a slot
+        # requests that began with the last plan, or its waiting head; and the ones of them that took a slot
         self._ahead: dict[str, _OpenRequest] = {}
         self._overtook: set[str] = set()
-        self._overtakers: set[str] = set()  # open sequences that took a slot, which those due before them could not
+        self._overtakers: set[str] = set()  # open sequences that took a slot ahead of earlier due ones
         self._engine: dict[str, Any] = {}  # its settings
         self._why: list[str] | None = None  # the queue's obstacle by the last plan, and its head
         self._readers: dict[str, Callable[..., None]] = {

@@ -12,9 +12,9 @@ the steps in flight are writing are shown beside it, and are not part of it; so 
 ended sequences.
 
 Azure's traces (CSV) and lengths drawn as in `overload`, which stand for them without `--trace`, tell no shared
-prefixes, so none of their blocks is ever idle or swapped. Mooncake's (JSON lines, slowed down to what one such machine
-serves) and conversations made as in `prefix_cache` do. Of eight tenants the first has half of the sessions, the second
-a quarter, and so on.
+prefixes, so none of their blocks is ever idle or swapped. Mooncake's (JSON lines, slowed down to the load that this
+machine serves) and conversations made as in `prefix_cache` do. Of eight tenants the first has half of the sessions, the
+second a quarter, and so on.
 """
 
 import gc

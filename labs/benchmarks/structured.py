@@ -7,10 +7,10 @@ cost    each row draws what the model says, and the rows it is held against draw
         forces is sampled like any other. Once more on a model of 32 M random parameters, whose steps are longer
 gain    each answer is a valid instance of its schema, as of a model that knows it: tokens are drawn as ever, and then
         those of the instance are taken, which its mask has to allow; with tokens that are forced sampled one by one,
-        and taken at once. Four answers follow each other in each row, and those that they are held against are the same
-        tokens. JSON is written as a model pleases, or as `disable_any_whitespace` has it
+        and taken at once. Four answers follow each other in each row, and are compared with the same
+        tokens without a grammar. JSON is written as a model pleases, or as `disable_any_whitespace` has it
 
-Besides the tokens per second, in which a busy machine has its part, those per second of the engine's thread are told.
+Besides the tokens per second, which a busy machine changes, the tokens per CPU second of the engine's thread are told.
 """
 
 import ctypes
