@@ -165,7 +165,7 @@ class DrainMeter:
         self.sample(still_waiting, now)
 
     def sample(self, waiting: bool, now: float) -> None:
-        """Note whether the queue has waiting work now."""
+        """Record that the queue has waiting work now, or none."""
         if not waiting:
             self._since = None
         elif self._since is None:

@@ -111,7 +111,7 @@ class TokenCalibration:
         self._decided(given.estimate + unforeseen, seconds)
 
     def was_kept(self, given: LatencyBounds, seconds: float, has_passed: bool) -> None:
-        """Record whether the reported bound held for a token that came after `seconds`, and no residual."""
+        """Record a kept or missed reported bound for a token that came after `seconds`, and no residual."""
         if not has_passed:
             self._is_known(seconds > given.reported)
 
@@ -179,7 +179,7 @@ class EstimateCalibration:
         # heap of both bounds; entries of known tokens leave it lazily
         self._due: list[tuple[float, int, bool, Sequence]] = []
         self._numbers = count()
-        self._tolerated = 64  # entries, before those of known tokens are cleared out
+        self._tolerated = 64  # entries, before the entries of known tokens are cleared out
 
     def calibrate(self, sequence: Sequence, estimate: Forecast, now: float) -> CalibratedEstimate:
         """Return the estimate with the present bounds of its class."""
@@ -255,7 +255,7 @@ class EstimateCalibration:
 
     @property
     def completion_coverage(self) -> float:
-        """The share of the bounds on last tokens that held, of those of which it is known."""
+        """The share of the bounds on last tokens that held, among bounds whose tokens are known."""
         return _coverage(self._last)
 
     def _pass(self, now: float) -> None:

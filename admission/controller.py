@@ -162,7 +162,9 @@ class Controller:
         self._tell(lambda observer: observer.calibrated(measured, now))
 
     def credit(self, tenant: str) -> float:
-        """Return the tenant's credit in engine seconds per unit of weight; below 0 it is debt."""
+        """Record the times of calibration steps, in seconds: of all steps at the start, or of the one run while idle,
+        which may have been lost.
+        """
         return self.share.credit(self.share.account(tenant))
 
     def predicted(self, step: ScheduledStep) -> float:

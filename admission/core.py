@@ -141,8 +141,8 @@ def make_core(
     model: StepTimeModel | None = None,
     observer_failed: Callable[[Exception], object] = raise_failure,
 ) -> Controller:
-    """Make a fresh core; a `model` given keeps what it has learned. `observer_failed` is called with the exception of
-    an observer.
+    """Make a fresh core; a given `model` keeps its learned state. `observer_failed` is called with the exception of an
+    observer.
     """
     model = model or StepTimeModel(PRIOR_STEP_TIME)
     lengths = OutputLengths()

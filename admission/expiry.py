@@ -53,7 +53,7 @@ class DeadlineExpiry:
         self._heap: list[tuple[float, int, Sequence]] = []  # entries of ended sequences leave it lazily
         self.next_due = inf
         self._numbers = count()
-        self._tolerated = 64  # entries, before those of ended sequences are cleared out
+        self._tolerated = 64  # entries, before the entries of ended sequences are cleared out
 
     def arrived(self, sequence: Sequence, now: float) -> None:
         deadlines = _deadlines(sequence)

@@ -207,7 +207,7 @@ class TenantRanking:
         self.rerank(undated)
 
     def first(self, now: float, held: Set[str]) -> tuple[float, UndatedBacklog] | None:
-        """Return the due time and the tenant due first of those not on hold. O(log tenants)."""
+        """Return the tenant due first among tenants not on hold, with its due time. O(log tenants)."""
         self._follow(now)
         late, early = self._top(self._late, held, is_early=False), self._top(self._early, held, is_early=True)
         ranked = [(self._due(one, now), one.number, one) for one in (late, early) if one is not None]
@@ -266,7 +266,7 @@ class ClassAges:
     """The waiting time of the oldest request of each class, among requests without deadlines that have not begun."""
 
     def __init__(self, waits: Callable[[Sequence, int], bool]) -> None:
-        """`waits` says whether a request still waits under the number with which it was added."""
+        """`waits` tells if a request still waits under the number with which it was added."""
         self._waits = waits
         self._arrivals: dict[int, list[tuple[float, int, Sequence]]] = {}  # heaps; removed requests leave them lazily
         self._held: dict[str, list[tuple[float, int, Sequence]]] = {}  # requests of tenants on hold, by tenant
@@ -334,7 +334,7 @@ class DueOrder:
         return max(half_target_at(sequence), self.now) + self._offset(sequence.request.priority_class) + payback
 
     def _offset(self, level: int) -> float:
-        """Return what is left of the offset of a class."""
+        """Return the present rest of the offset of a class."""
         offset = self.aging.offset(level)
         return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset else 0.0
 
@@ -409,7 +409,7 @@ class DueOrder:
         return first[1].first(self.now)
 
     def _first_tenant(self) -> tuple[float, UndatedBacklog] | None:
-        """Return the due time and the tenant due first of those not on hold. O(classes log tenants)."""
+        """Return the tenant due first among tenants not on hold, with its due time. O(classes log tenants)."""
         repaid, self.share.repaid = self.share.repaid, []
         for account in repaid:
             account.is_repaid = False

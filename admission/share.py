@@ -170,8 +170,8 @@ class Share:
             self._idle[account] = None
 
     def waits(self, account: Account, *, is_waiting: bool) -> None:
-        """Note whether the tenant's share decides about waiting work of it. While it does, the tenant's credit has no
-        limit: it is unserved work, not savings.
+        """Record that the tenant has waiting work that its share decides about, or no longer. While it has, the
+        tenant's credit has no limit: it is unserved work, not savings.
         """
         if account.is_waiting == is_waiting:
             return

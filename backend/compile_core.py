@@ -31,7 +31,7 @@ setup(name={group!r}, ext_modules=modules, packages=[], py_modules=[])
 
 
 def compile_core(optimization: int = OPTIMIZATION) -> Path | None:
-    """Compile now, and delete what was compiled from other sources. Returns the directory, or None with the reason
+    """Compile now, and delete modules compiled from other sources. Returns the directory, or None with the reason
     logged.
     """
     if not has_tools():

@@ -184,7 +184,7 @@ class ReturnTimes:
     """The measured return times of turns, by tenant."""
 
     def __init__(self) -> None:
-        self._logs: dict[tuple[str, bool], _TurnLog] = {}  # by tenant, and whether a hint was given
+        self._logs: dict[tuple[str, bool], _TurnLog] = {}  # by tenant; True for turns with a hint
         self._awaited: dict[BlockName, AwaitedTurn] = {}
         self._now = 0.0
 

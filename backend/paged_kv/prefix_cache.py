@@ -119,7 +119,7 @@ class PrefixCache:
         return len(self._by_name)
 
     def add_feature(self, feature: KVFeature) -> None:
-        """Call this feature from now on, after those added before; a no-op the second time."""
+        """Call this feature from now on, after the features that were added before; a no-op the second time."""
         if feature not in self._features:
             self._features.append(feature)
 

@@ -1,4 +1,6 @@
-"""The test whether the head of the queue may join a step: its tenant's limits, the step's room, slots and memory."""
+"""Joining tests whether the head of the queue may join a step: its tenant's limits, the step's room, slots and
+memory.
+"""
 
 from backend.config import EngineConfig, KVAllocation
 from backend.scheduler.batching import BatchingRule

@@ -101,7 +101,7 @@ class KVManager:
         self._free_if_idle(sequence)
 
     def finish_sequence(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End the sequence, whether it ran or not."""
+        """End the sequence, running or not."""
         self.blocks.unpin(sequence)
         self.running.pop(sequence.id, None)
         self.freeing.pop(sequence.id, None)
@@ -112,7 +112,9 @@ class KVManager:
         self._free_if_idle(sequence)
 
     def free_idle(self, sequences: Iterable[Sequence]) -> None:
-        """Free what may be freed now that a step which named these sequences is no longer in flight."""
+        """Free these sequences' memory where it may be freed, now that a step which named them is no longer in
+        flight.
+        """
         if self._leaving:
             for sequence in sequences:
                 if sequence.status is not _RUNNING:

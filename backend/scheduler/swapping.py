@@ -68,7 +68,7 @@ class Swapping:
 
     @property
     def leaving(self) -> set[int]:
-        """The blocks that the next step copies to the host: until then what they hold is needed."""
+        """The blocks that the next step copies to the host: until then their contents are needed."""
         return {block for block, _ in self._out}
 
     def plan(self, batch: Batch) -> None:

@@ -101,7 +101,7 @@ class TokenMasks:
         self._told: dict[int, MatchingProcess] = {}
 
     def fill_slot(self, admitted: NewSequence) -> None:
-        """Record that a sequence takes the slot; what the slot held before is forgotten."""
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
         sampling, slot, num_prompt = admitted.sampling, admitted.slot, admitted.num_prompt_tokens
         self._slots.pop(slot, None)
         if (grammar := sampling.grammar) is not None:

@@ -52,8 +52,8 @@ class StepGraphs:
 
 
 def _record(device_stream: DeviceStream, work: Work) -> Graph:
-    """Record work as a graph. It runs once before, because a graph cannot hold what libraries load at a size's first
-    use, and is replayed once after, because CUDA sends a graph to the device at its first launch.
+    """Record work as a graph. It runs once before, because a graph cannot hold the loading of libraries at a size's
+    first use, and is replayed once after, because CUDA sends a graph to the device at its first launch.
     """
     device_stream.launch(work).synchronize()
     graph = device_stream.capture(work)

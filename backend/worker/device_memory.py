@@ -100,7 +100,7 @@ def slot_bytes(model: ModelConfig, seqs: int) -> int:
     """Return the bytes for `seqs` slots: logits, their log probabilities, the counts of penalties, the masks of rules
     and of grammars; and for one slice of a prompt's logits.
     """
-    above = 1  # for each log probability, whether it is above the token's own
+    above = 1  # for each log probability, a flag that it is above the token's own
     by_token = 2 * LOGIT_BYTES + above + PENALTY_BYTES
     return seqs * (model.vocab_size * by_token + model.vocab_size // 4) + SLICE_COPIES * SLICE_BYTES
 

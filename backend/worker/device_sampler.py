@@ -41,7 +41,7 @@ class DeviceSampler:
         self._impossible = torch.tensor(-torch.inf, device=self._device)
 
     def admit(self, admitted: NewSequence) -> None:
-        """Record that a sequence takes the slot; what the slot held before is forgotten."""
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
         self._slots.fill_slot(admitted)
         self._processors.fill_slot(admitted)
         if admitted.sampling.penalised:

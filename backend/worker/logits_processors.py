@@ -47,7 +47,7 @@ class LogitsProcessors:
         self.newest = torch.full((max_num_seqs, HISTORY_TOKENS), _NONE, dtype=torch.int64, device=device)
 
     def fill_slot(self, admitted: NewSequence) -> None:
-        """Record that a sequence takes the slot; what the slot held before is forgotten."""
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
         slot, sampling = admitted.slot, admitted.sampling
         rules = self._rules_of(admitted) if _has_rules(sampling) else None
         self._has_rules[slot] = rules is not None

@@ -121,7 +121,7 @@ class StepLogprobs:
             self._scores = None
 
     def read(self) -> tuple[dict[int, TokenLogprobs] | None, list[PromptLogprobs] | None]:
-        """Return the log probabilities by row, and those of prompts, of a completed step."""
+        """Return the log probabilities by row, and by part of a prompt, of a completed step."""
         rows = prompts = None
         if self._of_rows is not None:
             rows = dict(zip(self.rows, self._of_rows.read(self.counts), strict=True))
@@ -150,7 +150,7 @@ class AskedLogprobs:
         self._prompts: dict[int, NewSequence] = {}
 
     def fill_slot(self, admitted: NewSequence) -> None:
-        """Record that a sequence takes the slot; what the slot held before is forgotten.
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten.
 
         The prompt of a sequence that has sampled before is scored up to its last position.
         """

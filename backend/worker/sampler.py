@@ -181,7 +181,7 @@ class SlotSampler:
         self._processors = LogitsProcessors(max_num_seqs, vocab_size, self._device, ops or TorchOps())
 
     def admit(self, admitted: NewSequence) -> None:
-        """Record that a sequence takes the slot; what the slot held before is forgotten."""
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
         self._slots.fill_slot(admitted)
         self._processors.fill_slot(admitted)
         if admitted.sampling.penalised:

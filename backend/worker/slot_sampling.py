@@ -30,7 +30,7 @@ class SlotSampling:
         self._end_tokens: list[tuple[int, ...]] = [()] * max_num_seqs
 
     def fill_slot(self, admitted: NewSequence) -> None:
-        """Record that a sequence takes the slot; what the slot held before is forgotten."""
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
         slot, sampling = admitted.slot, admitted.sampling
         self.temperature[slot] = 0 if sampling.greedy else sampling.temperature
         self.seed[slot] = admitted.seed
