@@ -154,17 +154,15 @@ class Controller:
         return step
 
     def calibrated(self, measured: CalibrationTimes, now: float) -> None:
-        """Record the times of calibration steps, in seconds: all those of the start, or the one run while idle, which
-        may have been lost.
+        """Record the times of calibration steps, in seconds: of all steps at the start, or of the one run while idle,
+        which may have been lost.
         """
         self.idle_calibration.record_times(measured, now)
         self.step_time.calibrate([(work_of_shape(step), seconds) for step, seconds in measured])
         self._tell(lambda observer: observer.calibrated(measured, now))
 
     def credit(self, tenant: str) -> float:
-        """Record the times of calibration steps, in seconds: of all steps at the start, or of the one run while idle,
-        which may have been lost.
-        """
+        """Return the tenant's credit in engine seconds per unit of weight; below 0 it is debt."""
         return self.share.credit(self.share.account(tenant))
 
     def predicted(self, step: ScheduledStep) -> float:
