@@ -20,8 +20,10 @@ GIB = 2**30
 BLOCK_SIZE = 16  # tokens, the default of engines
 _UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
 RUNTIME_BYTES = GIB  # CUDA's context, libraries and compiled kernels
-KERNELS = 11  # kernels of a layer in a step, at most
-RECORDED_BYTES = 16 * 1024  # that CUDA keeps for a kernel in a graph; whole models were seen to take 10 to 25 KiB
+KERNELS_PER_LAYER = 11  # kernels of a layer in a step, at most
+GRAPH_BYTES_PER_KERNEL = (
+    16 * 1024
+)  # that CUDA keeps for a kernel in a graph; whole models were seen to take 10 to 25 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Footprint:
 
 def recorded_bytes(model: ModelConfig, tokens: int, seqs: int) -> int:
     """Estimate the bytes of the nodes of graphs of steps of up to `tokens` and `seqs` sequences."""
-    return graph_shapes.num_shapes(tokens, seqs) * model.num_layers * KERNELS * RECORDED_BYTES
+    return graph_shapes.num_shapes(tokens, seqs) * model.num_layers * KERNELS_PER_LAYER * GRAPH_BYTES_PER_KERNEL
 
 
 def _layer_weights(model: ModelConfig) -> int:

@@ -11,7 +11,7 @@ MAX_BIASED = 300  # tokens, OpenAI's limit
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64  # of each text
 MAX_LOGPROBS = 20  # of the most likely tokens at a position, OpenAI's limit
-GREEDY_BELOW = 1e-5
+GREEDY_BELOW_TEMPERATURE = 1e-5
 _INT64 = 2**63
 
 
@@ -24,7 +24,7 @@ class SamplingParams:
 
     max_tokens: int | None = None  # None: all that the context leaves
     min_tokens: int = 0  # output tokens before which end and stop tokens are suppressed
-    temperature: float = 1.0  # below GREEDY_BELOW: greedy
+    temperature: float = 1.0  # below GREEDY_BELOW_TEMPERATURE: greedy
     top_p: float = 1.0  # 1: off; 0: greedy
     top_k: int = 0  # 0 or -1: off
     min_p: float = 0.0  # 0: off
@@ -71,7 +71,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW or self.top_p == 0
+        return self.temperature < GREEDY_BELOW_TEMPERATURE or self.top_p == 0
 
     @property
     def penalised(self) -> bool:

@@ -12,8 +12,8 @@ from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import GIB, show_bytes
 
-KV_BYTES = GIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
-TOKEN_BUDGET = 512
+DEFAULT_KV_BYTES = GIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
+CPU_TOKEN_BUDGET = 512
 DEVICE_TOKEN_BUDGET = 2048  # on a device of its own, whose products need some hundred rows to be efficient
 
 
@@ -68,7 +68,7 @@ def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_b
     usable = options.max_num_seqs * -(-max_model_len // options.block_size) * per_block
     if options.kv_memory_fraction is not None:
         return min(usable, int(free_bytes * options.kv_memory_fraction))
-    return min(usable, free_bytes if dedicated else min(KV_BYTES, free_bytes // 4))
+    return min(usable, free_bytes if dedicated else min(DEFAULT_KV_BYTES, free_bytes // 4))
 
 
 def _host_blocks(options: EngineOptions, per_block: int) -> int:
@@ -105,7 +105,7 @@ def _check_one_sequence_fits(
 def _token_budget(options: EngineOptions, max_model_len: int, dedicated: bool) -> int:
     whole_prompt = max_model_len if options.prefill_chunk == "off" else 1
     chunk = options.prefill_chunk if isinstance(options.prefill_chunk, int) else 1
-    least = DEVICE_TOKEN_BUDGET if dedicated else TOKEN_BUDGET
+    least = DEVICE_TOKEN_BUDGET if dedicated else CPU_TOKEN_BUDGET
     return max(least, options.max_num_seqs, whole_prompt, chunk)
 
 

@@ -21,7 +21,7 @@ from math import sqrt
 from operator import mul
 
 from backend.paged_kv.block_names import BlockName
-from backend.paged_kv.idle_blocks import COMMON, PLAIN, WANTED, IdleChain
+from backend.paged_kv.idle_blocks import COMMON_CHAIN, PLAIN_CHAIN, WANTED_CHAIN, IdleChain
 from backend.scheduler.retention import KeepRecent, KeepRule, Retention
 
 MIN_RETURN_S = 1.0  # the least time until a return, for the worth of a block
@@ -251,7 +251,7 @@ class MeasuredRetention:
         """Chains of one kind have hinted return times within a factor of the root of 2."""
         self._times.left(chain, last)
         if chain.expects is not None:
-            chain.kind = PLAIN + 1 + bisect_right(GAP_EDGES_S, chain.expects)
+            chain.kind = PLAIN_CHAIN + 1 + bisect_right(GAP_EDGES_S, chain.expects)
 
     def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
         return self._times.claim_chain(names, now)
@@ -260,12 +260,12 @@ class MeasuredRetention:
         """The expected reuse of a block shared by several conversations is as far away as its last use. Among sequences
         that wait for their blocks, the first arrival has the highest worth.
         """
-        if kind == COMMON:
+        if kind == COMMON_CHAIN:
             return 1.0 / max(age, MIN_RETURN_S)
-        return AWAITED_WORTH + age if kind == WANTED else self._times.worth(chain.tenant, chain.expects, age)
+        return AWAITED_WORTH + age if kind == WANTED_CHAIN else self._times.worth(chain.tenant, chain.expects, age)
 
     def probability(self, chain: IdleChain, age: float) -> float | None:
-        return 1.0 if chain.kind == WANTED else self._times.probability(chain.tenant, chain.expects, age)
+        return 1.0 if chain.kind == WANTED_CHAIN else self._times.probability(chain.tenant, chain.expects, age)
 
 
 class HoldForFollowUp(KeepRecent):

@@ -29,7 +29,7 @@ from backend.kernels.triton_lang import (
 
 CHUNKS_PER_MULTIPROCESSOR = 8
 MIN_ROWS = 16  # of a tensor-core product
-JOINED = 16  # chunks that one step of the join loads
+CHUNKS_PER_JOIN_STEP = 16  # chunks that one step of the join loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def _join(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    JOINED: tl.constexpr,
+    CHUNKS_PER_JOIN_STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Store the weighted mean of a sequence's chunks for one query head; zeros for a row without context."""
@@ -189,8 +189,8 @@ def _join(
     largest = -float("inf")
     total = 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
-    for base in range(0, num_chunks, JOINED):
-        chunks = base + tl.arange(0, JOINED)
+    for base in range(0, num_chunks, CHUNKS_PER_JOIN_STEP):
+        chunks = base + tl.arange(0, CHUNKS_PER_JOIN_STEP)
         real = chunks < num_chunks
         rows = (first + chunks).to(tl.int64) * num_heads + head
         lse = tl.load(partial_lse + rows, mask=real, other=-float("inf"))
@@ -268,7 +268,7 @@ def paged_decode(
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
         BLOCK_N=shape.keys,
-        JOINED=JOINED if block_d <= 128 else JOINED // 2,
+        CHUNKS_PER_JOIN_STEP=CHUNKS_PER_JOIN_STEP if block_d <= 128 else CHUNKS_PER_JOIN_STEP // 2,
         num_warps=1,
         **dependent_launch(q.device),
     )

@@ -15,7 +15,7 @@ from itertools import islice
 from sys import maxsize
 from typing import Generic, Protocol, TypeVar
 
-PLAIN, WANTED, COMMON = 0, -1, -2
+PLAIN_CHAIN, WANTED_CHAIN, COMMON_CHAIN = 0, -1, -2
 """Kinds of chains: without a hint, of a preempted sequence that will come back, and shared by several. Kinds above 0
 are the caller's, one for chains that are expected back at similar times.
 """
@@ -165,7 +165,7 @@ class IdleBlocks(Generic[B]):
             shared = next(iter(self._common.values())).chain
             assert shared is not None and self._worth is not None
             oldest = next(iter(self._left), None)
-            if oldest is None or (shared.since < oldest.since and self._worth(COMMON, shared) < least):
+            if oldest is None or (shared.since < oldest.since and self._worth(COMMON_CHAIN, shared) < least):
                 return None  # no chain follows on it: its followers were left with it or before
         return chosen
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool
 from backend.paged_kv.block_table import BlockTable
-from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain
+from backend.paged_kv.idle_blocks import PLAIN_CHAIN, IdleBlocks, IdleChain
 from backend.paged_kv.kept_accounts import KeptAccounts
 
 
@@ -95,7 +95,7 @@ class PrefixCache:
         self._pool = pool
         self._aged_worth = worth
         self._features: list[KVFeature] = []  # called in this order
-        self._chain = IdleChain("", PLAIN, None, 0.0, 0, is_held=False)  # the chain that is being left
+        self._chain = IdleChain("", PLAIN_CHAIN, None, 0.0, 0, is_held=False)  # the chain that is being left
         self._by_name: dict[BlockName, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
         self.completed_step = -1  # the newest step that is no longer in flight
@@ -235,7 +235,7 @@ class PrefixCache:
 
     def begin_chain(self, tenant: str, now: float, expects: float | None = None, is_held: bool = False) -> IdleChain:
         """Begin the chain of the blocks that one holder leaves together: the blocks that become idle next are in it."""
-        self._chain = IdleChain(tenant, PLAIN, expects, now, next(self._uses), is_held=is_held)
+        self._chain = IdleChain(tenant, PLAIN_CHAIN, expects, now, next(self._uses), is_held=is_held)
         return self._chain
 
     def change_kind(self, chain: IdleChain, kind: int, now: float) -> None:
@@ -379,7 +379,7 @@ class PrefixCache:
     def _become_idle(self, cached: CachedBlock) -> None:
         tenant = cached.tenant
         idle = self._idle_of(tenant)
-        idle.add([cached], IdleChain(tenant, PLAIN, None, self.kept.now, next(self._uses), is_held=False))
+        idle.add([cached], IdleChain(tenant, PLAIN_CHAIN, None, self.kept.now, next(self._uses), is_held=False))
         self._keep(tenant, len(idle) <= self._floors.get(tenant, 0))
         self._keep_ceiling(tenant)
         self._offer(tenant)

@@ -12,7 +12,9 @@ from torch import Tensor
 from backend.kernels.ops import Linear
 from backend.parallel.shard import Shard
 
-EXCHANGE_SECONDS = 600.0  # that a rank waits for others, which may be warming up; a rank that ends is noticed at once
+EXCHANGE_TIMEOUT_SECONDS = (
+    600.0  # that a rank waits for others, which may be warming up; a rank that ends is noticed at once
+)
 
 
 class RankGroup:
@@ -28,7 +30,7 @@ class RankGroup:
         """
         self.rank, self.size = rank, size
         store = dist.FileStore(str(meeting_place), size)  # type: ignore[attr-defined] # as documented
-        timeout = timedelta(seconds=EXCHANGE_SECONDS)
+        timeout = timedelta(seconds=EXCHANGE_TIMEOUT_SECONDS)
         self._backend: Any
         self._sums = device.type == "cuda"  # the backend sums by itself
         if device.type == "cuda":

@@ -19,8 +19,8 @@ from backend.parallel.messages import STOP, Message, RankSetup
 log = logging.getLogger(__name__)
 
 # that a rank's error waits: the rank may have failed because another has ended, which is reported instead
-FIRST_SECONDS = 0.5
-LOST_SECONDS = 2.0  # in which a process whose connections have closed is found to have ended
+ERROR_DELAY_SECONDS = 0.5
+END_DETECTION_SECONDS = 2.0  # in which a process whose connections have closed is found to have ended
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Rank:
         try:
             while (answer := self.pipe.recv()) is None:
                 self.answers.put(None)
-            fate.is_lost.wait(FIRST_SECONDS)
+            fate.is_lost.wait(ERROR_DELAY_SECONDS)
             fate.lose(answer)
         except (EOFError, OSError):
             fate.lose(DeviceError(f"rank {self.number} of the model has ended: {_how(self.process.wait())}"))
@@ -101,8 +101,8 @@ class RankProcesses:
             raise self._fate.error
 
     def find_lost(self) -> DeviceError | None:
-        """Return the error that names the rank that has ended; None if none ends within `LOST_SECONDS`."""
-        self._fate.is_lost.wait(LOST_SECONDS)
+        """Return the error that names the rank that has ended; None if none ends within `END_DETECTION_SECONDS`."""
+        self._fate.is_lost.wait(END_DETECTION_SECONDS)
         error = self._fate.error
         return error if error is None or isinstance(error, DeviceError) else DeviceError(str(error))
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from backend.paged_kv.block_names import BlockName
-from backend.paged_kv.idle_blocks import PLAIN, WANTED, IdleChain
+from backend.paged_kv.idle_blocks import PLAIN_CHAIN, WANTED_CHAIN, IdleChain
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.holdings import Holdings
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -75,13 +75,13 @@ class BetweenTurns:
     def claim(self, sequence: Sequence, now: float) -> None:
         """Evict the chain that the sequence claims last, until `settled`."""
         chain = self._retention.claim_chain(sequence.block_names, now)
-        if chain is not None and chain.blocks and chain.kind != WANTED:
+        if chain is not None and chain.blocks and chain.kind != WANTED_CHAIN:
             self._came[sequence] = chain, chain.kind
-            self._cache.change_kind(chain, WANTED, now)
+            self._cache.change_kind(chain, WANTED_CHAIN, now)
 
     def settled(self, sequence: Sequence) -> None:
         """Drop the claim of a sequence, which has been admitted or has ended: the chain has its earlier kind again."""
-        chain, kind = self._came.pop(sequence, (None, PLAIN))
+        chain, kind = self._came.pop(sequence, (None, PLAIN_CHAIN))
         if chain is not None and chain.blocks:
             self._cache.change_kind(chain, kind, self._holdings.now)
 
@@ -93,7 +93,7 @@ class BetweenTurns:
             for cached in [cached for block in sequence.block_table.blocks if (cached := self._cache.at(block))]:
                 cached.is_wanted = True
             chain = self._cache.begin_chain(sequence.tenant, now)
-            chain.kind = WANTED if keep is KeepRule.WHILE_WORTH else PLAIN
+            chain.kind = WANTED_CHAIN if keep is KeepRule.WHILE_WORTH else PLAIN_CHAIN
         elif not names or sequence.finish_reason is FinishReason.FAILED:
             self._cache.begin_chain(sequence.tenant, now)
         else:

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING_PER_KEY = 32  # grammars of one key behind the grammar that is compiled
 KEY_SHARE = 0.5  # the share of its owner's bytes that one key's grammars may take even while other keys use theirs
-WALL_SECONDS = 20.0  # of wall clock; compiling is then given up, however little processor time it was given
-NO_ANSWER = "answers cannot be constrained at present: grammar processes do not answer"
+COMPILE_WALL_SECONDS = 20.0  # of wall clock; compiling is then given up, however little processor time it was given
+PROCESSES_SILENT = "answers cannot be constrained at present: grammar processes do not answer"
 
 
 class TooManyGrammars(Exception):
@@ -86,7 +86,7 @@ class _Compilation:
             except (EOFError, OSError):
                 limit = self._limit_of(self._processes.discard(process))
         if limit is None:
-            raise NoGrammarProcess(NO_ANSWER)
+            raise NoGrammarProcess(PROCESSES_SILENT)
         raise GrammarTooComplex("the grammar takes more memory than there is for it; simplify it")
 
     def _try(self) -> tuple[float, int]:
@@ -120,12 +120,12 @@ class _Compilation:
                 )
             if self._is_cancelled:
                 break
-        raise NoGrammarProcess(NO_ANSWER)
+        raise NoGrammarProcess(PROCESSES_SILENT)
 
     def _ask(self, process: ForkedProcess) -> dict[str, Any]:
         """Send the grammar and return the answer. Raises `TimeoutError` if the process gets no processor time."""
         link = process.links[0]
-        link.settimeout(WALL_SECONDS)
+        link.settimeout(COMPILE_WALL_SECONDS)
         send_frame(link, f"{self._grammar.kind}\n{self._grammar.source}".encode("utf-8", "surrogatepass"))
         answer: dict[str, Any] = json.loads(receive_frame(link))
         return answer

@@ -24,9 +24,9 @@ from backend.structured_output.process_setup import ProcessSetup
 
 log = logging.getLogger(__name__)
 
-STEP_SECONDS = 2  # that a process may take for a step's masks, far beyond the limits of its work
-START_SECONDS = 60.0  # in which a vocabulary is loaded
-FORK_SECONDS = 60.0  # in which a fork is done, or a dead process reaped, on however busy a machine
+MASKS_TIMEOUT_SECONDS = 2  # that a process may take for a step's masks, far beyond the limits of its work
+START_TIMEOUT_SECONDS = 60.0  # in which a vocabulary is loaded
+FORK_TIMEOUT_SECONDS = 60.0  # in which a fork is done, or a dead process reaped, on however busy a machine
 
 
 class NoGrammarProcess(Exception):
@@ -66,12 +66,14 @@ class MatchingProcess(ForkedProcess):
     def __init__(self, pid: int, links: list[socket.socket], doorbell: int) -> None:
         super().__init__(pid, links)
         self.steps, self._grammars = links
-        self.steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STEP_SECONDS, 0))
+        self.steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MASKS_TIMEOUT_SECONDS, 0))
         self._doorbell = doorbell
         self._compiling = threading.Lock()
 
     def ring(self) -> None:
-        """Wake the process for the question in shared memory. The answer comes in `STEP_SECONDS`, or an `OSError`."""
+        """Wake the process for the question in shared memory. The answer comes in `MASKS_TIMEOUT_SECONDS`, or an
+        `OSError`.
+        """
         os.eventfd_write(self._doorbell, 1)
 
     def close(self) -> None:
@@ -154,7 +156,7 @@ class GrammarProcesses:
                     stdin=subprocess.DEVNULL,
                     pass_fds=fds,
                 )
-            ours.settimeout(START_SECONDS)
+            ours.settimeout(START_TIMEOUT_SECONDS)
             send_frame(ours, json.dumps(asdict(self.setup)).encode())
             try:
                 error = json.loads(receive_frame(ours))["error"]
@@ -164,7 +166,7 @@ class GrammarProcesses:
                 ours.close()
                 self._end_all()
                 raise GrammarInvalid(f"answers of this model cannot be constrained: {error}")
-            ours.settimeout(FORK_SECONDS)
+            ours.settimeout(FORK_TIMEOUT_SECONDS)
             self._link = ours
 
     def end_all(self) -> None:

@@ -98,7 +98,7 @@ class _Node:
         return type(self)(stops, depth + 1, shorter or self._root, self._root)
 
 
-HELD_TOKENS = 16  # the most tokens that wait for a complete character, in decoders without a byte rule
+MAX_HELD_TOKENS = 16  # the most tokens that wait for a complete character, in decoders without a byte rule
 _CONTEXT_TOKENS = 4
 _INCOMPLETE = "\ufffd"
 
@@ -111,7 +111,7 @@ class IncrementalDetokenizer:
     - For byte-level BPE the text equals `Tokenizer.decode` of all ids, except for an unfinished character at the end,
       which is not sent. With byte fallback the same holds while the byte tokens are valid UTF-8; otherwise `decode`
       drops a whole run of bytes, whose valid part is kept here. Other decoders (Metaspace, WordPiece) are read through
-      a window of at most `HELD_TOKENS`.
+      a window of at most `MAX_HELD_TOKENS`.
     - No part of a stop string is sent, unless `include_stop`; `stopped` names the stop that ended the text.
     - `prompt_tail` holds the last few ids of the prompt when the output continues its text, as in a completion: a
       leading space survives, and a character begun there is completed. Leave it empty if the answer is a text of its
@@ -225,7 +225,7 @@ class _ByteDecoder:
 class _WindowDecoder:
     """Decodes tokens that depend on their neighbours: a window twice, with and without the new tokens (vLLM, TGI).
 
-    Text that ends with U+FFFD waits for its character; after `HELD_TOKENS` ids it is sent as it is.
+    Text that ends with U+FFFD waits for its character; after `MAX_HELD_TOKENS` ids it is sent as it is.
     """
 
     __slots__ = ("_context", "_held", "_skip_special_tokens", "_tokenizer")
@@ -243,7 +243,7 @@ class _WindowDecoder:
         self._held.append(token_id)
         text = self._new_text()
         waits = not text or text.endswith(_INCOMPLETE)
-        if waits and len(self._held) < HELD_TOKENS:
+        if waits and len(self._held) < MAX_HELD_TOKENS:
             return ""
         if text:  # ids without text shape nothing, and would push ids with text out of the context
             self._context = (self._context + self._held)[-_CONTEXT_TOKENS:]

@@ -15,7 +15,9 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 
 REPEATS_PER_SHAPE = 5  # of each shape, if there is time
-READ_BYTES = 64 * 2**20  # keys and values read on a CPU, more than its caches hold: other pages stay untouched
+CALIBRATION_READ_BYTES = (
+    64 * 2**20
+)  # keys and values read on a CPU, more than its caches hold: other pages stay untouched
 
 Measured = list[tuple[CalibrationStep, float]]
 """Calibration steps and the seconds that each took."""

@@ -11,10 +11,10 @@ from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import KVCache
 from backend.roofline import RUNTIME_BYTES, Footprint, recorded_bytes, show_bytes
 from backend.worker import graph_shapes
-from backend.worker.logprobs import SLICE_BYTES, SLICE_COPIES
+from backend.worker.logprobs import COPIES_PER_SLICE, SLICE_BYTES
 
-PENALTY_BYTES = 5  # for each slot and token of the vocabulary (`penalties`)
-LOGIT_BYTES = 4
+PENALTY_BYTES_PER_TOKEN = 5  # for each slot and token of the vocabulary (`penalties`)
+BYTES_PER_LOGIT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ def slot_bytes(model: ModelConfig, seqs: int) -> int:
     and of grammars; and for one slice of a prompt's logits.
     """
     above = 1  # for each log probability, a flag that it is above the token's own
-    by_token = 2 * LOGIT_BYTES + above + PENALTY_BYTES
-    return seqs * (model.vocab_size * by_token + model.vocab_size // 4) + SLICE_COPIES * SLICE_BYTES
+    by_token = 2 * BYTES_PER_LOGIT + above + PENALTY_BYTES_PER_TOKEN
+    return seqs * (model.vocab_size * by_token + model.vocab_size // 4) + COPIES_PER_SLICE * SLICE_BYTES
 
 
 def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.device) -> StepInputs:

@@ -22,8 +22,8 @@ from backend.scheduler.batch import Batch
 MAX_PROMPTS = 16
 MAX_TOKENS = 8192
 MIN_DECODE_PLACES = 64  # for decodes beside prompts
-FINE, COARSE = 8, 64  # differences between sizes of decodes alone, up to and beyond FINE_UNTIL
-FINE_UNTIL = 256
+FINE_SIZE_STEP, COARSE_SIZE_STEP = 8, 64  # differences between sizes of decodes alone, up to and beyond FINE_UNTIL_SEQS
+FINE_UNTIL_SEQS = 256
 TOKENS_STEP = 128  # between sizes of steps with prompts, or a quarter of the power of two below
 
 
@@ -63,7 +63,13 @@ def largest(max_num_batched_tokens: int) -> int:
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """Return the sizes of decodes alone: 1, 2, 4, then multiples of 8, beyond 256 of 64, and `max_num_seqs` itself."""
-    sizes = [1, 2, 4, *range(FINE, FINE_UNTIL + 1, FINE), *range(FINE_UNTIL + COARSE, max_num_seqs, COARSE)]
+    sizes = [
+        1,
+        2,
+        4,
+        *range(FINE_SIZE_STEP, FINE_UNTIL_SEQS + 1, FINE_SIZE_STEP),
+        *range(FINE_UNTIL_SEQS + COARSE_SIZE_STEP, max_num_seqs, COARSE_SIZE_STEP),
+    ]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 

@@ -16,7 +16,7 @@ from backend.scheduler.batch import Batch, NewSequence, PromptLogprobs, TokenLog
 from backend.worker.device_stream import on_device
 
 SLICE_BYTES = 32 << 20  # of one slice of a prompt's logits, in fp32
-SLICE_COPIES = 3  # of a slice: in the decoder's type and in fp32, and their log-softmax
+COPIES_PER_SLICE = 3  # of a slice: in the decoder's type and in fp32, and their log-softmax
 
 ComputeLogits = Callable[[Tensor], Tensor]
 """Returns logits [rows, vocab] fp32 for hidden states [rows, hidden]."""

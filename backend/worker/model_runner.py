@@ -198,7 +198,7 @@ class ModelRunner:
         """
         if self.device.type != "cpu":
             return self.config.num_blocks
-        return min(self.config.num_blocks, max(1, calibration.READ_BYTES // self.kv.blocks[0].nbytes))
+        return min(self.config.num_blocks, max(1, calibration.CALIBRATION_READ_BYTES // self.kv.blocks[0].nbytes))
 
     def _calibrate(self, seconds: float) -> calibration.Measured:
         if self.device.type == "cpu":

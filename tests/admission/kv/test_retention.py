@@ -17,13 +17,13 @@ from admission.kv.retention import (
     SurvivalCurve,
 )
 from backend.paged_kv.block_names import BlockName
-from backend.paged_kv.idle_blocks import PLAIN, IdleChain
+from backend.paged_kv.idle_blocks import PLAIN_CHAIN, IdleChain
 
 _ordinals = count()
 
 
 def chain(expects: float | None, left_at: float, tenant: str = "t") -> IdleChain:
-    return IdleChain(tenant, PLAIN, expects, left_at, 1, is_held=False)
+    return IdleChain(tenant, PLAIN_CHAIN, expects, left_at, 1, is_held=False)
 
 
 def learned(gaps: list[tuple[float | None, float | None]], tenant: str = "t") -> ReturnTimes:

@@ -11,7 +11,7 @@ from admission.kv.retention import BetweenTurnsRule, make_retention
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import PagedPool
 from backend.paged_kv.block_table import BlockTable
-from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain
+from backend.paged_kv.idle_blocks import PLAIN_CHAIN, IdleBlocks, IdleChain
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.scheduled_step import WaitReason
 from tests.backend.paged_kv.test_prefix_cache import finish
@@ -26,11 +26,11 @@ class One:
         self.chain: IdleChain | None = None
 
 
-def chain(since: int, kind: int = PLAIN) -> IdleChain:
+def chain(since: int, kind: int = PLAIN_CHAIN) -> IdleChain:
     return IdleChain("t", kind, None, float(since), since, is_held=False)
 
 
-def left(idle: IdleBlocks[One], since: int, blocks: range, kind: int = PLAIN) -> list[One]:
+def left(idle: IdleBlocks[One], since: int, blocks: range, kind: int = PLAIN_CHAIN) -> list[One]:
     """Blocks that are left together, the last of a prompt first."""
     ones = [One(block) for block in blocks]
     idle.add(ones, chain(since, kind))

@@ -99,7 +99,7 @@ def test_a_grammar_that_takes_too_much_memory_is_refused_with_the_limit() -> Non
 def test_processes_that_end_or_hang_for_reasons_of_their_own_are_not_held_against_a_grammar(
     is_stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WALL_SECONDS", 0.1 if is_stopped else 20.0)
+    monkeypatch.setattr(module, "COMPILE_WALL_SECONDS", 0.1 if is_stopped else 20.0)
     with running_processes() as processes:
         compiler, fork = GrammarCompiler(processes), processes.fork_compiler
 

@@ -8,7 +8,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.text.detokenizer import HELD_TOKENS, IncrementalDetokenizer, StopMatcher
+from backend.text.detokenizer import MAX_HELD_TOKENS, IncrementalDetokenizer, StopMatcher
 from backend.text.token_bytes import byte_decoding
 from backend.text.tokenizer import Tokenizer
 from tests.backend import tiny_tokenizers as tiny
@@ -148,8 +148,8 @@ def test_the_window_of_a_neighbourly_decoder_is_bounded() -> None:
             return "\ufffd" * len(token_ids)
 
     sent = stream(Undecodable(), [1] * 500)  # type: ignore[arg-type]
-    assert "".join(sent) == "\ufffd" * (500 - 500 % HELD_TOKENS), "what still waits may be a character that is cut"
-    assert max(widths) <= HELD_TOKENS + 4
+    assert "".join(sent) == "\ufffd" * (500 - 500 % MAX_HELD_TOKENS), "what still waits may be a character that is cut"
+    assert max(widths) <= MAX_HELD_TOKENS + 4
 
 
 def test_a_continued_prompt_keeps_the_leading_space_and_its_half_character() -> None:
