@@ -1,8 +1,8 @@
-"""Greedy tokens in fp32 on the device against transformers', or, where it is not installed, our reference's on a CPU;
-and what a 16-bit model gives the same tokens.
+"""Greedy tokens in fp32 on the device beside transformers', or the reference's on a CPU if it is not installed; and a
+16-bit model's logits for the same tokens.
 
 Sums in another order differ in their last digits. So answers may part where the oracle's two most likely tokens are
-nearer than that; what follows cannot be compared.
+nearer than that; later tokens cannot be compared.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""A long prompt that arrives beside decodes: what it does to their rhythm, in chunks and whole."""
+"""A long prompt that arrives beside decodes: its effect on their rhythm, in chunks and whole."""
 
 import time
 from collections import deque

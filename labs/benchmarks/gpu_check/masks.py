@@ -1,7 +1,7 @@
 """Answers that have to match a grammar, by the engine's own threads: two steps in flight, and forced tokens at once.
 
-Each of 64 seats has a grammar of its own, and is taken over by another one's answer while others go on; beside them are
-rows without one. Answers are judged here, by what has nothing to do with who matched them.
+Each of 64 seats has a grammar of its own, and is taken over by another answer with another grammar while others go on;
+beside them are rows without one. A judge that shares no code with the matchers checks the answers.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ DEPARTMENTS = ["receiving and inspection", "assembly of large parts", "returns"]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A grammar, and whether a text matches it."""
+    """A grammar, and a predicate for texts that match it."""
 
     grammar: Grammar
     matches: Callable[[str], bool]

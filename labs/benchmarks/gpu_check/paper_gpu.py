@@ -1,4 +1,4 @@
-"""A GPU that is not there: steps on tensors without memory, and kernels that are compiled and never run."""
+"""A GPU on paper: steps on tensors without memory, and kernels that are compiled and never run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +31,9 @@ OnLaunch = Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
 
 
 class PaperStream(CpuStream):
-    """Does at once what it is given. Of host memory, tokens have none, for they cannot be copied from nothing."""
+    """Runs work at once. Its host memory is real except for tokens, which could not be copied from tensors without
+    memory.
+    """
 
     device = META
     captures = True
@@ -63,8 +65,8 @@ def paper_runner(
 
 @contextmanager
 def paper_gpu(arch: int, on_launch: OnLaunch) -> Iterator[None]:
-    """Meanwhile tensors of the host and those without memory are a GPU's of this architecture (90: an H100), and
-    kernels are told instead of launched.
+    """Within the block, tensors of the host and tensors without memory count as a GPU's of this architecture (90: an
+    H100), and kernels are reported instead of launched.
     """
 
     def launcher(kernel: Any, _grid: object) -> Any:
@@ -112,7 +114,7 @@ def compiled(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> A
 
 
 def _no_room(rows: int, most: int, pinned: bool) -> PickedScores:
-    """Memory for what is picked that can be copied to from nothing, `pinned` or not."""
+    """Return picked scores whose memory can be copied to from tensors without memory, `pinned` or not."""
     del pinned
     shape = (rows, 1 + most)
     return PickedScores(torch.empty(shape, device=META), torch.empty(shape, dtype=torch.int64, device=META))

@@ -64,7 +64,7 @@ VLLM_ENVIRON = {
 SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION, "plain": SDPBackend.MATH}
 
 Attend = Callable[[], Tensor]
-"""Returns what is attended to [rows, heads, head_dim], of the next of several copies of keys and values."""
+"""Returns the attention [rows, heads, head_dim] over the next of several copies of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def _step(serving: Serving, device: torch.device, padded: bool) -> StepInputs:
 
 
 def _error(step: StepInputs, window: int | None, head_dim: int, group: int, kv_dtype: torch.dtype) -> float:
-    """The largest of any row of queries, of what is attended, and of what is stored."""
+    """Return the largest error of any row of queries, of attention, and of stored keys and values."""
     device, heads = step.positions.device, group * KV_HEADS
     generator = torch.Generator(device).manual_seed(head_dim + group)
 

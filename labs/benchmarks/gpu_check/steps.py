@@ -1,4 +1,4 @@
-"""Steps of decoders: decodes, prompts, and both; device time against the roofline, and what a launch costs the host."""
+"""Steps of decoders: decodes, prompts, and both; device time against the roofline, and the host's cost of a launch."""
 
 import time
 from collections import deque

@@ -1,8 +1,8 @@
-"""Tenants of one gateway, over HTTP, with its store, a policy and traces: what they get is what they were promised.
+"""Tenants of one gateway, over HTTP, with its store, a policy and traces: they get what they were promised.
 
 Streams that are dropped free their memory within the steps in flight; HTTP costs little beside the same requests
-offline; who floods has its share and no more, and a light tenant hardly notices; decodes keep their rhythm beside a
-long prompt; and what is let in with a deadline has its first token in time, by step times that were calibrated.
+offline; a flooding tenant has its share and no more, and a light tenant hardly notices; decodes keep their rhythm
+beside a long prompt; and an admitted request with a deadline has its first token in time, by calibrated step times.
 """
 
 import gc
