@@ -1,8 +1,9 @@
-"""Turns estimates of first and last tokens into bounds that hold with a stated confidence.
+"""The calibration of estimates: bounds on first and last tokens that hold with a stated confidence.
 
-Each estimate of a waiting sequence is compared with the measured time of its token; the next bounds are made of past
-errors, grouped by class, tenant, prompt length and deadline. A bound counts as missed when its time passes without the
-token, not when the token comes, so that a burst of arrivals is not given bounds that no longer hold.
+Admission tracks each promise, the controller reports its tokens. Each estimate of a waiting sequence is compared with
+the measured time of its token; the next bounds are made of past errors, grouped by class, tenant, prompt length and
+deadline. A bound counts as missed when its time passes without the token, not when the token comes, so that a burst of
+arrivals is not given bounds that no longer hold.
 """
 
 from collections import defaultdict
@@ -110,7 +111,7 @@ class TokenCalibration:
         self._decided(given.estimate + unforeseen, seconds)
 
     def was_kept(self, given: LatencyBounds, seconds: float, has_passed: bool) -> None:
-        """Record whether the reported bound held for a token that came after `seconds`, and no residual."""
+        """Record a kept or missed reported bound for a token that came after `seconds`, and no residual."""
         if not has_passed:
             self._is_known(seconds > given.reported)
 
@@ -178,7 +179,7 @@ class EstimateCalibration:
         # heap of both bounds; entries of known tokens leave it lazily
         self._due: list[tuple[float, int, bool, Sequence]] = []
         self._numbers = count()
-        self._tolerated = 64  # entries, before those of known tokens are cleared out
+        self._tolerated = 64  # entries, before the entries of known tokens are cleared out
 
     def calibrate(self, sequence: Sequence, estimate: Forecast, now: float) -> CalibratedEstimate:
         """Return the estimate with the present bounds of its class."""
@@ -254,7 +255,7 @@ class EstimateCalibration:
 
     @property
     def completion_coverage(self) -> float:
-        """The share of the bounds on last tokens that held, of those of which it is known."""
+        """The share of the bounds on last tokens that held, among bounds whose tokens are known."""
         return _coverage(self._last)
 
     def _pass(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Makes a core from its configuration: order, unit of account, and memory gate."""
+"""The configuration of a core, and the making of one: order, unit of account, and memory gate."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from admission.controller import Controller
 from admission.expiry import DeadlineExpiry, Expiry, NoExpiry
 from admission.forecast import Forecaster
 from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate
-from admission.kv.retention import Between, make_retention
-from admission.kv.swap_choice import Swap, SwapChoice
+from admission.kv.retention import BetweenTurnsRule, make_retention
+from admission.kv.swap_choice import SwapChoice, SwapRule
 from admission.ledger import EngineTimeTariff, Ledger
 from admission.order import DueOrder, KeyedOrder, WaitingOrder
 from admission.output_length import OutputLengths
@@ -64,8 +64,8 @@ class CoreConfig:
     min_free_blocks: int = 0
     memory_risk: float = MEMORY_RISK_DEVIATIONS  # of the forecast
     calibration: bool = True  # the engine runs calibration steps, before the first and while idle
-    swap: Swap = Swap.MEASURED
-    between_turns: Between = Between.MEASURED
+    swap: SwapRule = SwapRule.MEASURED
+    between_turns: BetweenTurnsRule = BetweenTurnsRule.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode has a promised token interval
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.95  # that an admitted request meets its deadline
@@ -127,7 +127,7 @@ EXPIRIES: dict[Overload, Callable[[Forecaster], Expiry]] = {
     Overload.BOUNDED: lambda forecaster: NoExpiry(),
     Overload.UNBOUNDED: lambda forecaster: NoExpiry(),
 }
-"""What expires under each rule of overload control; other packages add theirs."""
+"""The rule by which sequences expire, by the rule of overload control; other packages add theirs."""
 
 
 def raise_failure(error: Exception) -> None:
@@ -141,8 +141,8 @@ def make_core(
     model: StepTimeModel | None = None,
     observer_failed: Callable[[Exception], object] = raise_failure,
 ) -> Controller:
-    """Make a fresh core; a `model` given keeps what it has learned. `observer_failed` is called with the exception of
-    an observer.
+    """Make a fresh core; a given `model` keeps its learned state. `observer_failed` is called with the exception of an
+    observer.
     """
     model = model or StepTimeModel(PRIOR_STEP_TIME)
     lengths = OutputLengths()

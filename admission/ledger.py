@@ -1,8 +1,8 @@
-"""Charges each step to the sequences that it serves.
+"""The ledger charges each step to the sequences that it serves. It charges the accounts of the share.
 
 A step's predicted cost is charged when it is planned and corrected when it completes, with the time from completion to
-completion; the fixed part of a step is split pro rata to the marginal parts, so that the charges of all steps add up to
-the time the device was busy.
+completion. The fixed part of a step is split pro rata to the marginal parts, so that the charges of all steps add up to
+the time that the device was busy.
 """
 
 from collections import deque
@@ -123,7 +123,7 @@ class Ledger:
         promise.prepaid = cost = self._tariff.estimate(prompt, 0.0, cached)
         self.share.spend(self.share.account(promise.tenant), cost)
 
-    def charge(self, tenant: str, seconds: float, now: float) -> None:
+    def charge_side_work(self, tenant: str, seconds: float, now: float) -> None:
         """Charge a tenant for seconds of work beside the steps, for which it counts as asking."""
         account = self.share.account(tenant)
         self.share.asked(account, now)
@@ -183,8 +183,8 @@ class Ledger:
         self._model.observe(work, elapsed - copying)
 
     def lost(self) -> None:
-        """Return the charges of all steps in flight, none of which took place. What they used of prepaid seconds stays
-        in the credit of the tenant: the rows that are computed again are charged without it.
+        """Return the charges of all steps in flight, none of which took place. Prepaid seconds that they used stay in
+        the credit of the tenant: the rows that are computed again are charged without it.
         """
         while self._open:
             *_, by_tenant = self._open.pop()

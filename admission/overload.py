@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration
-from admission.forecast import Delayed, Forecast, Forecaster
+from admission.forecast import DelayedRequests, Forecast, Forecaster
 from admission.order import DueOrder
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.output_length import OutputLengths
@@ -50,7 +50,7 @@ class OverloadConfig:
     class_bounds: bool = True  # bounds of classes hold
 
 
-class Guard:
+class LearnedGuard:
     """The part of their slack that debtors and lower classes leave free, by the class protected."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class AdmissionControl:
         self._config, self._scheduler, self._backlog = config, scheduler, backlog
         self._drain, self._lengths, self.forecaster = drain, lengths, forecaster
         self._policy = SchedulingPolicy()
-        self._order, self._guard = order, Guard()
+        self._order, self._guard = order, LearnedGuard()
         self._patience = 0.0  # seconds until the deadlines of newcomers, a running mean
 
     def admit(self, sequence: Sequence, now: float) -> tuple[Load, Promise]:
@@ -116,16 +116,16 @@ class AdmissionControl:
             self._check_bounds(sequence, load)
         has_estimate = self._config.deadlines and _has_target(sequence)
         promise = self._check_deadline(sequence, now) if has_estimate else Promise(sequence.tenant)
-        self.forecaster.arrived(load.tokens, output)
+        self.forecaster.add_newcomer(load.tokens, output)
         return load, promise
 
-    def policy_changed(self, policy: SchedulingPolicy) -> None:
+    def set_policy(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
 
     def _offered(self, sequence: Sequence, now: float) -> None:
         """Note the request's demand, admitted or refused."""
         if self._order is not None:
-            self._order.at(now)
+            self._order.set_time(now)
             self._order.share.asked(self._order.share.account(sequence.tenant), now)
         self._guard.asked(sequence.request.priority_class, now)
         if sequence.request.first_token_by is not None:
@@ -226,7 +226,7 @@ class AdmissionControl:
         )
 
     def _harm(
-        self, behind: Delayed, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
+        self, behind: DelayedRequests, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
     ) -> float:
         """Return the most seconds by which the newcomer makes a waiting request late that would be in time without it;
         requests that make way for it do not count; 0 if none is late. O(requests behind), the main cost where many

@@ -1,4 +1,4 @@
-"""Sizes a step's prefill so that its decodes get their tokens in time."""
+"""The prefill sizer: the prefill that a step may carry so that its decodes get their tokens in time."""
 
 from bisect import bisect_right
 from math import inf, sqrt
@@ -55,7 +55,7 @@ class TimedPrefillBudget:
             low, high = self._narrowed(start, low, high, (low + high + 1) // 2)
         return low
 
-    def take(self, start: int, length: int) -> None:
+    def spend(self, start: int, length: int) -> None:
         self._step = self._step.with_prefill(start, length)
         self._least -= length
         self._most -= length

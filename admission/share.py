@@ -128,7 +128,7 @@ class Share:
         """Return the weight of a tenant that may have no account yet."""
         return weight_of(tenant, self._weights)
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """Stop counting tenants as asking that have had no open request for `ASKING_S`. A tenant in debt takes part
         until it has paid.
         """
@@ -146,7 +146,7 @@ class Share:
 
     def asked(self, account: Account, now: float) -> None:
         """Note a request of the tenant, admitted or refused."""
-        self.at(now)
+        self.set_time(now)
         account.asked_at = self._now
         if not account.is_listed:
             self._list(account)
@@ -170,8 +170,8 @@ class Share:
             self._idle[account] = None
 
     def waits(self, account: Account, *, is_waiting: bool) -> None:
-        """Note whether the tenant's share decides about waiting work of it. While it does, the tenant's credit has no
-        limit: it is unserved work, not savings.
+        """Record that the tenant has waiting work that its share decides about, or no longer. While it has, the
+        tenant's credit has no limit: it is unserved work, not savings.
         """
         if account.is_waiting == is_waiting:
             return
@@ -244,7 +244,7 @@ class Share:
             left -= room * self._gaining
             self._cap(nearest)
 
-    def policy_changed(self, weights: Mapping[str, float]) -> None:
+    def set_policy(self, weights: Mapping[str, float]) -> None:
         """Use these weights from now on. Past grants keep the old weights."""
         self.grant()
         self._weights = dict(weights)

@@ -260,9 +260,9 @@ async def serve(
                 settings, model, engine, core_telemetry, tenants, socks, on_started, admin, encoders
             )
         finally:
-            await engine.stop()
+            await engine.shut_down()
             if model.runner.masks is not None:
-                model.runner.masks.processes.stop()
+                model.runner.masks.processes.end_all()
             model.tokenizer.close()
 
 
@@ -311,14 +311,14 @@ async def serve_engine(
             model.runner.others.on_lost.append(engine.fail_soon)
         engine.start()
         if service.grammars is not None:
-            service.grammars.start()
+            service.grammars.prepare()
         await service.follow_policies()
         watchdog = Watchdog(engine, core_telemetry.core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)
         process = Process(VERSION, device, probes, lambda: server.should_exit, server.drain)
         async with (
             pushing(settings, service.metrics),
-            beside(policies.watch(), keys.watch(policies)),
+            beside(policies.follow(), keys.follow(policies)),
             beside(active_requests.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
             beside(service.kept_usage.run(), *([service.debts.run()] if service.debts else [])),
             beside(give_back_when_idle(lambda: not service.telemetry.live)),

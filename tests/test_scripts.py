@@ -166,7 +166,7 @@ def test_a_failed_installation_stops_and_is_tried_again(machine: Machine) -> Non
     assert machine.run("scripts/serve").stdout == "<serve>"
 
 
-def test_what_failed_is_tried_again_and_what_was_done_is_not(machine: Machine) -> None:
+def test_a_failed_step_of_a_script_is_tried_again_and_a_done_one_is_not(machine: Machine) -> None:
     served = machine.run("scripts/serve", NO_COMPILER="1")
     assert served.stdout == "<serve>", "no compiler is no obstacle"
     assert "no compiled kernels" in served.stderr
@@ -342,7 +342,7 @@ def test_short(number): ...
 @pytest.mark.parametrize(
     ("flags", "collected"), [((), ["test_short[30]"]), (("--all",), ["test_long[300]", "test_short[300]"])]
 )
-def test_what_is_marked_nightly_waits_for_the_night_and_random_tests_try_more_then(
+def test_nightly_tests_wait_for_the_night_and_random_tests_try_more_then(
     flags: tuple[str, ...], collected: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "test_it.py").write_text(MARKED)
@@ -374,7 +374,7 @@ def test_smollm2_is_fetched_before_it_is_served_and_once(machine: Machine, words
 
 
 @pytest.mark.parametrize("fault", [{"MODEL": "others"}, {"MODEL": "weights", "DOWNLOAD_FAILS": "1"}])
-def test_what_is_not_smollm2_whole_is_not_kept(machine: Machine, fault: dict[str, str], tmp_path: Path) -> None:
+def test_an_incomplete_download_of_smollm2_is_not_kept(machine: Machine, fault: dict[str, str], tmp_path: Path) -> None:
     told_sum(machine, b"weights")
     served = machine.run("scripts/serve", "--model", "smollm2", SLUICE_CACHE_DIR=str(tmp_path / "cache"), **fault)
     assert served.returncode != 0 and served.stdout == ""

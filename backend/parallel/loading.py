@@ -1,4 +1,4 @@
-"""Loading a tensor-parallel model: each rank reads and places its own part, in a process of its own."""
+"""Loads a tensor-parallel model: each rank reads and places its own part, in a process of its own."""
 
 import os
 import shutil
@@ -57,7 +57,7 @@ def load_leading(
         others.await_answers()
     except BaseException as error:
         lost = None if isinstance(error, BackendError) or not isinstance(error, Exception) else others.find_lost()
-        others.stop()
+        others.end_all()
         if lost is not None:
             raise lost from error
         raise
@@ -81,7 +81,7 @@ def load_rank(setup: RankSetup, wait_until_all_have_loaded: Callable[[], object]
 
 def meet(rank: int, size: int, meeting_place: Path, device: torch.device) -> RankGroup:
     """Wait for the other ranks, which are processes of this machine."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # else gloo looks up the host's name, which may be nowhere
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # otherwise gloo resolves the host's name, which may fail
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return RankGroup(rank, size, meeting_place, device)

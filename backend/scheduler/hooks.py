@@ -72,7 +72,9 @@ class SchedulerHooks(Protocol):
 
 
 class DefaultHooks:
-    """No promises, no tenants: first come, first served; prefill fills a step, and each that runs has a free block."""
+    """No promises, no tenants: first come, first served; prefill fills a step, and each running sequence has a free
+    block.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._blocks_for = config.blocks_for

@@ -1,4 +1,6 @@
-"""Says whether the head of the queue may join a step: its tenant's limits, the step's room, slots and memory."""
+"""Joining tests whether the head of the queue may join a step: its tenant's limits, the step's room, slots and
+memory.
+"""
 
 from backend.config import EngineConfig, KVAllocation
 from backend.scheduler.batching import BatchingRule
@@ -29,7 +31,7 @@ class Joining:
         self._lacking: Sequence | None = None  # the sequence that lacked something in this plan
         self._num_available = self._num_running = 0  # blocks and sequences, when it did
 
-    def begin(self) -> None:
+    def begin_plan(self) -> None:
         self._lacking = None
 
     def lacks(self, sequence: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""A step from planning to completion: its prefill budget, its rows and its new tokens."""
+"""A scheduled step, from its plan to its completion: its prefill budget, its rows and its new tokens."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,7 +34,7 @@ class PrefillBudget(Protocol):
         """Return how many of `length` tokens behind `start` computed ones fit the step."""
         ...
 
-    def take(self, start: int, length: int) -> None:
+    def spend(self, start: int, length: int) -> None:
         """Spend the budget on `length` tokens behind `start` computed ones."""
         ...
 
@@ -58,7 +58,7 @@ class FixedPrefillBudget:
     def fits(self, start: int, length: int) -> int:
         return max(0, min(length, self._tokens))
 
-    def take(self, start: int, length: int) -> None:
+    def spend(self, start: int, length: int) -> None:
         self._tokens -= length
 
     def copies(self, due: float, free: int, rate: float) -> None:
@@ -107,7 +107,7 @@ class ScheduledStep:
         """Return True if the completed step produced the first output token of the sequence."""
         return len(sequence.output) == 1 + self.jumped.get(sequence, 0)
 
-    def admit(self, sequence: Sequence) -> None:
+    def add_admission(self, sequence: Sequence) -> None:
         """Record an admission, for the device as well."""
         self.admitted.append(sequence)
         self.batch.admitted.append(new_sequence(sequence))

@@ -54,7 +54,7 @@ class Scheduler:
         self.in_flight: deque[ScheduledStep] = deque()  # oldest first
         self.wait_reason: WaitReason | None = None  # of the head of the queue in the last plan
         self.waiting_head: Sequence | None = None  # the head that `wait_reason` is about
-        self.overtaker: Sequence | None = None  # it takes a slot, which those due before it may not
+        self.overtaker: Sequence | None = None  # takes a slot that sequences due before it may not take
         self._held_tenants = HeldTenants(waiting)
         self.held_tenants = self._held_tenants.reasons  # tenants with admission on hold, and the limit met
         self.kv_manager = KVManager(config, self.hooks, waiting, self._held_tenants, self.counters)
@@ -98,33 +98,33 @@ class Scheduler:
 
     def look_up(self, sequence: Sequence, now: float = 0.0) -> list[CachedBlock]:
         """Return the cached prompt blocks that may be pinned while the sequence queues."""
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         return self.kv_manager.blocks.pins.look_up(sequence, self._next_step)
 
     def pin(self, sequence: Sequence, found: list[CachedBlock], now: float = 0.0) -> None:
         """Pin the blocks just looked up until the sequence has a slot or has ended."""
-        self.kv_manager.begin(now)
-        self.kv_manager.blocks.between_turns.arrived(sequence, now)
+        self.kv_manager.begin_event(now)
+        self.kv_manager.blocks.between_turns.claim(sequence, now)
         self.kv_manager.blocks.pins.pin(sequence, found)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the prefix tokens of a waiting sequence that are cached or computed by steps in flight."""
         return len(self.kv_manager.blocks.find(sequence, self._next_step).blocks) * self.config.block_size
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
         """Finish (abort) a sequence in any state: it yields no further token, and its blocks are freed. Idempotent."""
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         if sequence.status is _FINISHED:
             return
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
             self._rule.left(sequence)
             self._held_tenants.resume(sequence.tenant)
-        self.kv_manager.finish(sequence, reason)
+        self.kv_manager.finish_sequence(sequence, reason)
 
     def allow(self, tenant: str, blocks: int | None, now: float = 0.0) -> None:
         """Set the tenant's allowance of blocks; None: no limit."""
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         self.kv_manager.blocks.allow(tenant, blocks)
         self._held_tenants.resume(tenant)
 
@@ -137,9 +137,9 @@ class Scheduler:
         self._none_takes_a_slot_at = None
         self._preemption.weights_changed()
 
-    def extend(self, sequence: Sequence, tokens: int) -> None:
+    def raise_token_limit(self, sequence: Sequence, tokens: int) -> None:
         """Raise the sequence's `token_limit` by `tokens`, at most to its max_tokens."""
-        sequence.extend(tokens)
+        sequence.raise_limit(tokens)
         self._held_tenants.resume(sequence.tenant)
 
     def take_ended(self) -> list[Sequence]:
@@ -192,7 +192,7 @@ class Scheduler:
         """
         if len(self.in_flight) >= self.config.steps_in_flight:
             return None
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         self.wait_reason, self.waiting_head = None, None
         self.preempted.clear()
         while not (scheduled := self._plan_step(now)).sequences:
@@ -206,7 +206,7 @@ class Scheduler:
                 return None
             if (hopeless := self._preemption.break_deadlock(scheduled)) is not None:
                 self.ended.append(hopeless)
-                self.kv_manager.finish(hopeless, FinishReason.PREEMPTED)
+                self.kv_manager.finish_sequence(hopeless, FinishReason.PREEMPTED)
         if scheduled.paused:
             self._preemption.yield_to_oldest(scheduled)
         self._next_step += 1
@@ -280,8 +280,8 @@ class Scheduler:
         else:
             budget = FixedPrefillBudget(room)
         for row in jumps:
-            budget.take(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
-        self._joining.begin()
+            budget.spend(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
+        self._joining.begin_plan()
         for sequence in self._prefill_order.served(prefilling):
             self._admit_waiting(scheduled, budget, sequence)
             if sequence.status is not _RUNNING or sequence.last_step == batch.step:
@@ -296,7 +296,7 @@ class Scheduler:
         start = sequence.num_computed_tokens
         if self._rows.grow(sequence, length, scheduled):
             self._rows.add_prefill(sequence, length, scheduled)
-            budget.take(start, length)
+            budget.spend(start, length)
 
     def _take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
         """Append the hit to a running sequence's block table; False if it pauses at its tenant's allowance instead."""
@@ -304,7 +304,7 @@ class Scheduler:
         if hit.num_blocks and not blocks.permits(tenant, hit.num_blocks - hit.num_paid, hit):
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
             return False
-        self._forking.take(sequence, hit, scheduled)
+        self._forking.take_hit(sequence, hit, scheduled)
         return True
 
     def _admit_waiting(self, scheduled: ScheduledStep, budget: PrefillBudget, before: Sequence | None) -> None:
@@ -361,8 +361,8 @@ class Scheduler:
         self.kv_manager.admit(sequence)
         if self.preempted:  # in this plan, perhaps from this slot
             scheduled.drop_hits(sequence.slot)
-        scheduled.admit(sequence)
-        self._forking.take(sequence, hit, scheduled)
+        scheduled.add_admission(sequence)
+        self._forking.take_hit(sequence, hit, scheduled)
         self.kv_manager.blocks.unpin(sequence)
         self.hooks.admitted(sequence, follows=hit.follows_leader)
 
@@ -374,7 +374,7 @@ class Scheduler:
         The next plan reuses its number, and at most as many sequences run as the cut budget has tokens. Return False
         when steps have been lost for too long.
         """
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         self.preempted.clear()
         self.counters.lost_steps += 1
         failed = self.in_flight[0]
@@ -382,20 +382,20 @@ class Scheduler:
         self.in_flight.clear()
         for scheduled in undone:
             scheduled.undo()
-        self.kv_manager.lost(failed.batch.step, [fork for scheduled in undone for fork in scheduled.forks])
+        self.kv_manager.undo_from(failed.batch.step, [fork for scheduled in undone for fork in scheduled.forks])
         for scheduled in undone:
             self.kv_manager.free_idle(scheduled.named)
         self._next_step = failed.batch.step
-        feasible = self._budget.lost(failed.num_tokens)
+        feasible = self._budget.halve(failed.num_tokens)
         self._preemption.shrink_batch(self._budget.tokens)
-        self._resync.begin(self.running.values())
+        self._resync.mark_out_of_sync(self.running.values())
         return feasible
 
     # accounting
 
     def update_from_output(self, output: StepOutput, now: float = 0.0) -> list[NewToken]:
         """Account for the oldest step in flight; return its new tokens in row order."""
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
         self.kv_manager.blocks.completed(output.step)
@@ -406,4 +406,4 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that every slot and block is free or has a holder that may use it."""
-        self.kv_manager.check_integrity(s for scheduled in self.in_flight for s in scheduled.named)
+        self.kv_manager.check_slots(s for scheduled in self.in_flight for s in scheduled.named)

@@ -140,7 +140,7 @@ class Sequence:
         """Set the limit of its output to `tokens`."""
         self.token_limit = min(self.num_prompt_tokens + tokens, self.request.most_tokens)
 
-    def extend(self, tokens: int) -> None:
+    def raise_limit(self, tokens: int) -> None:
         """Raise the limit of its output by `tokens`."""
         self.token_limit = min(self.token_limit + tokens, self.request.most_tokens)
 

@@ -30,17 +30,17 @@ from backend.scheduler.batch import NewSequence
 from backend.worker.logits_processors import LogitsProcessors, ProcessedRows
 from backend.worker.penalties import Penalties, PenaltyState
 from backend.worker.slot_sampling import SlotSampling
-from backend.worker.staging import Staged
+from backend.worker.staging import StagedStep
 
 Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """How the tokens of one step's rows are chosen."""
+    """The choice of the tokens of one step's rows: `choose` draws them."""
 
-    choose: Callable[[Tensor], Tensor]  # returns ids [rows] int64 for logits [rows, vocab] fp32, which it may write to
-    restricts: bool  # whether it forbids tokens, and so may leave a row none: its choice then has a logit of -inf
+    choose: Callable[[Tensor], Tensor]  # returns ids [rows] int64 for logits [rows, vocab] fp32, which it may overwrite
+    restricts: bool  # True if it forbids tokens, and so may leave a row none: its choice then has a logit of -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class SamplingBatch:
 
     @property
     def restricts(self) -> bool:
-        """True if it forbids tokens of a row."""
+        """True if any row has forbidden tokens."""
         return self.processed is not None or self.forbidden is not None
 
 
 @torch.inference_mode()
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Sample token ids [rows] int64 from `logits` [rows, vocab] fp32, which may be written to."""
+    """Sample token ids [rows] int64 from `logits` [rows, vocab] fp32, which may be overwritten."""
     if batch.processed is not None:
         batch.processed.apply(logits)
     if batch.forbidden is not None:
@@ -92,7 +92,7 @@ def _choose(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def _draw_rows(logits: Tensor, batch: SamplingBatch, rows: Tensor | slice) -> Tensor:
-    """Draw a token for each of the batch's `rows`, whose `logits` these are."""
+    """Draw a token for each of the batch's `rows` from its `logits`."""
     assert batch.temperature is not None
     assert batch.uniforms is not None
     min_p, top_k, top_p = (None if x is None else x[rows] for x in (batch.min_p, batch.top_k, batch.top_p))
@@ -104,7 +104,9 @@ def _draw_rows(logits: Tensor, batch: SamplingBatch, rows: Tensor | slice) -> Te
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the index in each row of `weights` [rows, n] where its cumulative sum first exceeds `uniform` of all."""
+    """Return the index in each row of `weights` [rows, n] where its cumulative sum first exceeds the share `uniform` of
+    its total.
+    """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = uniforms.unsqueeze(1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)
@@ -131,7 +133,7 @@ def _raised(floor: Tensor, ordered: Tensor, top_k: Tensor, top_p: Tensor) -> Ten
     weights = ordered.exp2().mul_(ordered >= floor.unsqueeze(1))
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     last = torch.where(top_k > 0, top_k, ordered.shape[1]).unsqueeze(1) - 1
-    tied = (ordered >= ordered.gather(1, last)).sum(1, keepdim=True) - 1  # the k-th logit's equals are of the top k
+    tied = (ordered >= ordered.gather(1, last)).sum(1, keepdim=True) - 1  # logits equal to the k-th belong to the top k
     last = torch.maximum(last, tied)
     needed = top_p.unsqueeze(1) * cumulative.gather(1, last)
     reached = torch.minimum(torch.searchsorted(cumulative, needed), last)
@@ -160,7 +162,7 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 class SlotSampler:
-    """Samples a step's rows with torch, where no kernel of the device does. The device's thread owns it.
+    """Samples a step's rows with torch, on devices without a sampling kernel. The device's thread owns it.
 
     Tokens are counted for the penalties from the sampled tensor itself, because the host may not know them yet.
     """
@@ -179,13 +181,13 @@ class SlotSampler:
         self._processors = LogitsProcessors(max_num_seqs, vocab_size, self._device, ops or TorchOps())
 
     def admit(self, admitted: NewSequence) -> None:
-        """Note that a sequence takes the slot; what the slot held before is forgotten."""
-        self._slots.admit(admitted)
-        self._processors.admit(admitted)
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
+        self._slots.fill_slot(admitted)
+        self._processors.fill_slot(admitted)
         if admitted.sampling.penalised:
-            self._penalties.admit(admitted)
+            self._penalties.fill_slot(admitted)
 
-    def stage(self, staged: Staged) -> TokenChoice:
+    def stage(self, staged: StagedStep) -> TokenChoice:
         """Return how this step's rows are sampled, as they are known now."""
         numbers, count = staged.piece.numbers, staged.num_sampled
         slots, positions = numbers.sampled_slots[:count], numbers.sampled_positions[:count]
@@ -193,7 +195,7 @@ class SlotSampler:
         return TokenChoice(partial(sample, batch=batch), batch.restricts)
 
     def sample(self, logits: Tensor, slots: Integers, positions: Integers) -> Tensor:
-        """Sample tokens [rows] from `logits` [rows, vocab] fp32, which may be written to.
+        """Sample tokens [rows] from `logits` [rows, vocab] fp32, which may be overwritten.
 
         `positions` [rows] are the indices that the sampled tokens will have in their sequences.
         """

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from backend.sampling_params import SamplingParams
 from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.sequence import PromptRequest, Sequence
@@ -82,12 +82,12 @@ class EngineRequest:
             group_by_prompt(sequences)
         return sequences
 
-    def as_recorded(self, refusal: str | None = None) -> Asked:
+    def as_recorded(self, refusal: str | None = None) -> JudgedRequest:
         """The request as the event log records it, with the name of its refusal, if any."""
         deadlines, is_declared = self.deadlines, self.sampling.max_tokens is not None
         patience = deadlines.first_token, deadlines.last_token, deadlines.interval
         first_token, last_token, interval = [seconds if seconds < inf else None for seconds in patience]
-        return Asked(
+        return JudgedRequest(
             self.id,
             self.tenant,
             self.key,
@@ -98,7 +98,7 @@ class EngineRequest:
             interval,
             tuple(
                 [
-                    AskedPrompt(len(prompt), most, is_declared, index % self.num_answers > 0)
+                    JudgedPrompt(len(prompt), most, is_declared, index % self.num_answers > 0)
                     for index, (prompt, most) in enumerate(zip(self.prompts, self.max_tokens, strict=True))
                 ]
             ),

@@ -178,9 +178,9 @@ class Frontend:
         if fewest > most:
             raise context_exceeded(fewest, context, param, at_least=True)
         if len(text) <= INLINE_CHARS:
-            return self.tokenizer.encode(text, add_special_tokens)
+            return self.tokenizer.encode_text(text, add_special_tokens)
         try:
-            encode = partial(self.tokenizer.encode, text, add_special_tokens, most)
+            encode = partial(self.tokenizer.encode_text, text, add_special_tokens, most)
             return await self.body_reader.encode(tenant, self.tokenizer, encode)
         except TooManyTokens as error:
             raise context_exceeded(error.num_tokens, context, param, error.at_least) from None
@@ -206,7 +206,7 @@ class Frontend:
 
 def _bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
     for index, word in enumerate(words):
-        first, inner = (tokenizer.encode(before + word.lstrip(), add_special_tokens=False) for before in ("", " "))
+        first, inner = (tokenizer.encode_text(before + word.lstrip(), add_special_tokens=False) for before in ("", " "))
         if not 1 <= len(first) <= MAX_BAD_WORD_TOKENS:
             param = f"bad_words[{index}]"
             raise BadRequest(f"{param} must be 1 to {MAX_BAD_WORD_TOKENS} tokens, got {len(first)}.", param)

@@ -10,7 +10,7 @@ from functools import partial
 from admission.encoding import EncodingRequest
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import JudgedRequest
 from backend.grammar import Grammar
 from backend.paged_kv.block_pool import blocks_for
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -78,7 +78,7 @@ class InProcessGeneration:
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
         self._num_delivered[stream] = num_tokens
-        self._client.service.engine.finish(stream.sequence, FinishReason.STOP)
+        self._client.service.engine.finish_sequence(stream.sequence, FinishReason.STOP)
 
     async def settle(self) -> None:
         self.settle_now()
@@ -96,7 +96,7 @@ class InProcessGeneration:
         try:
             self._end_extensions()
             for stream in self.streams:
-                self._client.service.engine.finish(stream.sequence)
+                self._client.service.engine.finish_sequence(stream.sequence)
             if self.streams and self.streams[0].sequence.request.sampling.grammar is not None:
                 self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:
@@ -258,13 +258,13 @@ class InProcessClient:
 
     def _charge_compiling(self, tenant: str) -> None:
         if seconds := self._unpaid.pop(tenant, 0.0):
-            self.service.admission.charge(tenant, seconds)
+            self.service.admission.charge_side_work(tenant, seconds)
 
     def charge_masks(self, tenant: str) -> None:
         """Charge the processor time of masks for the tenant's rows since the last charge."""
         grammars = self.service.grammars
-        if grammars is not None and (seconds := grammars.processes.mask_time.take(tenant)):
-            self.service.admission.charge(tenant, seconds)
+        if grammars is not None and (seconds := grammars.processes.mask_time.take_seconds(tenant)):
+            self.service.admission.charge_side_work(tenant, seconds)
 
     async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:
         if not self.service.quotas.was_refused(policy.name, policy.key):
@@ -272,7 +272,7 @@ class InProcessClient:
         try:
             await self._refuse_spent(policy)
         except QuotaRefused as error:
-            unread = Asked.unread(request_id, policy.name, policy.key, error.limit.name)
+            unread = JudgedRequest.unread(request_id, policy.name, policy.key, error.limit.name)
             self.service.core.requested(unread, self.service.engine.clock())
             raise _refusal(error, policy, request_id) from None
 

@@ -62,7 +62,7 @@ class Service:
         """Apply the present policy to the engine (weights, classes, bounds, cached memory), and each later one."""
 
         async def schedule(policy: Policy) -> None:
-            self.admission.policy_changed(await asyncio.to_thread(scheduling_policy, policy))
+            self.admission.set_policy(await asyncio.to_thread(scheduling_policy, policy))
 
         async def apply(policy: Policy) -> None:
             parts = schedule, self.cache_limiter.policy_changed, self.prompt_pinner.policy_changed

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from admission.outcome import Outcome
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import JudgedRequest
 from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
@@ -136,7 +136,7 @@ class EngineRecord:
     Only the engine's client and its callees write it.
     """
 
-    asked: Asked | None = None  # charge asked of its tenant's limits
+    asked: JudgedRequest | None = None  # charge asked of its tenant's limits
     asked_at: float | None = None
     grammar: Grammar | None = None  # the constraint on its answers
     grammar_wait: float | None = None  # seconds until its grammar was compiled; None: it has none

@@ -81,7 +81,7 @@ class KeySource:
     def files(self) -> Iterable[Path]:
         return (self.store.path,)
 
-    async def watch(self, policies: LivePolicy) -> None:
+    async def follow(self, policies: LivePolicy) -> None:
         """Apply edits of the key file since it was read, and of the policies' keys, while the server runs."""
         policies.on_change.append(self.take_policy)
         await self._watcher.run()

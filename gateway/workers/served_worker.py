@@ -205,7 +205,7 @@ class ServedWorker:
 
     async def _settle(self, number: int) -> None:
         if number in self._requests:
-            self._requests[number][0].settle()
+            self._requests[number][0].settle_grant()
 
     async def _charge(self, tenant: str, key: str, number: int) -> Mapping[str, str]:
         charge = self._charges[number] = await self._client.charge(self._policy(tenant, key))

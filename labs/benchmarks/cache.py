@@ -5,5 +5,4 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """`$SLUICE_CACHE_DIR`/benchmarks, else ~/.cache/sluice/benchmarks."""
     return Path(os.environ.get("SLUICE_CACHE_DIR") or "~/.cache/sluice").expanduser() / "benchmarks"

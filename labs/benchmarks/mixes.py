@@ -1,11 +1,13 @@
-"""Random worlds, the fair order beside plain ones with the same admission: python -m labs.benchmarks.mixes [--first 1]
+"""Random worlds: the fair order beside plain ones with the same admission: `python -m labs.benchmarks.mixes [--first
+1]`.
 
 Each world is drawn from its number: tenants with weights, classes, kinds of lengths, deadlines and pauses, 8 to 256
 slots, ample or scarce memory, 0.4 to 2.5 times what Llama-3-8B on an A100 (simulated) completes. Beside `fair` there
 are first come first served, earliest deadline first and shortest first, by the same admission control.
 
-Counted are the good requests (`labs.benchmarks.overload`) of tenants within their share: those that ask for no more
-than their weight's part of the machine. Nothing may wait while the device is idle, and each request has to end.
+The good requests (`labs.benchmarks.overload`) of tenants within their share are counted: a tenant is within its share
+if it asks for no more than its weight's part of the machine. No request may wait while the device is idle, and each has
+to end.
 """
 
 from collections.abc import Sequence

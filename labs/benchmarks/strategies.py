@@ -96,7 +96,7 @@ class LeavingLoop(Loop):
 
     def _left(self, sequence: Running, now: float) -> None:
         if sequence.finish_reason is None:
-            self._core.finish(sequence, FinishReason.CANCELLED, now)
+            self._core.finish_sequence(sequence, FinishReason.CANCELLED, now)
             self._recorder.abandoned(sequence, now)
             self._ended(sequence)
             self._plan(now)

@@ -171,7 +171,7 @@ def _of_sharing(change: Change, seen: Seen) -> str | None:
     changed = pairs[0] ^ pairs[1]
     shown = {name for pair in changed if any(pair <= names for names in seen.sharing) for name in pair}
     names = ", ".join(sorted({name for pair in changed for name in pair} - shown - (old & new)))
-    reason = "blocks in an event log are told apart by those who shared them then: it has none that"
+    reason = "blocks in an event log are told apart by the tenants that shared them then: it has none that"
     return f"{reason} {names} shared with another of these" if names else None
 
 

@@ -62,7 +62,7 @@ def test_each_class_learns_from_its_own() -> None:
     assert calibration.calibrate(make_sequence(), estimate(), 0.0).last_token.reported == 10 * (1 + COLD_MARGIN_SHARE)
 
 
-def test_what_is_likely_comes_sooner_than_what_is_told() -> None:
+def test_the_decisive_bound_is_below_the_reported_one() -> None:
     calibration = EstimateCalibration(0.4)
     for n in range(100):
         answered(calibration, estimate(), first=1 + n / 100, last=10 + n / 10)
@@ -177,7 +177,7 @@ def test_an_admission_is_decided_by_what_could_be_known() -> None:
     assert calibration.calibrate(make_sequence(), estimate(1.0, 10.0), 4.0).first_token.reported > 3.0
 
 
-def test_what_was_estimated_by_what_a_request_declares_says_nothing_of_estimates_by_answers() -> None:
+def test_errors_of_estimates_by_declared_length_do_not_count_for_estimates_by_answers() -> None:
     calibration = learned(first=1.0, last=10.0)
     for _ in range(200):
         waits = make_sequence()
@@ -187,7 +187,7 @@ def test_what_was_estimated_by_what_a_request_declares_says_nothing_of_estimates
     assert calibration.completion_coverage == 1.0, "whether it held counts all the same"
 
 
-def test_who_has_time_and_is_overtaken_is_told_so_and_who_has_none_is_not() -> None:
+def test_reported_bounds_are_wider_for_later_deadlines_which_are_overtaken() -> None:
     calibration = EstimateCalibration(0.9)
 
     def waiting(deadline: float) -> Sequence:

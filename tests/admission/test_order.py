@@ -75,11 +75,11 @@ class Queue:
             self.held.discard(tenant)
             self.order.hold(tenant, None)
         elif event == "policy":
-            self.share.policy_changed({tenant: 1.0 + size})
-            self.order.policy_changed(Aging(2.0))
+            self.share.set_policy({tenant: 1.0 + size})
+            self.order.set_policy(Aging(2.0))
         elif event == "pass":
             self.now += 0.2 * size
-            self.order.at(self.now)
+            self.order.set_time(self.now)
 
     def due_first(self) -> float:
         """When the first is due: its deadline, or when the oldest of its tenant's others is."""
@@ -108,7 +108,7 @@ def test_a_deadline_of_minutes_is_no_hurry() -> None:
     assert queue.order.due(queue.add("c", 3, first_token_by=PRESSING_WAIT_S)) == PRESSING_WAIT_S
 
 
-def test_what_a_tenant_owes_makes_what_it_asks_for_due_later_and_what_is_owed_to_another_sooner() -> None:
+def test_debt_makes_a_tenants_requests_due_later_and_credit_makes_them_due_sooner() -> None:
     queue = Queue()
     heavy, light = queue.add("a", 3), queue.add("b", 3)
     queue.share.charge(queue.share.account("a"), 1.0)
@@ -124,7 +124,7 @@ def test_of_one_tenant_the_shortest_that_can_be_in_time_goes_first_and_the_oldes
     short = queue.add("a", 0)
     assert queue.order.head() is short
     queue.now = 10.0
-    queue.order.at(queue.now)
+    queue.order.set_time(queue.now)
     assert queue.order.head() is long, "it can be in time no more, and nothing has gone first for it"
     queue.remove(long)
     others = [queue.add("a", 3 * n) for n in range(9)]

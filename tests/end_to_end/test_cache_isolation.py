@@ -67,7 +67,7 @@ def test_a_salt_that_is_no_text_is_refused(site: Site) -> None:
     assert (reply.status_code, error_of(reply)["type"]) == (400, "invalid_request_error")
 
 
-def test_what_a_member_still_computes_when_it_leaves_its_group_is_not_found_there(site: Site) -> None:
+def test_blocks_computed_by_a_member_that_leaves_its_group_are_not_hit_there(site: Site) -> None:
     """A request belongs to the group that it arrived in; a tenant alone finds a new one."""
     prompt = a_prompt()
     with site.client("acme-eu") as client:

@@ -114,7 +114,7 @@ def test_pairs_are_scored_by_the_model_that_reads_both_or_by_their_embeddings(si
     assert cosines[0]["score"] == pytest.approx(1.0) and cosines[1]["score"] < 1.0
 
 
-def test_what_cannot_be_encoded_is_refused_by_name(site: TenantSite) -> None:
+def test_an_input_that_cannot_be_encoded_is_refused_by_name(site: TenantSite) -> None:
     long = " ".join(["1"] * 80)
     for path, body, status, words in (
         ("/v1/embeddings", {"model": "embedder", "input": ["1", long]}, 400, "64 tokens of an input, and input\\[1\\]"),

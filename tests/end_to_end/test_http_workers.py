@@ -183,7 +183,7 @@ def test_all_workers_are_looked_at_as_one(site: Site) -> None:
     assert server.metric("sluice_http_workers") == NUM_WORKERS == len(workers(server))
 
 
-def test_what_is_served_is_seen_and_cancelled_whichever_worker_has_it(site: Site) -> None:
+def test_a_running_request_is_seen_and_cancelled_on_any_worker(site: Site) -> None:
     server = site.server
     with clients_of_each(server) as clients:
         for number, (client,) in enumerate(clients.values()):

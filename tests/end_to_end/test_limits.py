@@ -138,7 +138,7 @@ def test_a_spent_budget_is_not_retried(site: Site) -> None:
     assert refused.headers["x-ratelimit-remaining-tokens"] == str(error_of(refused)["left"])
 
 
-def test_what_never_fits_is_a_bad_request_and_costs_nothing(site: Site) -> None:
+def test_a_request_that_never_fits_is_a_bad_request_and_costs_nothing(site: Site) -> None:
     before = site.left("small")["tokens"]
     refused = site.post("small", max_tokens=400)
     assert (refused.status_code, error_of(refused)["code"]) == (400, "quota_unsatisfiable")
@@ -215,7 +215,7 @@ def test_more_prompts_than_may_wait_are_no_matter_of_time(site: Site) -> None:
     assert (refused.value.code, refused.value.param) == ("quota_unsatisfiable", "prompt")
 
 
-def test_what_is_served_when_the_kv_limit_is_lowered_comes_to_its_end(site: Site) -> None:
+def test_a_running_request_ends_normally_when_the_kv_limit_is_lowered(site: Site) -> None:
     replies: list[httpx.Response] = []
 
     def ask() -> None:

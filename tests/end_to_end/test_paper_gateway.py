@@ -115,7 +115,7 @@ async def test_random_cancellations_leave_nothing_behind(embedded_tokenizer: Tok
     assert outcomes[Outcome.DISCONNECTED] >= NUM_CANCELLATIONS
     counters = gateway.scheduler.counters
     assert min(counters.preemptions, counters.late_tokens, outcomes[Outcome.REFUSED], outcomes[Outcome.COMPLETED]) > 0
-    await gateway.engine.stop()
+    await gateway.engine.shut_down()
 
 
 BROKEN = 77  # a token of the prompt that the model has no numbers for
@@ -159,7 +159,7 @@ async def test_it_is_told_so_and_others_are_served(broken_gateway: Gateway, stre
         await worker.close()
     assert gateway.outcomes == {Outcome.FAILED: 1, Outcome.COMPLETED: 1}
     assert gateway.scheduler.kv_manager.num_held == 0
-    await gateway.engine.stop()
+    await gateway.engine.shut_down()
 
 
 REQUESTS = 50
@@ -223,7 +223,7 @@ async def rings(gateway: Gateway, act: Callable[[], Awaitable[object]]) -> int:
     while gateway.service.telemetry.live:
         await asyncio.sleep(0)
     found = forgotten()
-    await gateway.engine.stop()
+    await gateway.engine.shut_down()
     return found
 
 

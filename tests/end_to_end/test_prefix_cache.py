@@ -206,7 +206,7 @@ def test_when_a_client_comes_again_is_told_to_the_core(site: Site, seconds: str 
 
 
 @pytest.mark.parametrize("seconds", ["0", "3600.5", "soon", "-1", "1e2", ""])
-def test_what_is_no_time_to_come_again_in_is_refused_by_name(site: Site, seconds: str) -> None:
+def test_a_malformed_follow_up_time_is_refused_by_name(site: Site, seconds: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         site.ask("gamma", a_prompt(5), extra_headers={"x-sluice-expect-followup": seconds})
     assert refused.value.param == "x-sluice-expect-followup"

@@ -127,7 +127,7 @@ def test_log_probabilities_belong_to_the_text(respond: Any) -> None:
     assert {item.type for item in respond(**asked).output} == {"function_call"}
 
 
-def test_what_is_ignored_is_told(client: openai.OpenAI) -> None:
+def test_ignored_fields_are_told(client: openai.OpenAI) -> None:
     extra = {"tools": [{"type": "web_search"}], "text": {"verbosity": "low"}, "reasoning": {"effort": "high"}}
     reply = client.responses.with_raw_response.create(model=MODEL, input=COUNT, temperature=0, extra_body=extra)
     told = reply.headers["x-sluice-ignored"]
@@ -147,7 +147,7 @@ def test_what_is_ignored_is_told(client: openai.OpenAI) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_refused_before_anything_is_streamed(
+def test_a_wrong_field_is_refused_before_anything_is_streamed(
     respond: Any, fields: Any, kind: type[openai.APIStatusError], param: str, stream: bool
 ) -> None:
     with pytest.raises(kind) as caught:

@@ -200,7 +200,7 @@ def test_a_gateways_second_attempt_takes_back_what_the_first_has_charged(site: F
     eventually(lambda: left() == before - 1)  # it is settled behind its end
 
 
-def test_what_a_killed_replica_had_not_begun_is_served_by_another_and_charged_once(
+def test_a_request_not_begun_by_a_killed_replica_is_served_by_another_and_charged_once(
     tmp_path: Path, redis_url: str
 ) -> None:
     """Each replica has one seat. Of three streams two are being answered, and the third waits behind one of them."""

@@ -172,7 +172,7 @@ def test_a_key_is_good_for_its_scopes_alone(server: ServerProcess, state: Path) 
     assert chat(server, other).status_code == 200
 
 
-def test_what_a_running_gateway_served_is_in_the_ledger(server: ServerProcess, state: Path) -> None:
+def test_requests_of_a_running_gateway_are_in_the_ledger(server: ServerProcess, state: Path) -> None:
     key = printed(state, "keys", "create", "ledger.tenant")
     eventually(lambda: limits_status(server, key) == 200)
     used = chat(server, key).json()["usage"]

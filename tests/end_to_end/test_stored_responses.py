@@ -76,7 +76,7 @@ def test_a_turn_goes_on_from_the_one_before_and_finds_its_prompt_in_the_cache(si
         assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-def test_what_is_not_stored_is_said_not_to_be(site: TenantSite) -> None:
+def test_a_response_that_is_not_stored_says_so(site: TenantSite) -> None:
     with site.client("none") as client:
         assert client.responses.create(input=ASK, **ASKED).store is False
     with site.client("small") as client:
@@ -120,7 +120,7 @@ def told(site: TenantSite, method: str, path: str, body: Any, name: str) -> tupl
     return reply.status_code, reply.text.replace(name, "ID"), sorted(reply.headers)
 
 
-def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
+def test_a_stored_response_survives_a_kill(tmp_path: Path) -> None:
     with tenant_site(TenantSite, tmp_path, POLICY) as site, site.client("acme") as client:
         answered = [client.responses.create(input=f"Count from 3 to {n}.", **ASKED) for n in range(5, 9)]
         site.server.process.send_signal(signal.SIGKILL)

@@ -131,7 +131,7 @@ def test_several_answers_and_their_neighbours_keep_to_themselves(site: Site) -> 
     assert site.text(temperature=0) == free
 
 
-def test_what_cannot_be_enforced_is_refused_by_its_place(site: Site) -> None:
+def test_an_unenforceable_grammar_is_refused_by_its_place(site: Site) -> None:
     refusal = site.refused(response_format=schema({"properties": {"a": {"not": {"const": 1}}}}))
     assert (refusal.status_code, refusal.code) == (400, "invalid_grammar")
     assert refusal.param == "response_format.json_schema.schema"

@@ -20,7 +20,7 @@ async def test_everything_is_made_in_order_and_others_have_their_turn() -> None:
     assert turns >= 9
 
 
-async def test_what_comes_while_it_is_made_is_not_in_it() -> None:
+async def test_items_added_during_a_map_in_slices_are_left_out() -> None:
     items = list(range(2 * ITEMS_PER_TURN))
 
     def make(item: int) -> int:
@@ -34,7 +34,7 @@ async def test_nothing_makes_nothing() -> None:
     assert await map_in_slices([], str) == []
 
 
-async def test_what_runs_beside_a_block_ends_with_it() -> None:
+async def test_a_task_beside_a_block_ends_with_the_block() -> None:
     before = asyncio.all_tasks()
     async with beside(asyncio.sleep(3600)):
         assert len(asyncio.all_tasks()) == len(before) + 1

@@ -60,7 +60,7 @@ def test_forms_of_a_key(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "task-management-of-a-long-project-name", "sk-", "sk-short", "/v1/models/desk-lamp"]
 )
-def test_what_is_no_key_stays(text: str) -> None:
+def test_a_text_that_is_no_key_stays(text: str) -> None:
     assert masked(text) == text
 
 

@@ -97,7 +97,7 @@ def test_a_part_in_a_process_of_its_own_is_reported_alike(tmp_path: Path) -> Non
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_is_ended_in_the_midst_of_a_part_leaves_its_figures_and_no_process(tmp_path: Path, number: int) -> None:
+def test_a_part_ended_midway_leaves_its_figures_and_no_process(tmp_path: Path, number: int) -> None:
     file = tmp_path / "figures.json"
     command = bound(
         [sys.executable, SCRIPT, "--json", file, "--apart", "--parts", "environment", "kernels", "agreement"]

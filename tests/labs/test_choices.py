@@ -23,7 +23,7 @@ TestEveryChoice = SchedulerMachine.TestCase
 TestEveryChoice.settings = settings(max_examples=examples(70, at_night=3000), stateful_step_count=40, deadline=None)
 
 
-def test_what_has_a_name_can_be_chosen() -> None:
+def test_every_named_choice_can_be_made() -> None:
     assert (RULES.keys(), POOLS.keys(), EXPIRIES.keys()) == (set(Batching), set(KVAllocation), set(Overload))
 
 

@@ -150,7 +150,7 @@ def load(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_would_be_served_wrongly_is_refused(change: str, tmp_path: Path, cache: Path) -> None:
+def test_a_gguf_model_that_would_compute_wrongly_is_refused(change: str, tmp_path: Path, cache: Path) -> None:
     keys, message = CHANGES[change]
     path = save_model(tmp_path / "a.gguf", random_model("llama-gqa-tied"), **keys)
     with pytest.raises(ModelLoadError, match=message) as refused:

@@ -98,7 +98,7 @@ def test_a_faulty_file_is_refused(fault: str, tmp_path: Path) -> None:
     assert peak < len(content) * 12 + 2**20
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_gguf_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"a\.gguf cannot be read \(No such file"):
         opened(tmp_path / "a.gguf")
     with pytest.raises(ModelLoadError, match=r"cannot be read \(Is a directory"):

@@ -91,7 +91,7 @@ def test_a_model_with_too_little_to_divide_starts_nothing() -> None:
         load_model("embedded", TIGHT, device="cpu", tensor_parallel=7)
 
 
-def test_what_another_rank_cannot_load_is_told(tmp_path: Path) -> None:
+def test_a_load_error_of_another_rank_is_raised(tmp_path: Path) -> None:
     setup = RankSetup(1, 2, tmp_path / "meeting", tmp_path, TIGHT, "float32", torch.device("cpu"), "auto", 1)
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         RankProcesses([setup]).await_answers()

@@ -60,7 +60,7 @@ def happen(bench: Bench, sequences: list[Sequence], event: Any, now: float) -> N
             sequences.append(bench.say(prompt, max_tokens, tenant, salt="all"))
         case "cancel", number:
             for sequence in sequences[number : number + 1]:
-                bench.scheduler.finish(sequence, FinishReason.CANCELLED, now)
+                bench.scheduler.finish_sequence(sequence, FinishReason.CANCELLED, now)
         case "limit", tenant, floor, ceiling:
             bench.scheduler.kv_manager.limit_cache(tenant, floor, ceiling, now)
         case "pin", tenant, prompts:

@@ -160,7 +160,7 @@ class Liar:
 @pytest.mark.parametrize(
     ("forced", "valid", "kept"), [([3, 7, 4], 3, [3]), ([3, 4], 1, [3]), ([7], 1, []), ([], 0, [])]
 )
-def test_what_the_library_forces_is_checked(forced: list[int], valid: int, kept: list[int]) -> None:
+def test_tokens_that_the_library_forces_are_checked(forced: list[int], valid: int, kept: list[int]) -> None:
     mask = ctypes.create_string_buffer(4)
     matcher = SlotMatcher(Liar(forced, valid), [7])
     matcher.fill(ctypes.addressof(mask), 4)

@@ -45,7 +45,7 @@ class Rows:
         for slot, (grammar, output) in enumerate(zip(grammars, outputs, strict=True)):
             self.outputs[slot] = list(output)
             params = SamplingParams(grammar=grammar, **sampling)
-            self.masks.admit(NewSequence(slot, params, 0, PROMPT + output, len(PROMPT)))
+            self.masks.fill_slot(NewSequence(slot, params, 0, PROMPT + output, len(PROMPT)))
 
     def batch(self) -> Batch:
         """Returns a step of all slots: those that were just admitted prefill, all others decode."""
@@ -104,20 +104,20 @@ def test_rows_of_several_owners_match_and_others_are_left_alone(processes: Gramm
     assert rows.masks.num_rows == 162
 
 
-def test_what_rows_take_of_a_processor_is_their_owners(processes: GrammarProcesses) -> None:
+def test_processor_time_of_matching_is_counted_for_the_rows_owners(processes: GrammarProcesses) -> None:
     time = processes.mask_time
     for owner in ("", "b"):
-        time.take(owner)
+        time.take_seconds(owner)
     rows = Rows(processes, [PERSON, None, regex("ab+", "b")])
     for _ in range(5):
         rows.run()
-    first = time.take("b")
+    first = time.take_seconds("b")
     rows.admit([PERSON, PERSON, PERSON], [[], [], []])
     rows.run()
     assert 0 < first < time.seconds
-    assert time.take("b") == 0
-    assert 0 < time.take("") < time.seconds
-    assert time.take("") == 0
+    assert time.take_seconds("b") == 0
+    assert 0 < time.take_seconds("") < time.seconds
+    assert time.take_seconds("") == 0
 
 
 def test_forced_tokens_are_told_where_they_may_be_taken_at_once(processes: GrammarProcesses) -> None:

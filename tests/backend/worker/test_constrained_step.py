@@ -27,7 +27,7 @@ def on_cpu() -> Iterator[LLM]:
     llm = LLM("embedded", EngineOptions(max_num_seqs=4))
     yield llm
     assert llm.model.runner.masks is not None
-    llm.model.runner.masks.processes.stop()
+    llm.model.runner.masks.processes.end_all()
 
 
 def make_ahead(on_cpu: LLM) -> tuple[LLM, AheadStream]:

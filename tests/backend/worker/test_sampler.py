@@ -90,7 +90,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_naive_sampler(params: Sa
     top_p=st.floats(0.01, 1),
     min_p=st.floats(0, 1),
 )
-def test_what_may_be_drawn_is_what_the_naive_filters_keep(
+def test_drawn_tokens_are_the_ones_that_naive_filters_keep(
     logits: list[float], top_k: int, top_p: float, min_p: float
 ) -> None:
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
@@ -208,7 +208,7 @@ def test_limits_beyond_all_tokens_are_none() -> None:
     for most in (VOCAB, 2**31, 2**32 + 1, 2**63 - 1):
         assert run(logits, SamplingParams(top_k=most)) == run(logits, SamplingParams())
         slots = SlotSampling(1, VOCAB)
-        slots.admit(NewSequence(0, SamplingParams(top_k=most), 0, [1], 1))
+        slots.fill_slot(NewSequence(0, SamplingParams(top_k=most), 0, [1], 1))
         assert slots.top_k.tolist() == [VOCAB]
     logits[0, 0] = 100.0
     assert run(logits, SamplingParams(temperature=0, min_tokens=2**63 - 1), position=10_000) != [0]

@@ -193,7 +193,7 @@ def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open
     page.until_reads("#usage-table", "No use on these days.")
 
 
-def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProcess, open_view: PageMaker) -> None:
+def test_served_requests_are_in_the_usage_a_little_later(server: ServerProcess, open_view: PageMaker) -> None:
     assert server.post("/v1/completions", **completion(max_tokens=2)).status_code == 200
     eventually(lambda: "demo" in [row["tenant"] for row in server.admin("usage")["rows"]])
     page = open_view("usage")

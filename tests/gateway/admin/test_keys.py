@@ -103,7 +103,7 @@ async def test_a_key_has_two_secrets_at_most(site: Site) -> None:
 
 
 @pytest.mark.parametrize("key_id", ["nobody", "", "../keys", "inpolicy", "demo"])
-async def test_what_is_not_stored_is_neither_rotated_nor_revoked(site: Site, key_id: str) -> None:
+async def test_a_key_that_is_not_stored_is_neither_rotated_nor_revoked(site: Site, key_id: str) -> None:
     for change in (site.keys.rotate("me", key_id, Rotation()), site.keys.revoke("me", key_id)):
         with pytest.raises(KeyNotFound):
             await change
@@ -128,7 +128,7 @@ async def test_bad_input_is_told_by_its_field_and_makes_nothing(site: Site, fiel
     assert (len(site.source.in_force), await site.record()) == (before, [])
 
 
-async def test_what_cannot_be_put_on_record_is_not_done(site: Site) -> None:
+async def test_an_action_that_cannot_be_recorded_is_not_done(site: Site) -> None:
     (site.state / "audit.log").mkdir()
     with pytest.raises(AuditUnavailable):
         await site.keys.create("me", NewKey(tenant="acme"))

@@ -45,7 +45,7 @@ async def site(embedded_tokenizer: Tokenizer) -> AsyncIterator[Site]:
     site = Site(embedded_tokenizer)
     site.gateway.engine.start()
     yield site
-    await site.gateway.engine.stop()
+    await site.gateway.engine.shut_down()
 
 
 async def test_a_deadline_counts_from_the_arrival_of_the_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

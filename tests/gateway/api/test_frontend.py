@@ -40,7 +40,7 @@ def test_a_tenant_denied_the_model_is_told_nothing_of_it() -> None:
 async def test_long_texts_are_encoded_beside_the_event_loop_and_short_ones_on_it(
     embedded_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frontend, encode, threads = Gateway(embedded_tokenizer).frontend, embedded_tokenizer.encode, list[bool]()
+    frontend, encode, threads = Gateway(embedded_tokenizer).frontend, embedded_tokenizer.encode_text, list[bool]()
     frontend = replace(
         frontend, model=replace(frontend.model, limits=replace(frontend.model.limits, max_model_len=2**20))
     )
@@ -49,7 +49,7 @@ async def test_long_texts_are_encoded_beside_the_event_loop_and_short_ones_on_it
         threads.append(threading.current_thread() is threading.main_thread())
         return encode(text, add_special_tokens, *most)
 
-    monkeypatch.setattr(embedded_tokenizer, "encode", spy)
+    monkeypatch.setattr(embedded_tokenizer, "encode_text", spy)
     long = "fox " * INLINE_CHARS
     found = await asyncio.gather(*[frontend.encode("t", text, True, "prompt") for text in ("fox", long)])
     assert found == [encode("fox", True), encode(long, True)]

@@ -52,7 +52,7 @@ def test_a_key_that_sends_too_many_bad_requests_is_read_again_when_time_has_paid
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 2**22)), max_size=300))
-def test_what_is_looked_at_in_any_time_is_bounded_by_its_rate(arrivals: list[tuple[float, int]]) -> None:
+def test_examined_requests_are_bounded_by_the_rate_in_any_interval(arrivals: list[tuple[float, int]]) -> None:
     site, cost = Site(), 0.0
     for pause, size in arrivals:
         site.now += pause

@@ -107,7 +107,7 @@ def test_check_compares_floors_with_the_kv_memory_that_it_is_told(tmp_path: Path
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_what_show_prints_is_the_same_policy(path: Path, tmp_path: Path, printed: Printed) -> None:
+def test_the_output_of_show_is_the_same_policy(path: Path, tmp_path: Path, printed: Printed) -> None:
     shown = written(tmp_path, "shown", printed("policy", "show", path))
     assert read_policy(shown) == read_policy(path)
     assert printed("policy", "diff", path, shown)

@@ -260,7 +260,7 @@ async def test_to_a_client_that_has_left_nothing_is_written() -> None:
 
 @pytest.mark.parametrize("behind", [POST, b"GET /late HTTP/1.1\r\n", b"\x00\x01garbage", POST * 1000])
 @pytest.mark.parametrize("together", [False, True])
-async def test_what_comes_behind_an_unanswered_request_is_not_served_and_its_leaving_is_noticed(
+async def test_a_request_behind_an_unanswered_one_is_not_served_and_its_hangup_is_noticed(
     behind: bytes, together: bool
 ) -> None:
     wire = Wire()
@@ -288,7 +288,7 @@ async def test_the_request_in_front_is_answered_before_the_connection_closes(beh
 
 
 @pytest.mark.parametrize("then", [b"", b"connection: close\r\n"], ids=["kept", "closed"])
-async def test_what_follows_of_an_answered_body_is_read_at_a_bounded_pace(then: bytes) -> None:
+async def test_the_rest_of_an_answered_body_is_read_at_a_bounded_pace(then: bytes) -> None:
     wire = Wire(reads=1)
     await wire.send(b"POST / HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\nx" % (then, 10**12))
     assert b"200 OK" in wire.transport.written
@@ -382,7 +382,7 @@ async def test_a_few_bytes_do_not_keep_an_idle_connection(tickle: bytes) -> None
 
 
 @pytest.mark.parametrize("rest", [b"", b"x" * 1000])
-async def test_what_is_still_sent_after_the_last_answer_is_read_and_thrown_away(rest: bytes) -> None:
+async def test_bytes_after_the_last_answer_are_read_and_discarded(rest: bytes) -> None:
     """A socket that is closed with something unread has its answer taken back by the kernel."""
     wire = Wire(header_timeout=0.5, reads=1)
     await wire.send(POST.replace(b"x-own: yes", b"connection: close").replace(b": 5", b": 5000"), rest)

@@ -215,7 +215,7 @@ async def test_a_failure_keeps_what_the_client_is_to_be_told() -> None:
     assert isinstance(scope.error, ShuttingDown)
 
 
-async def test_what_is_over_cannot_be_ended() -> None:
+async def test_an_ended_request_cannot_be_ended_again() -> None:
     async with Peer().scope() as scope:
         await turns(2)
     scope.fail(ShuttingDown())

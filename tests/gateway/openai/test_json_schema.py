@@ -78,14 +78,14 @@ UNENFORCED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "pointer"), UNENFORCED)
-def test_what_is_not_enforced_is_named_by_its_pointer(schema: Any, pointer: str) -> None:
+def test_an_unenforced_keyword_is_named_by_its_pointer(schema: Any, pointer: str) -> None:
     message = fault_of(schema)
     assert message is not None
     assert f" at {pointer}" in message
 
 
 @pytest.mark.parametrize(("schema", "pointer"), UNENFORCED)
-def test_what_is_not_enforced_is_left_out_of_a_schema_that_is_not_strict(schema: Any, pointer: str) -> None:
+def test_unenforced_keywords_are_left_out_of_a_schema_that_is_not_strict(schema: Any, pointer: str) -> None:
     schema = copied(schema)
     assert enforce(schema, "f.schema", is_strict=False) == [f"f.schema{pointer[1:]}"]
     assert enforce(schema, "f.schema", is_strict=False) == []
@@ -143,7 +143,7 @@ def test_keywords_that_say_nothing_are_left_out() -> None:
         {"minProperties": 0}, {"dependentRequired": {}}, {"required": ["a"], "minProperties": 1},
     ],
 )  # fmt: skip
-def test_what_says_nothing_is_no_reason_to_refuse(said: dict[str, Any]) -> None:
+def test_a_keyword_that_constrains_nothing_is_no_reason_to_refuse(said: dict[str, Any]) -> None:
     left = rewritten(said)
     assert not (said.keys() - {"maxItems", "required"}) & left.keys()
 
@@ -397,7 +397,7 @@ def test_properties_are_counted_where_none_can_come_twice() -> None:
     assert allows(named, {"a": 1}, {"a": 1, "b": 2}, b'{"a":1,"a":2}') == [False, True, False]
 
 
-def test_what_nothing_evaluates_is_what_is_not_listed() -> None:
+def test_unevaluated_properties_are_the_unlisted_ones() -> None:
     schema = {"properties": {"a": {}}, "unevaluatedProperties": False}
     assert allows(schema, {"a": 1}, {"b": 1}) == [True, False]
     assert allows({"prefixItems": [{}], "unevaluatedItems": False}, [1], [1, 2]) == [True, False]

@@ -54,7 +54,7 @@ def test_a_result_has_the_name_of_its_function() -> None:
         ({"role": "user", "content": "x", "tool_calls": [call("{}")]}, "messages[0].tool_calls"),
     ],
 )
-def test_what_a_role_lacks_or_has_not_is_refused_by_its_place(message: Any, param: str) -> None:
+def test_a_missing_or_foreign_field_of_a_role_is_refused_by_its_place(message: Any, param: str) -> None:
     with pytest.raises(BadRequest) as refusal:
         read(message)
     assert refusal.value.param == param

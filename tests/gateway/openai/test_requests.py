@@ -337,7 +337,7 @@ def test_an_over_long_prompt_is_refused_with_both_numbers() -> None:
         b'{"seed": ' + b"9" * 100_000 + b"}", b"\xef\xbb\xbf{}", b"\x00",
     ],
 )  # fmt: skip
-def test_what_is_not_a_json_object_is_refused(raw: bytes) -> None:
+def test_a_text_that_is_no_json_object_is_refused(raw: bytes) -> None:
     for parse in PARSERS:
         assert refused(parse, raw).param is None
 
@@ -411,7 +411,7 @@ def test_any_change_of_a_request_is_parsed_or_refused(changes: dict[str, Any], m
     survives(json.dumps({"model": "m", "prompt": prompt, **changes}).encode())
 
 
-def test_what_tools_mean_for_the_engine() -> None:
+def test_tools_become_a_grammar_for_the_engine() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     strict = {"type": "function", "function": {"name": "f", "strict": True}}
     assert not chat().offers_tools and not chat().may_end

@@ -114,7 +114,7 @@ def test_a_schema_has_a_bounded_size(schema: dict[str, Any]) -> None:
     assert refusal.code == "invalid_grammar"
 
 
-def test_what_is_not_enforced_is_refused_by_its_place() -> None:
+def test_an_unenforced_schema_is_refused_by_its_place() -> None:
     with pytest.raises(ApiError, match=r"has not at #/properties/a~1b/items/anyOf/1/not, which is not enforced"):
         chat(
             response_format=of_schema(

@@ -212,7 +212,7 @@ def test_secrets_stay_out_of_representations_and_errors() -> None:
 
 
 @pytest.mark.parametrize("name", ["pepper", "admin_key", "demo_key"])
-def test_what_the_templates_say_instead_of_a_secret_opens_nothing(name: str) -> None:
+def test_a_templates_placeholder_for_a_secret_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="placeholder that was never replaced; `openssl rand -hex 32`"):
         Settings(**{name: "REPLACE_WITH_64_HEXADECIMAL_DIGITS"})
 

@@ -69,14 +69,14 @@ def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixt
     assert "/dev/full ends here" in record.getMessage() and "No space left" in record.getMessage()
 
 
-def test_what_a_full_disk_leaves_unwritten_at_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_unwritten_at_the_end_on_a_full_disk_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with EventLogFile(Path("/dev/full"), 1 << 20, never) as file:
         file.write("short")
         assert not caplog.records
     assert len(caplog.records) == 1
 
 
-def test_what_is_written_can_be_read_a_moment_later_and_costs_one_timer(tmp_path: Path) -> None:
+def test_a_written_line_can_be_read_a_moment_later_and_costs_one_timer(tmp_path: Path) -> None:
     timers: list[Callable[[], None]] = []
     with EventLogFile(tmp_path / "log", 1 << 20, lambda _, call: timers.append(call)) as file:
         for line in (HEADER, '["plan",1]'):

@@ -194,7 +194,7 @@ async def test_a_policy_that_is_edited_before_the_files_are_watched_takes_effect
 
     policy.write_text("tenants:\n  acme:\n    weight: 30\n")
     held.on_change.append(tell)
-    async with beside(held.watch()):
+    async with beside(held.follow()):
         await edited.wait()
     assert held.current.tenant("acme").weight == 30
 

@@ -29,7 +29,7 @@ def test_a_request_that_would_have_been_in_time_was_wrongly_refused() -> None:
     assert (outcomes[-1], was_good, gains) == ("10 refused", [True], [1])
 
 
-def test_what_it_costs_others_counts_against_letting_a_request_in() -> None:
+def test_harm_to_others_counts_against_admitting_a_request() -> None:
     _, was_good, gains = apart(look_into, DEADLINE, crowd(), 5)
     assert any(good and gain < 0 for good, gain in zip(was_good, gains, strict=True))
 

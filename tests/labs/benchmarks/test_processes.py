@@ -77,7 +77,7 @@ def test_a_pool_of_processes_ends_with_a_killed_parent(kind: str) -> None:
     eventually(lambda: not is_running(worker))
 
 
-def test_what_a_thread_has_started_outlives_the_thread() -> None:
+def test_a_process_started_by_a_thread_outlives_the_thread() -> None:
     processes = list[subprocess.Popen[str]]()
 
     def start() -> None:

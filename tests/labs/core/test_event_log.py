@@ -7,7 +7,7 @@ from admission.controller import Controller
 from admission.core import PRIOR_STEP_TIME, CoreConfig, MemoryGate, make_core
 from admission.event_logs.event_log import LogError, make_logged_core, replay
 from admission.event_logs.names import VERSION
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
@@ -135,7 +135,7 @@ def test_leases_and_extensions_are_events_too() -> None:
 def test_a_change_of_policy_is_an_event_too() -> None:
     stage = StagedCore(CONFIGS["fair"])
     policy = SchedulingPolicy({"a": 3.0}, (0.0, 5.0), (QueueBounds(count=9),), {"": 7})
-    stage.core.policy_changed(policy, stage.now)
+    stage.core.set_policy(policy, stage.now)
     for n, tenant in enumerate("abab"):
         stage.arrive(f"r{n}", 30, 9, tenant)
     stage.run()
@@ -143,13 +143,13 @@ def test_a_change_of_policy_is_an_event_too() -> None:
     check_replay(stage.lines)
 
 
-def test_what_was_asked_of_limits_is_an_event_too() -> None:
+def test_a_request_judged_by_its_limits_is_an_event() -> None:
     stage = StagedCore(CONFIGS["fair"])
     stage.log.serves("embedded", 4096, 1.7e9, 0.5)
-    two = (AskedPrompt(6, 9, True), AskedPrompt(7, 9, False))
-    stage.core.requested(Asked("r", "a", "k", "flex", 80, 1.5, None, 0.1, two), 1.0)
-    stage.core.requested(Asked.unread("t", "a", None, "tokens/min"), 1.5)
-    stage.core.requested(Asked("s", "a", None, None, 80, None, None, None, two[:1], "tokens/min"), 1.0)
+    two = (JudgedPrompt(6, 9, True), JudgedPrompt(7, 9, False))
+    stage.core.requested(JudgedRequest("r", "a", "k", "flex", 80, 1.5, None, 0.1, two), 1.0)
+    stage.core.requested(JudgedRequest.unread("t", "a", None, "tokens/min"), 1.5)
+    stage.core.requested(JudgedRequest("s", "a", None, None, 80, None, None, None, two[:1], "tokens/min"), 1.0)
     check_replay(stage.lines)
 
 

@@ -193,7 +193,7 @@ def test_within_a_tenant_a_victim_is_back_in_its_place() -> None:
     assert all(map(as_if_alone, [patient, urgent]))
 
 
-def test_what_a_lower_class_may_still_need_of_memory_keeps_no_urgent_work_waiting() -> None:
+def test_memory_reserved_for_a_lower_class_keeps_no_urgent_request_waiting() -> None:
     bench = Bench(CoreConfig(memory=MemoryGate.FORECAST), num_blocks=32)
     bench.arrive(prompt=4, output=110, level=2, tenant="a")
     bench.drain()  # so that it is known how long such answers are

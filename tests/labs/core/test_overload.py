@@ -227,7 +227,7 @@ def test_nine_in_ten_first_and_last_tokens_come_by_when_clients_were_told(rate: 
     assert calibration.completion_coverage == pytest.approx(0.9, abs=0.04)
 
 
-def test_what_cannot_be_done_in_time_is_refused_before_it_costs_anything() -> None:
+def test_an_infeasible_request_is_refused_before_it_costs_anything() -> None:
     arrivals = [arrival._replace(deadline=None, done_within=15.0) for arrival in poisson(9.0, 90)]
     found = {overload: outcomes(f"order=fcfs,overload={overload}", arrivals) for overload in ("deadline", "unbounded")}
     done = {name: share(each, AttemptOutcome.GOOD) for name, each in found.items()}
@@ -264,7 +264,7 @@ def test_a_tenant_that_fills_the_queue_is_refused_and_one_within_its_share_is_no
 
 def test_a_full_class_asks_what_a_tenant_has_waiting_in_it_and_not_in_others() -> None:
     core = busy()
-    core.policy_changed(SchedulingPolicy(offsets=(0.0, 2.0), bounds=(QueueBounds(count=8),)), 0.0)
+    core.set_policy(SchedulingPolicy(offsets=(0.0, 2.0), bounds=(QueueBounds(count=8),)), 0.0)
     waiting(core, 8, "batch", priority_class=1)
     waiting(core, 8, "flood")
     core.arrive(sequence("urgent", "batch"), 0.0)

@@ -30,7 +30,7 @@ def test_rows_without_numbers_lost_steps_and_clients_that_leave_are_decided_agai
     assert min(kinds[kind] for kind in ("without numbers", "lost", "finish", "preempted")) > 2 * runs
 
 
-def test_what_prompts_share_is_found_given_up_and_lost_again_to_the_byte() -> None:
+def test_prefix_hits_evictions_and_losses_replay_to_the_byte() -> None:
     kinds, told = Counter[str](), Counter[str]()
     runs = examples(20, at_night=1200)
     for seed in range(runs):

@@ -31,7 +31,7 @@ def test_a_log_tells_what_its_host_took_between_steps(told: HostTime, tmp_path: 
     assert sum(again.durations) == pytest.approx(sum(recorder.durations), rel=0.05)
 
 
-def test_what_steps_of_as_many_rows_do_not_tell_apart_is_the_steps() -> None:
+def test_host_costs_that_equal_rows_cannot_separate_are_the_steps() -> None:
     times = HostTimes()
     times.add(["plan", 0, 0, 2, 0, [], [], None, None, []])
     for step in range(100):

@@ -99,11 +99,11 @@ def test_no_edit_is_no_difference() -> None:
         (
             BEFORE + "\nprefix_sharing: {all: [acme, globex]}",
             FACTS._replace(has_contents=True, is_recorded=True),
-            "prefix_sharing.all at edited.yaml:2: blocks in an event log are told apart by those who shared them then",
+            "prefix_sharing.all at edited.yaml:2: blocks in an event log are told apart by the tenants that shared",
         ),
     ],
 )
-def test_what_an_edit_could_not_show_is_said_by_line(after: str, facts: TraceFacts, told: str) -> None:
+def test_a_change_without_effect_in_simulation_is_told_by_its_line(after: str, facts: TraceFacts, told: str) -> None:
     assert any(told in line for line in edited(after, facts=facts).not_simulated)
 
 

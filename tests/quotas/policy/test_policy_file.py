@@ -273,7 +273,7 @@ def test_files_are_one_policy() -> None:
         ("prefix_sharing: {}", "prefix_sharing: {}", "b.yaml:1:17: prefix_sharing: is in a.yaml already"),
     ],
 )
-def test_what_two_files_say_of_the_same_is_refused(first: str, second: str, complaint: str) -> None:
+def test_a_value_given_in_two_files_is_refused(first: str, second: str, complaint: str) -> None:
     (problem,) = problems_of(first, second)
     assert problem.startswith(complaint)
 

@@ -84,7 +84,7 @@ def test_a_price_of_tokens_is_exact() -> None:
 
 @pytest.mark.parametrize("reader", [*READERS.values(), units.positive_duration])
 @pytest.mark.parametrize("text", TRAPS)
-def test_what_yaml_dialects_disagree_on_is_no_number(reader: Callable[[str], object], text: str) -> None:
+def test_a_text_on_which_yaml_dialects_disagree_is_no_number(reader: Callable[[str], object], text: str) -> None:
     with pytest.raises(ValueError, match=r"^is not "):
         reader(text)
 

@@ -43,7 +43,9 @@ async def test_a_lowered_limit_shrinks_what_is_leased_anew(store: RedisStore, ot
     assert await store.lease_kv(tenant, 50, 60) == (50, LEASE)
 
 
-async def test_what_is_not_wanted_is_not_kept(store: RedisStore, other: RedisStore, tenant: str) -> None:
+async def test_a_response_that_is_not_to_be_stored_is_not_kept(
+    store: RedisStore, other: RedisStore, tenant: str
+) -> None:
     await store.lease_kv(tenant, 100, 100)
     assert await store.lease_kv(tenant, 100, 0) == (0, LEASE)
     assert await other.lease_kv(tenant, 100, 100) == (100, LEASE)
@@ -219,7 +221,7 @@ async def test_of_several_refusals_the_longest_wait_is_named(store: RedisStore, 
 
 
 @pytest.mark.parametrize("ask", [Ask(1, 801, 0), Ask(11, 0, 0), Ask(1, 0, 2001)])
-async def test_what_never_fits_is_told_apart(store: RedisStore, tenant: str, ask: Ask) -> None:
+async def test_a_request_that_never_fits_is_told_apart(store: RedisStore, tenant: str, ask: Ask) -> None:
     with pytest.raises(NeverFits):
         await store.reserve(tenant, "k1", LIMITS, ask)
 

@@ -317,7 +317,7 @@ TimedRunner = tuple[asyncio.Runner, ScriptRunner]
 
 @pytest.mark.parametrize("cut", [NotSent(), StoreUnavailable()], ids=repr)
 @pytest.mark.parametrize("ends", [True, False], ids=["ended in the cut", "ends after it"])
-def test_what_others_reclaimed_is_charged_and_booked_once(
+def test_a_reservation_reclaimed_by_others_is_charged_and_booked_once(
     loop_and_runner: TimedRunner, cut: QuotaError, ends: bool
 ) -> None:
     loop, runner = loop_and_runner
@@ -382,7 +382,7 @@ def test_marks_for_a_replica_go_when_it_begins_anew_or_is_away_for_an_hour(
     loop.run(live())
 
 
-def test_what_is_charged_again_on_the_next_day_is_refunded_in_that_day(loop_and_runner: TimedRunner) -> None:
+def test_an_extension_on_the_next_day_is_refunded_in_that_day(loop_and_runner: TimedRunner) -> None:
     loop, runner = loop_and_runner
 
     async def live() -> None:

@@ -75,7 +75,7 @@ def test_every_request_is_answered_whole_by_every_split(shapes: list[tuple[float
         assert 0 < found.prefill_busy <= 1 + 1e-9 and 0 <= found.decode_busy <= 1 + 1e-9
 
 
-def test_what_cannot_be_simulated_is_refused() -> None:
+def test_requests_that_pools_cannot_simulate_are_refused() -> None:
     with pytest.raises(OptionError, match="kv_bytes_per_token"):
         check(POLICY, [], Device("d", STEP.seconds, STEP, 100))
     with pytest.raises(OptionError, match="several turns"):

@@ -29,7 +29,7 @@ def tuner(policy: SimulatedPolicy = CRAMPED, budget: float = 12) -> Tuner:
     return Tuner(policy, ARRIVALS, DEVICE, Objective(1.0, 0.05), budget)
 
 
-def test_what_is_found_is_near_the_best_of_all_settings() -> None:
+def test_tuning_finds_a_setting_near_the_best_of_all() -> None:
     search = tuner()
     tuned = search.run()
     best = search.best_of(search.grid())
