@@ -77,6 +77,8 @@ EXCHANGES: dict[str, tuple[str, object]] = {
     "completion": ("/v1/completions", completion(**SAMPLED)),
     "completions of several prompts": ("/v1/completions", completion(prompt=["1, 2,", "Hi", "3"], **SAMPLED)),
     "completions of tokens": ("/v1/completions", completion(prompt=[[5, 6], [7]], **SAMPLED, stop=["e", "7"])),
+    "several answers": ("/v1/completions", completion(n=2, **SAMPLED)),
+    "a prompt under a salt": ("/v1/completions", completion(prompt=[[5] * 40], max_tokens=1, cache_salt="mine")),
     "a token": ("/v1/completions", completion(max_tokens=1, **USAGE)),
     "no such model": ("/v1/completions", completion(model="none")),
     "a wrong field": ("/v1/completions", completion(temperature=-1)),

@@ -49,7 +49,10 @@ class Site(TenantSite):
         return found
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "HTTP workers"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(0, id="one process"), pytest.param(2, id="HTTP workers", marks=pytest.mark.nightly)],
+)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, flags = tmp_path_factory.mktemp("cache"), ("--http-workers", str(request.param))
     log = f"--event-log={folder / LOG}"

@@ -35,7 +35,10 @@ class Site(TenantSite):
         return {resource: entry["remaining"] for resource, entry in self.limits(tenant).items()}
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "HTTP workers"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(0, id="one process"), pytest.param(2, id="HTTP workers", marks=pytest.mark.nightly)],
+)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, flags = tmp_path_factory.mktemp("answers"), ("--http-workers", str(request.param))
     with tenant_site(Site, folder, POLICY, *flags, "--refused-per-second", "10000") as site:
