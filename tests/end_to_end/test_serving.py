@@ -123,8 +123,8 @@ def test_a_demo_key_that_others_can_use_is_not_printed(tmp_path: Path) -> None:
 
 def test_the_demo_key_stays_the_same_over_a_restart(tmp_path: Path) -> None:
     keys = []
-    for _ in range(2):
-        with running_server(tmp_path, "--threads", "1") as server:
+    for warm in (False, True):  # once as a shell starts it
+        with running_server(tmp_path, "--threads", "1", warm=warm) as server:
             keys.append(server.key)
     assert keys[0] == keys[1]
 
