@@ -46,9 +46,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(
-        key=lambda item: not item.nodeid.startswith(WHOLE_PROGRAMS)
-    )  # long files first: all workers end together
+    items.sort(key=lambda item: not item.nodeid.startswith(WHOLE_PROGRAMS))  # that all workers end together
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
