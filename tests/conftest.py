@@ -27,7 +27,7 @@ UNHURRIED = ("--refused-per-second", "10000")  # tests send what is refused one 
 
 # A machine that is busy with something else fails no test: Hypothesis measures no time.
 patient = [HealthCheck.too_slow]
-settings.register_profile("daily", deadline=None, suppress_health_check=patient)
+settings.register_profile("daily", deadline=None, suppress_health_check=patient, max_examples=50)
 settings.register_profile(NIGHTLY, deadline=None, suppress_health_check=patient, max_examples=1000, derandomize=False)
 
 
