@@ -20,7 +20,7 @@ from tests.examples import examples
 from tests.properties import test_cached_prefixes
 
 TestEveryChoice = SchedulerMachine.TestCase
-TestEveryChoice.settings = settings(max_examples=examples(70, at_night=3000), stateful_step_count=40, deadline=None)
+TestEveryChoice.settings = settings(max_examples=examples(30, at_night=3000), stateful_step_count=40, deadline=None)
 
 
 def test_what_has_a_name_can_be_chosen() -> None:
