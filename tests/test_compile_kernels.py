@@ -21,21 +21,12 @@ SERVING = ("--dtype", "bfloat16", "--head-dim", "128", "--block-size", "16")
 
 # 89 and 120 have the products and the memory of 86.
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("archs", "kernels"),
-    [
-        (["90"], ["decode"]),
-        pytest.param(["80", "86", "90", "100"], ["prefill", "decode"], marks=pytest.mark.nightly),
-    ],
-    ids=["one", "all"],
-)
-def test_attention_is_compiled_for_every_kind_of_gpu_without_faults(
-    archs: list[str], kernels: list[str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("archs", [("90",), pytest.param(("80", "86", "100"), marks=pytest.mark.nightly)], ids="-".join)
+def test_attention_is_compiled_for_every_kind_of_gpu_without_faults(archs: tuple[str, ...], tmp_path: Path) -> None:
     """No spills; shared memory that is there; tensor cores; wide copies, in flight from one iteration to the next."""
-    printed = compiled(tmp_path, *SERVING, "--arch", *archs, "--kernel", *kernels)
+    printed = compiled(tmp_path, *SERVING, "--arch", *archs, "--kernel", "prefill", "decode")
     assert "no kernel has a fault" in printed
-    assert [printed.count(kernel) for kernel in kernels] == [len(archs)] * len(kernels)
+    assert printed.count("prefill") == printed.count("decode") == len(archs)
 
 
 @pytest.mark.nightly
