@@ -379,7 +379,7 @@ def test_a_worker_is_killed_and_only_its_own_clients_notice(tmp_path: Path, caps
         with clients_of_each(server, 3) as clients:
             killed, kept = clients
             begin(site, clients[killed], ENDLESS)
-            begin(site, clients[kept], STREAM | {"max_tokens": 600})
+            begin(site, clients[kept], STREAM | {"max_tokens": 250})
             os.kill(killed, signal.SIGKILL)
             for client in clients[killed]:
                 assert b"[DONE]" not in rest(client)
@@ -393,9 +393,9 @@ def test_a_worker_is_killed_and_only_its_own_clients_notice(tmp_path: Path, caps
         assert server.metric("sluice_http_worker_restarts_total") == 1
         eventually(lambda: site.limits("acme")["concurrent_requests"]["remaining"] == 100)
         used = 10_000_000 - site.limits("acme")["tokens"]["remaining"]
-        assert 3 * 600 < used < 3 * 600 + 3 * 8 * 1900, "of the killed worker's, what was computed is paid and no more"
+        assert 3 * 250 < used < 3 * 250 + 3 * 8 * 1900, "of the killed worker's, what was computed is paid and no more"
         with clients_of_each(server) as clients:  # also the one that came after
-            begin(site, [client for (client,) in clients.values()], STREAM | {"max_tokens": 600})
+            begin(site, [client for (client,) in clients.values()], STREAM | {"max_tokens": 250})
             started = children(server)
             terminate_all(server)
             for (client,) in clients.values():

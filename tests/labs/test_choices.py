@@ -39,10 +39,14 @@ def drawn_alone(checkpoints: dict[str, Path]) -> object:
     return test_llm.outputs(alone, test_llm.DRAWN)
 
 
-OTHERS = [{"batching": rule} for rule in Batching if rule is not Batching.CONTINUOUS]
+OTHERS = [
+    pytest.param({"batching": rule}, id=rule, marks=() if rule is Batching.STATIC else pytest.mark.nightly)
+    for rule in Batching
+    if rule is not Batching.CONTINUOUS
+]
 
 
-@pytest.mark.parametrize("fields", [*OTHERS, {"kv_allocation": KVAllocation.CONTIGUOUS}], ids=str)
+@pytest.mark.parametrize("fields", [*OTHERS, pytest.param({"kv_allocation": KVAllocation.CONTIGUOUS}, id="contiguous")])
 def test_tokens_are_the_same_whatever_was_chosen(
     checkpoints: dict[str, Path], drawn_alone: object, fields: dict[str, Any]
 ) -> None:

@@ -29,6 +29,7 @@ def tuner(policy: SimulatedPolicy = CRAMPED, budget: float = 12) -> Tuner:
     return Tuner(policy, ARRIVALS, DEVICE, Objective(1.0, 0.05), budget)
 
 
+@pytest.mark.nightly
 def test_what_is_found_is_near_the_best_of_all_settings() -> None:
     search = tuner()
     tuned = search.run()
