@@ -354,7 +354,7 @@ def test_short(number): ...
 
 
 @pytest.mark.parametrize(
-    ("flags", "collected"), [((), ["test_short[30]"]), (("--all",), ["test_long[300]", "test_short[300]"])]
+    ("flags", "collected"), [((), ["test_short[30]"]), (("--all",), ["test_long[600]", "test_short[600]"])]
 )
 def test_what_is_marked_nightly_waits_for_the_night_and_random_tests_try_more_then(
     flags: tuple[str, ...], collected: list[str], tmp_path: Path
