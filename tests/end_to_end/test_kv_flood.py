@@ -49,7 +49,7 @@ def flooded(site: Site) -> None:
     """Everybody is answered, in full, and what a floor keeps is found when all is over."""
     rng = random.Random(3)
     shared = {tenant: [rng.randrange(5, 500) for _ in range(3 * BLOCK)] for tenant in site.keys}
-    asked = [tenant for tenant in site.keys for _ in range(20 if tenant == "flood" else 6)]
+    asked = [tenant for tenant in site.keys for _ in range(30 if tenant == "flood" else 10)]
     rng.shuffle(asked)
     with ThreadPoolExecutor(24) as clients:
         answers = [clients.submit(site.ask, tenant, a_prompt(rng, shared[tenant])) for tenant in asked]
