@@ -57,7 +57,8 @@ case "$*" in
     printf "${MODEL:-}" >"$place/SmolLM2-135M-Instruct.Q4_1.gguf"
     [[ ! ${DOWNLOAD_FAILS:-} ]] ;;
 "-m backend.kernels.build") [[ ! ${NO_COMPILER:-} ]] ;;
-"-m pytest"*) echo "3 passed" ;;
+"-m mypy") [[ ! ${MISTYPED:-} ]] || { echo "not an int"; exit 1; } ;;
+"-m pytest"*) [[ ! ${FAILS:-} ]] || { echo "1 failed"; exit 1; }; echo "3 passed" ;;
 *) true ;;
 esac
 """
@@ -306,19 +307,32 @@ def test_the_interpreter_can_be_named(machine: Machine) -> None:
     assert machine.run("scripts/serve", PYTHON=str(named)).stdout == "<serve>"
 
 
-def test_ci_checks_and_tests_and_ends_with_the_summary_of_pytest(machine: Machine) -> None:
+def test_ci_tests_and_checks_beside_and_ends_with_the_summary_of_pytest(machine: Machine) -> None:
     done = machine.run(".ci/run", "-k", "scheduler")
     assert done.returncode == 0
     assert done.stdout.endswith("3 passed\n")
     calls = [call.partition(" ")[2] for call in machine.calls("python -m ") + machine.calls("lint_imports")]
-    calls.remove("-m pytest --collect-only -q")  # beside the checks: it compiles what tests import
-    assert [call for call in calls if not call.startswith(("-m venv", "-m pip", "-m backend"))] == [
+    tested = [call for call in calls if call.startswith("-m pytest")]
+    assert tested == [
+        "-m pytest --collect-only -q",  # it compiles what tests import
+        "-m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15 -k scheduler",
+    ]
+    installed = ("-m venv", "-m pip", "-m backend")
+    assert [call for call in calls if call not in tested and not call.startswith(installed)] == [
         "-m ruff check .",
         "-m ruff format --check .",
         "-m mypy",
-        "-m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15 -k scheduler",
         '-c from importlinter.cli import lint_imports_command; lint_imports_command(["--no-logo"])',
     ]
+
+
+@pytest.mark.parametrize(("fault", "said"), [("MISTYPED", "not an int"), ("FAILS", "1 failed")])
+def test_a_fault_that_the_checks_or_the_tests_find_fails_ci_with_its_message(
+    machine: Machine, fault: str, said: str
+) -> None:
+    done = machine.run(".ci/run", **{fault: "1"})
+    assert done.returncode == 1
+    assert said in done.stdout + done.stderr
 
 
 def test_every_script_can_be_run() -> None:
@@ -340,7 +354,7 @@ def test_short(number): ...
 
 
 @pytest.mark.parametrize(
-    ("flags", "collected"), [((), ["test_short[30]"]), (("--all",), ["test_long[300]", "test_short[300]"])]
+    ("flags", "collected"), [((), ["test_short[30]"]), (("--all",), ["test_long[600]", "test_short[600]"])]
 )
 def test_nightly_tests_wait_for_the_night_and_random_tests_try_more_then(
     flags: tuple[str, ...], collected: list[str], tmp_path: Path

@@ -179,7 +179,10 @@ def test_the_wheel_holds_every_file_of_ours_the_licence_and_no_tests(wheel: Path
     assert not any(name.startswith(("tests/", "labs/benchmarks/", "scripts/")) for name in names)
 
 
-@pytest.mark.parametrize("is_last", [True, False], ids=["installed after", "installed before"])
+@pytest.mark.parametrize(
+    "is_last",
+    [pytest.param(True, id="installed after"), pytest.param(False, id="installed before", marks=pytest.mark.nightly)],
+)
 def test_a_stranger_with_a_package_of_our_name_is_named_at_the_start(
     is_last: bool, wheel: Path, stranger: Path, tmp_path: Path
 ) -> None:

@@ -97,7 +97,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 @given(steps)
 def test_each_input_is_taken_once_in_order_and_batches_keep_their_bounds(steps: list[object]) -> None:  # noqa: C901
     queue, requests, taken = a_queue(), list[EncodingRequest](), dict[EncodingRequest, list[int]]()

@@ -75,7 +75,7 @@ def test_an_equal_part_is_exact(tenants: int) -> None:
     assert bounds.shared_excess(full, Load(2), tenants, Load(1)) is not None
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 30), st.booleans()), max_size=80),
     st.integers(1, 12),

@@ -25,6 +25,7 @@ def test_without_mypy_the_core_stays_interpreted_and_the_remedy_is_named(
     assert "pip install mypy setuptools" in compiled_core.how_to_compile(), "where a wheel is installed"
 
 
+@pytest.mark.nightly
 def test_a_failed_compilation_leaves_nothing_and_its_place_in_the_log(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from gateway.tenants.auth import new_key
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import PATIENCE, bearer, eventually
 from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 
@@ -32,7 +33,7 @@ class Site(TenantSite):
         return found
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "HTTP workers"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     flags = ("--http-workers", str(request.param), "--refused-per-second", "10000")
     with tenant_site(Site, tmp_path_factory.mktemp("isolation"), TENANTS + GROUP, *flags) as site:

@@ -14,6 +14,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from labs.benchmarks.embeddings import save_encoder
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import PATIENCE
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
@@ -51,7 +52,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, An
     return {name: (folder / name, save_bert(folder / name, scores=name == "scorer")) for name in ("embedder", "scorer")}
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["alone", "with HTTP workers"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

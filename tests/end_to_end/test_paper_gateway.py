@@ -20,7 +20,7 @@ from tests.examples import examples
 from tests.gateway.paper_gateway import END, KEY, Client, Gateway
 from tests.gateway.workers.paper_worker import through_worker
 
-NUM_CANCELLATIONS = examples(400, at_night=10_000)
+NUM_CANCELLATIONS = examples(200, at_night=10_000)
 NUM_CLIENTS = 48
 
 dividing = pytest.mark.parametrize("has_worker", [False, True], ids=["one process", "through a worker"])

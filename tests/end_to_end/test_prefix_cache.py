@@ -13,6 +13,7 @@ import pytest
 
 from gateway.telemetry.event_log_file import read_event_log
 from gateway.tenants.usage import EXACT
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import eventually, sluice
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
@@ -49,7 +50,7 @@ class Site(TenantSite):
         return found
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "HTTP workers"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, flags = tmp_path_factory.mktemp("cache"), ("--http-workers", str(request.param))
     log = f"--event-log={folder / LOG}"

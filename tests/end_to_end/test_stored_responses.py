@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import PATIENCE, eventually
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
@@ -32,7 +33,7 @@ ASK = "What is the weather in Paris?"
 UNKNOWN = f"resp_{'0' * 48}"
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["alone", "with HTTP workers"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantSite]:
     folder = tmp_path_factory.mktemp("stored")
     with tenant_site(TenantSite, folder, POLICY, "--http-workers", str(request.param)) as site:

@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.backend.structured_output.grammars import crossing, optional
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import eventually, sluice
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
@@ -47,7 +48,7 @@ class Site(TenantSite):
         return refusal.value
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "HTTP worker"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     path = tmp_path_factory.mktemp("structured")
     flags = ("--http-workers", str(request.param), "--refused-per-second", "10000", "--event-log", str(path / "events"))

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -127,15 +126,3 @@ def test_figures_of_a_visit_are_kept_row_by_row(
     assert "/root" not in json.dumps(kept)
     assert (tmp_path / "gathered" / "triton.txz").exists(), "the next visit finds the kernels"
     assert "heads" in capsys.readouterr().out
-
-
-def test_every_part_has_a_row() -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", "from scripts.check_gpu import PARTS; print(*PARTS)"],
-        cwd=gpu_visit.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    shown = {name for row in gpu_visit.ROWS for name in row.shown_by}
-    assert set(told.stdout.split()) - {"environment", "compile"} <= shown

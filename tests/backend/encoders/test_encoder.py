@@ -274,7 +274,7 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return loaded(directory)
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=12).flatmap(st.permutations),
     cuts=st.lists(st.integers(0, 12), max_size=3),

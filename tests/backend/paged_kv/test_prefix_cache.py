@@ -613,4 +613,4 @@ class SharingMachine(LossyMachine):
 
 
 TestSharing = SharingMachine.TestCase
-TestSharing.settings = settings(max_examples=examples(60, at_night=4000), stateful_step_count=60, deadline=None)
+TestSharing.settings = settings(max_examples=examples(30, at_night=4000), stateful_step_count=60, deadline=None)

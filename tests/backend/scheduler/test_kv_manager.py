@@ -98,4 +98,4 @@ class AllowanceMachine(BenchMachine):
 
 
 TestAllowances = AllowanceMachine.TestCase
-TestAllowances.settings = settings(max_examples=examples(70, at_night=3000), stateful_step_count=40, deadline=None)
+TestAllowances.settings = settings(max_examples=examples(35, at_night=3000), stateful_step_count=40, deadline=None)

@@ -69,7 +69,7 @@ def test_where_whole_prompts_are_computed_none_is_cut() -> None:
     bench.drain()
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=12))
 def test_prompts_that_run_are_served_as_they_are_due(dues: list[int]) -> None:
     config = roomy().scheduler.config

@@ -169,4 +169,4 @@ class SchedulerMachine(LossyMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=examples(70, at_night=3000), stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=examples(35, at_night=3000), stateful_step_count=40, deadline=None)

@@ -65,7 +65,7 @@ def regex_of(text: str) -> str:
     return "".join(re.escape(char) if char.isascii() and not char.isalnum() else char for char in text)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(vocabularies, literals, literals, st.integers(0, 9))
 @example("embedded", "a<|end|>b", "x", 0)
 @example("Qwen's kind", "cafe\u0301", "</s>", 0)
@@ -79,7 +79,7 @@ def test_choices_patterns_and_lark_texts_are_whole(name: str, text: str, other: 
     )  # fmt: skip
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(vocabularies, literals, literals, st.sampled_from([GrammarKind.JSON_SCHEMA, GrammarKind.JSON_LINE]))
 @example("embedded", "<|end|>", "a<|end|>", GrammarKind.JSON_SCHEMA)
 def test_names_constants_and_enums_of_a_schema_are_whole(name: str, text: str, other: str, kind: GrammarKind) -> None:
@@ -94,7 +94,7 @@ def test_names_constants_and_enums_of_a_schema_are_whole(name: str, text: str, o
     assert answer[f"{other}!"] in (text, other)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(vocabularies, st.sampled_from(["hermes", "mistral-args", "gpt-oss", "qwen3-coder"]), literals)
 @example("embedded", "hermes", "<|end|>")
 @example("embedded", "qwen3-coder", "<|end|>")

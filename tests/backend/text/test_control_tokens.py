@@ -57,7 +57,7 @@ def control_ids(of: Tokenizer, ids: list[int]) -> list[str | None]:
     return [of.id_to_token(one) for one in ids if one in ids_of_control]
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(said=st.lists(SAID, min_size=NUM_SAID, max_size=NUM_SAID))
 def test_no_text_of_a_request_becomes_a_control_token(name: str, said: list[str]) -> None:
@@ -72,7 +72,7 @@ def test_no_text_of_a_request_becomes_a_control_token(name: str, said: list[str]
         assert control_ids(one, ids) == expected
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(said=st.lists(HARMLESS, min_size=NUM_SAID, max_size=NUM_SAID))
 def test_a_prompt_without_control_tokens_of_its_request_has_the_tokens_that_it_always_had(

@@ -91,7 +91,7 @@ async def streamed(text: DetailedText) -> dict[str, Any]:
     return joined
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(ids)
 def test_each_token_of_an_answer_begins_where_its_text_does(token_ids: list[int]) -> None:
     choice = asyncio.run(whole(answer(token_ids)))
@@ -104,7 +104,7 @@ def test_each_token_of_an_answer_begins_where_its_text_does(token_ids: list[int]
             assert choice["text"].startswith(token, offset)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(ids, st.sampled_from([(), ("sat",), (" c",), ("日",), ("\n", "the")]), st.booleans())
 def test_a_stream_tells_what_a_whole_answer_does(token_ids: list[int], stop: tuple[str, ...], echo: bool) -> None:
     text = TOKENIZER.decode(PROMPT) if echo else None
@@ -114,7 +114,7 @@ def test_a_stream_tells_what_a_whole_answer_does(token_ids: list[int], stop: tup
     assert one["finish_reason"] == other["finish_reason"]
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(ids, st.sampled_from(["sat", " c", "日", "t s", "😀"]))
 def test_tokens_that_begin_at_a_stop_strings_end_are_not_told(token_ids: list[int], stop: str) -> None:
     choice = asyncio.run(whole(answer(token_ids, (stop,))))

@@ -70,7 +70,7 @@ def test_tenants_are_served_and_probes_answered_however_many_strangers_there_are
     with connected(server) as streaming, connected(server) as idle:
         idle.send(request(server, completion(), "/v1/completions"))
         assert idle.reply().status == 200
-        streaming.send(request(server, completion(max_tokens=500, ignore_eos=True, stream=True), "/v1/completions"))
+        streaming.send(request(server, completion(max_tokens=250, ignore_eos=True, stream=True), "/v1/completions"))
         assert streaming.receive().startswith(b"HTTP/1.1 200")
         with crowd(server, keep):
             assert all(is_served(server) for _ in range(5))

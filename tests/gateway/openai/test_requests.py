@@ -404,7 +404,7 @@ def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
     survives(raw)
 
 
-@settings(max_examples=examples(200, at_night=4000))
+@settings(max_examples=examples(80, at_night=4000))
 @given(changes=OBJECTS, messages=st.just(HI) | MESSAGES, prompt=JSON)
 def test_any_change_of_a_request_is_parsed_or_refused(changes: dict[str, Any], messages: Any, prompt: Any) -> None:
     survives(json.dumps({"model": "m", "messages": messages, **changes}).encode())

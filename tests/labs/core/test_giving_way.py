@@ -217,7 +217,7 @@ def test_a_victim_is_back_when_all_can_get_further_so_that_every_sequence_ends(o
     bench = Bench(
         CoreConfig(order=order, memory=MemoryGate.OPTIMISTIC), num_blocks=64, max_model_len=256, max_num_seqs=16
     )
-    arrived = [bench.arrive(random.randint(2, 20), random.randint(50, 230), 1, tenant) for tenant in "abcd" * 10]
+    arrived = [bench.arrive(random.randint(2, 20), random.randint(50, 230), 1, tenant) for tenant in "abcd" * 4]
     bench.drain()
     assert all(sequence.finish_reason is FinishReason.LENGTH for sequence in arrived)
     assert bench.scheduler.counters.preemptions > len(arrived) / 2, "memory was short"

@@ -48,7 +48,7 @@ def orders(share: Share) -> dict[str, Callable[[], WaitingOrder]]:
 
 
 @pytest.mark.parametrize("name", orders(Share()))
-@settings(max_examples=examples(50, at_night=1000), deadline=None)
+@settings(max_examples=examples(20, at_night=1000), deadline=None)
 @given(data=st.data())
 def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: str, data: st.DataObject) -> None:
     share = Share(WEIGHTS)
@@ -93,7 +93,7 @@ def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: s
 
 
 @pytest.mark.parametrize("name", orders(Share()))
-@settings(max_examples=examples(30, at_night=600), deadline=None)
+@settings(max_examples=examples(15, at_night=600), deadline=None)
 @given(data=st.data())
 def test_every_sequence_is_in_the_queue_until_it_is_removed_wherever_it_stands(name: str, data: st.DataObject) -> None:
     share = Share(WEIGHTS)

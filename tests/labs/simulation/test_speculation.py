@@ -76,7 +76,7 @@ def test_steps_bring_that_on_average() -> None:
     assert mean(found) == pytest.approx(389 / (1 + 0.6 + 0.36 + 0.216), rel=0.1)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(0, 9), st.integers(1, 40), st.integers(1, 30), st.booleans()), min_size=1, max_size=20

@@ -366,7 +366,7 @@ def test_an_endless_file_is_not_read_to_its_end() -> None:
         read_policy(Path("/dev/zero"))
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(policies())
 def test_a_policy_shown_as_yaml_reads_as_the_same_policy(policy: Policy) -> None:
     assert parsed(policy_text(policy)) == policy

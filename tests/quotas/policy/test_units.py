@@ -63,7 +63,7 @@ def test_short_windows_are_rates_and_long_ones_budgets(text: str, amount: int, w
 
 
 @given(st.floats(1e-6, 1e9))
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 def test_a_wait_is_written_with_three_digits_and_never_as_none(seconds: float) -> None:
     text, unit = units.show_wait(seconds).split(" ")
     shown = float(text.replace(",", "")) * {"s": 1, "ms": 0.001}[unit]

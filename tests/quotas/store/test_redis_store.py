@@ -54,7 +54,7 @@ async def test_a_response_that_is_not_to_be_stored_is_not_kept(
 steps = st.tuples(st.integers(0, 2), st.integers(0, 150), st.sampled_from([0, 1, 10, 29, 30, 31]))
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=list(HealthCheck))
 @given(limit=st.integers(0, 100), steps=st.lists(steps, min_size=5, max_size=30))
 def test_leases_never_add_up_to_more_than_the_limit_and_expire(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], limit: int, steps: list[tuple[int, int, int]]

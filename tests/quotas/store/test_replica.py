@@ -237,7 +237,7 @@ def _most(limits: list[Limit], duration: int) -> Fraction:
     return Fraction(capacity)
 
 
-@settings(max_examples=examples(75, at_night=1500), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30, at_night=1500), deadline=None, suppress_health_check=list(HealthCheck))
 @given(policies=st.lists(policies, min_size=1, max_size=3), steps=st.lists(steps, min_size=20, max_size=60))
 def test_no_interleaving_overspends_or_loses_anything(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policies: list[Policy], steps: Steps

@@ -60,7 +60,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps)
 def test_the_oldest_make_room_each_has_its_time_and_bytes_are_never_exceeded(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], valkey_url: str, steps: list[tuple[int, int, int, int]]

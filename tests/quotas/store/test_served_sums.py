@@ -170,7 +170,7 @@ calls = st.tuples(
 )
 
 
-@settings(max_examples=examples(50), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(calls=st.lists(calls, min_size=5, max_size=40))
 def test_the_script_does_what_it_does_on_paper_and_sums_never_fall(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], calls: list[tuple[int, str, int, str]]

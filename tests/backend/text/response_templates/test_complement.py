@@ -24,7 +24,7 @@ def as_python_has_it(source: str) -> re.Pattern[str]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(text=TEXTS)
 def test_a_text_matches_either_the_expression_or_its_complement(source: str, text: str) -> None:
     other = as_python_has_it(complement(source, StepAllowance(1000)))

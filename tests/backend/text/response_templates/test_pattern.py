@@ -48,7 +48,7 @@ def first(pattern: Pattern, text: str, cuts: list[int]) -> tuple[int, int, dict[
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(25))
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 100), max_size=5))
 def test_the_first_match_is_that_of_re(source: str, text: str, cuts: list[int]) -> None:
     expected = re.search(source, text, re.DOTALL)
@@ -121,7 +121,7 @@ def test_the_texts_that_stand_in_an_expression() -> None:
     assert {"<|x|>commentary", "y", "<|m|>"} <= set(literal_runs(node))
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(15))
 @given(st.text(max_size=20))
 def test_a_literal_matches_itself(text: str) -> None:
     scanner = Scanner(DelimiterSet([Pattern.literal(text)]))

@@ -62,7 +62,7 @@ def test_requests_go_to_the_device_with_the_least_to_do() -> None:
     )
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(1, 12)), min_size=1, max_size=25),
     st.integers(2, 4),
