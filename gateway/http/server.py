@@ -117,6 +117,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(http_config(settings))
         self.table = table
         self._header_timeout = settings.header_timeout
+        self._write_timeout = settings.write_timeout
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
@@ -147,6 +148,7 @@ class HttpServer(uvicorn.Server):
             self._hangup_watcher,
             self._discard_pace,
             self._header_timeout,
+            self._write_timeout,
         )
 
 

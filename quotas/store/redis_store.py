@@ -13,8 +13,8 @@ A tenant has one hash, `sluice:{tenant}`:
     lost:<limit>                 what counts as used of a budget since replicas were lost
 
 beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:usage:<day>`, the ledger, `:booked`, the last
-ordinal that each replica booked, `:kv`, the leases of KV memory, `:done`, what the latest calls did, and what is stored of
-/v1/responses (`quotas.store.responses`). State that no longer differs from none expires.
+ordinal that each replica booked, `:kv`, the leases of KV memory, `:done`, what the latest calls did, and what is stored
+of /v1/responses (`quotas.store.responses`). State that no longer differs from none expires.
 """
 
 import asyncio
