@@ -75,24 +75,44 @@ class ServedEncoder:
         most = context if kept is None or kept < 0 else min(kept, context)
         before = self.setup.default_prompt
         texts = [before + one if isinstance(one, str) else one for one in inputs if _is_text(one)]
-        encoded = iter(self.tokenizer.encode_inputs(texts))  # type: ignore[arg-type]
+        encoded = iter(self._encoded(texts, most))  # type: ignore[arg-type]
         found: list[list[int]] = []
         for given, param in zip(inputs, params, strict=True):
             if _is_text(given):
-                ids = next(encoded)
+                ids, is_whole = next(encoded)
             else:
-                ids = list(given)  # type: ignore[arg-type]
+                ids, is_whole = list(given), True  # type: ignore[arg-type]
                 check_in_vocabulary(ids, param, Limits(self.setup.vocab_size, context))
             if not ids:
                 raise BadRequest(f"{param} is empty: there is no token to encode.", param)
             if kept is None and len(ids) > most:
+                count = f"{'' if is_whole else 'at least '}{len(ids)}"
                 raise ContextLengthExceeded(
-                    f"This model reads {context} tokens of an input, and {param} holds {len(ids)}: shorten it, or send "
+                    f"This model reads {context} tokens of an input, and {param} holds {count}: shorten it, or send "
                     "truncate_prompt_tokens = -1.",
                     param,
                 )
             found.append(ids if len(ids) <= most else self._cut(ids, most))
         return found
+
+    def _encoded(self, texts: Sequence[str | tuple[str, str]], most: int) -> list[tuple[list[int], bool]]:
+        """The token ids of texts and pairs, and whether they are all: of one with more than `most` those of a beginning
+        will do, since megabytes take seconds.
+        """
+        beginnings = [self._beginning(one, most) for one in texts]
+        found = [(ids, True) for ids in self.tokenizer.encode_inputs(beginnings)]
+        for number, (beginning, whole) in enumerate(zip(beginnings, texts, strict=True)):
+            if beginning != whole:
+                if len(found[number][0]) > most:
+                    found[number] = found[number][0], False
+                else:  # such as spaces, which are no tokens
+                    found[number] = self.tokenizer.encode_inputs([whole])[0], True
+        return found
+
+    def _beginning(self, given: str | tuple[str, str], most: int) -> str | tuple[str, str]:
+        if isinstance(given, str):
+            return self.tokenizer.beginning(given, most)
+        return self.tokenizer.beginning(given[0], most), self.tokenizer.beginning(given[1], most)
 
     def _cut(self, ids: list[int], most: int) -> list[int]:
         """Returns the first `most` token ids of a longer input, with the special tokens that close it."""
