@@ -141,10 +141,10 @@ def test_a_tenant_is_suspect_once_everyone_was_told(site: Site) -> None:
     told: list[str] = []
 
     def fail(_: str) -> None:
-        raise OSError
+        raise BrokenPipeError
 
     site.rate.on_suspect += [fail]
-    with pytest.raises(OSError):
+    with pytest.raises(BrokenPipeError):
         site.bad()
     assert not site.rate.refused_tenants, "it is told again at the next fault"
     site.rate.on_suspect[:] = [told.append]
