@@ -1,12 +1,13 @@
 """The half of the gateway that speaks HTTP: it reads requests and writes their answers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from backend.errors import TooManyTokens
+from backend.errors import InvalidRequest, TooManyTokens
 from backend.sampling_params import MAX_BAD_WORD_TOKENS
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.api.body_reader import BodyReader
@@ -179,9 +180,25 @@ class Frontend:
         if not is_known:
             raise ModelNotFound("This server has no model that you have access to.", "model")
 
-    async def render(self, tenant: str, conversation: Conversation) -> str:
-        """Returns the prompt text of a conversation."""
-        return await self.body_reader.offload(tenant, conversation.size, lambda: conversation.render(self.tokenizer))
+    async def render(self, tenant: str, conversation: Conversation, is_cut: bool = False) -> str:
+        """Returns the prompt text of a conversation, which is truncated afterwards if `is_cut`.
+
+        To render megabytes holds the interpreter for tenths of a second: a text that no context holds is found out by
+        rendering its beginning.
+        """
+        context = self.model.limits.max_model_len
+        most = MAX_CUT_CONTEXTS * context if is_cut else context
+
+        def rendered() -> str:
+            short = conversation.shortened(self.tokenizer.most_chars(most + 1))
+            if short is not None:
+                with suppress(InvalidRequest):
+                    if (fewest := self.tokenizer.fewest_tokens(short.render(self.tokenizer))) > most:
+                        param = conversation.prompt_field or "messages"
+                        raise context_exceeded(fewest, context, param, at_least=True)
+            return conversation.render(self.tokenizer)
+
+        return await self.body_reader.offload(tenant, conversation.size, rendered)
 
     async def encode(
         self, tenant: str, text: str, add_special_tokens: bool, param: str, is_cut: bool = False
