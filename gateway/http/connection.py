@@ -196,6 +196,10 @@ class HttpConnection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Returns whether the connection stays open."""
+        if self.is_answering and self.cycle.more_body and not (self._ignores_input or self._is_refused_body):
+            error = BadRequest("The request's body ended before its announced length, or its last chunk.")
+            self._send_error(error, logging.DEBUG)  # a client that has left altogether does not read it
+            return False
         has_asked = self.is_answering and not self.cycle.more_body and not self._lingers
         if not has_asked or self.scheme != "http" or self.scope["http_version"] != "1.1":
             return False

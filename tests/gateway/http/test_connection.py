@@ -386,6 +386,18 @@ async def test_an_error_inside_a_body_is_told_and_ends_the_request() -> None:
     assert wire.application.requests == []
 
 
+@pytest.mark.parametrize("raw", [POST[:-2], CHUNKED[:-3]])
+async def test_a_body_that_ends_early_is_refused_if_its_client_still_reads(raw: bytes) -> None:
+    wire = Wire()
+    await wire.send(raw)
+    assert not wire.protocol.eof_received(), "the connection is closed once this is written"
+    await settled()
+    assert (
+        wire.transport.written.startswith(b"HTTP/1.1 400") and b"ended before its announced" in wire.transport.written
+    )
+    assert wire.application.left == 1 and not wire.application.requests
+
+
 async def test_headers_up_to_the_limit_are_read_and_no_more() -> None:
     for size, status in ((MAX_HEADER_BYTES - 100, b"200"), (MAX_HEADER_BYTES + 1, b"431")):
         for step in (1000, 10**6):
