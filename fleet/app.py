@@ -71,5 +71,4 @@ class RouterApp:
         error: ApiError = RouteNotFound(f"Unknown request URL: {method} {path:.200}.")
         if allowed:
             error = MethodNotAllowed(f"{path:.200} does not answer {method}; use {allowed}.", allowed)
-        with self._services.active_requests.abort_if_stalled(scope):
-            await ResponseWriter(scope, send, self._services.telemetry.clock).fail(error)
+        await ResponseWriter(scope, send, self._services.telemetry.clock).fail(error)

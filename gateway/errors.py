@@ -151,6 +151,11 @@ class InvalidApiKey(ApiError):
     status = 401
     code = "invalid_api_key"
 
+    @classmethod
+    def missing(cls) -> "InvalidApiKey":
+        """Returns the refusal of a request without a key."""
+        return cls("You didn't provide an API key: send it in a header, Authorization: Bearer YOUR_KEY.")
+
     def headers(self) -> dict[str, str]:
         return super().headers() | {"www-authenticate": "Bearer"}
 

@@ -20,6 +20,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from backend.errors import ConfigError
 from backend.timed_run import end_on_signals, run_within
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,11 @@ def recipe() -> Recipe:
 
 
 def cache_directory() -> Path:
-    return Path(os.environ.get("SLUICE_CACHE_DIR") or "~/.cache/sluice").expanduser()
+    """Return `$SLUICE_CACHE_DIR`, or `~/.cache/sluice`. Raises `ConfigError` for an unknown home directory."""
+    try:
+        return Path(os.environ.get("SLUICE_CACHE_DIR") or "~/.cache/sluice").expanduser()
+    except RuntimeError:
+        raise ConfigError("this user's home directory is not known: set SLUICE_CACHE_DIR to a whole path") from None
 
 
 def find_compiler() -> str | None:
@@ -121,7 +126,7 @@ def load_library(wait: bool) -> ctypes.CDLL | None:
     """Load the cached library. If there is none, compile it now (`wait`) or in the background for the next start."""
     try:
         path = cached()
-    except (OSError, RuntimeError) as error:  # the cache is not readable, or the user has no home
+    except (OSError, ConfigError) as error:  # the cache is not readable, or the user has no home
         log.warning("no cache for compiled kernels, torch kernels serve instead: %s; set SLUICE_CACHE_DIR", error)
         return None
     if path is None and wait:
@@ -172,7 +177,12 @@ def build_command() -> int:
     if parser.parse_args().background:
         os.nice(19)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    if (path := cached()) is not None:
+    try:
+        path = cached()
+    except (OSError, ConfigError) as error:
+        sys.stderr.write(f"no cache for compiled kernels: {error}\n")
+        return 1
+    if path is not None:
         sys.stdout.write(f"up to date: {path}\n")
     elif (path := build()) is not None:
         sys.stdout.write(f"built {path} ({path.stat().st_size // 1024} KiB)\n")

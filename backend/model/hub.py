@@ -45,8 +45,8 @@ def _local(name_or_path: str) -> Path | None:
         return Path(__file__).parents[1] / EMBEDDED
     if name_or_path == SMOLLM2:
         return _smollm2()
-    path = Path(name_or_path).expanduser()
     try:
+        path = Path(name_or_path).expanduser()
         if name_or_path and path.is_dir():
             return path
         if path.is_file() and path.suffix == ".gguf":
@@ -56,7 +56,9 @@ def _local(name_or_path: str) -> Path | None:
                 f"{path} is a file; name a .gguf file, or the directory that holds config.json and the weights"
             )
     except OSError as error:
-        raise ModelLoadError(f"{path}: {error.strerror}") from None
+        raise ModelLoadError(f"{name_or_path}: {error.strerror}") from None
+    except RuntimeError:  # of expanduser
+        raise ModelLoadError(f"{name_or_path}: its home directory is not known: name the whole path") from None
     if _HUB_NAME.fullmatch(name_or_path.removeprefix(_HUB_PREFIX)) is None:
         raise ModelLoadError(f"there is no directory {name_or_path!r}, and a hub name has the form organisation/name")
     return None

@@ -112,8 +112,21 @@ class Tokenizer:
 
     def fewest_tokens(self, text: str) -> int:
         """Return a lower bound on the tokens of a text, without encoding it: encoding megabytes takes seconds."""
-        spread = 1 if self._core.normalizer is None else _NORMALIZED_CHARS
-        return len(text) // (self._longest_token * spread)
+        return len(text) // self.most_chars(1)
+
+    def beginning(self, text: str, num_tokens: int) -> str:
+        """Return a beginning of a text: twice the characters of `num_tokens` of the longest tokens, cut at a space if
+        there is one in the second half, so that the cut changes none of the first tokens.
+        """
+        fewest, most = self.most_chars(num_tokens + 1), self.most_chars(2 * (num_tokens + 1))
+        if len(text) <= most:
+            return text
+        end = text.rfind(" ", fewest, most)
+        return text[: most if end < 0 else end]
+
+    def most_chars(self, num_tokens: int) -> int:
+        """Return the most characters of a text that has this many tokens."""
+        return num_tokens * self._longest_token * (1 if self._core.normalizer is None else _NORMALIZED_CHARS)
 
     def encode_text(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
         """Return the token ids of a text. `add_special_tokens` adds the checkpoint's start of a plain prompt (BOS);

@@ -67,9 +67,9 @@ class RefusalLimiter:
 
     def _suspect(self, tenant: str) -> None:
         if tenant not in self.refused_tenants:
-            self.refused_tenants.add(tenant)
             for listener in self.on_suspect:
                 listener(tenant)
+            self.refused_tenants.add(tenant)
 
 
 class _Buckets:

@@ -4,6 +4,7 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from enum import EnumType
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import ByteSize, SecretStr, ValidationError
@@ -126,4 +127,4 @@ def _message(text: str) -> str:
 
 def _shown(name: str, value: object) -> str:
     secret = Settings.model_fields[name].annotation == SecretStr | None if name else True
-    return "" if secret else f"; got {value!r:.80}"
+    return "" if secret else f"; got {str(value) if isinstance(value, PurePath) else value!r:.80}"

@@ -7,10 +7,11 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 import uvicorn
 
+from gateway.background import wait_awake
 from gateway.errors import ShuttingDown
 from gateway.http.acceptor import Acceptor
 from gateway.http.connection import DiscardPace, HangupWatcher, HttpConnection, bound_socket
@@ -117,6 +118,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(http_config(settings))
         self.table = table
         self._header_timeout = settings.header_timeout
+        self._write_timeout = settings.write_timeout
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
@@ -147,6 +149,7 @@ class HttpServer(uvicorn.Server):
             self._hangup_watcher,
             self._discard_pace,
             self._header_timeout,
+            self._write_timeout,
         )
 
 
@@ -214,9 +217,11 @@ class Server(HttpServer):
 
     async def _wait(self, seconds: float) -> None:
         """Wait `seconds`, or until `end` is called."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._hurry.wait()
+        hurried = asyncio.create_task(self._hurry.wait())
+        try:
+            await wait_awake(seconds, hurried)
+        finally:
+            hurried.cancel()
 
     async def _unfinished(self, tasks: set[asyncio.Task[None]]) -> bool:
         """Wait for the tasks; returns True if some outlast their time."""
@@ -234,7 +239,9 @@ class Server(HttpServer):
         """
         log.warning("%d requests are ended: their time to end by themselves is over", sum(not t.done() for t in tasks))
         self._active_requests.fail_all(ShuttingDown())
-        await asyncio.wait(tasks, timeout=END_SECONDS)
+        ended = asyncio.create_task(asyncio.wait(tasks))
+        await wait_awake(END_SECONDS, ended)
+        ended.cancel()
         for connection in self._answering():
             connection.drop(ShuttingDown())
 

@@ -6,6 +6,7 @@ variable, a variable over the default. The engine's own configuration checks the
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,9 +38,14 @@ def _otlp_protocol(value: object) -> object:
 
 
 def default_state_dir() -> Path:
-    """Returns `$XDG_STATE_HOME/sluice`, or `~/.local/state/sluice` (XDG base directory specification)."""
+    """Returns `$XDG_STATE_HOME/sluice`, or `~/.local/state/sluice` (XDG base directory specification), unexpanded for a
+    user without a home.
+    """
     home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "sluice"
+    path = (Path(home) if home else Path("~/.local/state")) / "sluice"
+    with suppress(RuntimeError):
+        path = path.expanduser()
+    return path
 
 
 class QuotaFields(SettingRecord):

@@ -182,7 +182,7 @@ def bearer_token(authorization: bytes | None) -> bytes:
     Raises `InvalidApiKey`.
     """
     if not authorization:
-        raise InvalidApiKey("You didn't provide an API key: send it in a header, Authorization: Bearer YOUR_KEY.")
+        raise InvalidApiKey.missing()
     if len(authorization) > MAX_KEY_CHARS + 16:
         raise InvalidApiKey(f"The API key is longer than {MAX_KEY_CHARS} bytes.")
     scheme, _, key = authorization.strip(_SPACES).replace(b"\t", b" ").partition(b" ")

@@ -13,8 +13,8 @@ A tenant has one hash, `sluice:{tenant}`:
     lost:<limit>                 what counts as used of a budget since replicas were lost
 
 beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:usage:<day>`, the ledger, `:booked`, the last
-ordinal that each replica booked, `:kv`, the leases of KV memory, and what is stored of /v1/responses
-(`quotas.store.responses`). State that no longer differs from none expires.
+ordinal that each replica booked, `:kv`, the leases of KV memory, `:done`, what the latest calls did, and what is stored
+of /v1/responses (`quotas.store.responses`). State that no longer differs from none expires.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from functools import partial
+from os import urandom
 
 from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
@@ -261,7 +262,7 @@ class RedisStore:
         Idempotent; its replica cannot settle it again if it lives on. Returns whether it was still open.
         """
         output = -1 if delivered.output_tokens is None else delivered.output_tokens
-        words = (delivered.request.encode(), b"%d" % delivered.has_begun, b"%d" % output)
+        words = (delivered.request.encode(), b"%d" % delivered.has_begun, b"%d" % output, urandom(8).hex().encode())
         return (await self._runner.call(Script.CONCLUDE, (state_key(tenant).encode(),), *words))[1] != b"0"
 
     async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:

@@ -56,7 +56,7 @@ PARTS = {
     Script.SETTLE: SETTLEMENT,
     Script.HEARTBEAT: ("life", *SETTLEMENT),
     Script.SUPERSEDE: SETTLEMENT,
-    Script.CONCLUDE: SETTLEMENT,
+    Script.CONCLUDE: (*SETTLEMENT, "once"),
     Script.RECLAIM: (*SETTLEMENT, "forfeit"),
     Script.BOOK: ("clock", "level", "ledger"),
     Script.LEASE_KV: ("clock", "life"),
@@ -66,7 +66,7 @@ PARTS = {
     Script.ANNOUNCE: ("clock", "life"),
     Script.STORE_RESPONSE: ("clock", "responses"),
     Script.READ_RESPONSE: ("clock",),
-    Script.DELETE_RESPONSE: ("responses",),
+    Script.DELETE_RESPONSE: ("responses", "once"),
 }
 
 

@@ -135,3 +135,19 @@ def test_a_million_addresses_are_not_remembered(site: Site) -> None:
     for number in range(40_000):
         site.rate.count(STRANGER, None, None, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 0)
     assert len(site.rate._addresses._buckets) <= 16_384
+
+
+def test_a_tenant_is_suspect_once_everyone_was_told(site: Site) -> None:
+    told: list[str] = []
+
+    def fail(_: str) -> None:
+        raise BrokenPipeError
+
+    site.rate.on_suspect += [fail]
+    with pytest.raises(BrokenPipeError):
+        site.bad()
+    assert not site.rate.refused_tenants, "it is told again at the next fault"
+    site.rate.on_suspect[:] = [told.append]
+    site.bad()
+    site.bad()
+    assert told == ["t"] and site.rate.refused_tenants == {"t"}

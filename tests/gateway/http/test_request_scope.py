@@ -265,14 +265,6 @@ async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not
     assert await nothing_is_left()
 
 
-async def test_a_last_write_that_ends_in_time_leaves_the_connection_as_it_is() -> None:
-    active_requests, transport = ActiveRequests(write_timeout=0), Transport()
-    with active_requests.abort_if_stalled({**SCOPE, "extensions": {TRANSPORT: {"transport": transport}}}):
-        pass
-    await turns(3)
-    assert not transport.aborted
-
-
 async def test_a_write_waits_as_long_as_any_of_them_waits() -> None:
     """Of two choices that write side by side, one may be done while the other is stuck."""
     peer = Peer()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.telemetry import event_log_file
 from gateway.telemetry.event_log_file import BUFFER_BYTES, EventLogError, EventLogFile, read_event_log
 
 
@@ -51,6 +52,13 @@ def test_segments_that_were_compressed_are_read_as_they_were(tmp_path: Path) -> 
     assert list(read_event_log(tmp_path / "log")) == lines
     segment.write_bytes(segment.read_bytes()[:-12])
     with pytest.raises(EventLogError, match=r"log cannot be read: Compressed file ended"):
+        list(read_event_log(tmp_path / "log"))
+
+
+def test_a_compressed_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log_file, "MAX_LINE_CHARS", 1000)
+    (tmp_path / "log").write_bytes(gzip.compress(HEADER.encode() + b"\n" + b"x" * 2**20))
+    with pytest.raises(EventLogError, match="a line of 1000 characters or more"):
         list(read_event_log(tmp_path / "log"))
 
 

@@ -21,7 +21,7 @@ from quotas.errors import (
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, Attempt, Delivered, Usage
 from quotas.store.redis_store import RedisStore
-from quotas.store.scripts import ScriptRunner
+from quotas.store.scripts import Script, ScriptRunner
 from tests.examples import examples
 from tests.quotas.wire import Wire
 
@@ -159,6 +159,27 @@ async def test_output_of_unknown_delivery_counts_as_it_was_booked(
     await store.settle(reservation, Usage(10, 50))
     (state,) = await other.states(tenant, None, limits)
     assert state.remaining == 93
+
+
+async def test_a_conclusion_that_is_sent_again_is_told_what_it_did(store: RedisStore, tenant: str) -> None:
+    class Lossy(ScriptRunner):
+        """Loses the connection after each first call."""
+
+        def __init__(self, runner: ScriptRunner) -> None:
+            self.scripts, self.on_command, self.client = runner.scripts, runner.on_command, runner.client
+            self.num_calls = 0
+
+        async def run_once(self, script: Script, packed: bytes) -> list[bytes]:
+            answer, self.num_calls = await super().run_once(script, packed), self.num_calls + 1
+            if self.num_calls % 2:
+                raise ConnectionLost
+            return answer
+
+    attempt = Attempt(uuid4().hex, 1)
+    await store.reserve(tenant, None, (), Ask(1, 10, 50, attempt=attempt))
+    mine = RedisStore(Lossy(store._runner))
+    assert await mine.conclude(tenant, Delivered(attempt.request, True, 6))
+    assert not await mine.conclude(tenant, Delivered(attempt.request, True, 6)), "by this call nothing was"
 
 
 async def test_of_a_cut_answer_less_may_count_than_was_booked(
