@@ -48,15 +48,19 @@ class StepAhead:
 
     staged: Staged
     running: Running
-    masks: TokenMasks | None
+    masks: TokenMasks | None  # that are to know its tokens; None: they know, or there are none
     behind: ConstrainedStep | None = None  # the step launched behind it, where that may tell which tokens are forced
 
     def wait(self) -> float:
-        """Wait for the step, and have its tokens known to steps behind it, where any may need them."""
+        """Wait for the step, and have its tokens known to steps behind it, where any may need them.
+
+        That is done once: when it is waited for again, what it was staged in may be another step's.
+        """
         elapsed = self.running.wait()
-        if self.masks is not None:
+        if (masks := self.masks) is not None:
             piece, count = self.staged.piece, self.staged.num_sampled
-            self.masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
+            masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
+            self.masks = None
         return elapsed
 
 
@@ -158,6 +162,7 @@ class ModelRunner:
             self._device_stream.recover()  # the device may be reading it
             self.stager.release_all()
         self._staged.clear()
+        self._launched = None
 
     def measure_copies(self) -> None:
         """Measure what copying a block to the host takes, before anything runs: the planner decides by it."""
