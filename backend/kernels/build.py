@@ -141,7 +141,12 @@ def build_in_background() -> None:
 
 
 def _compiler_version(compiler: str) -> str:
-    return run_within(VERSION_SECONDS, [compiler, "--version"], check=False).stdout
+    """Return what a compiler says of itself; nothing where it cannot be run, or does not answer."""
+    try:
+        return run_within(VERSION_SECONDS, [compiler, "--version"], check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("the compiler does not tell its version: %s", error)
+        return ""
 
 
 def _cpu_features() -> str:

@@ -111,6 +111,23 @@ def test_a_compiler_that_hangs_ends_with_all_that_it_has_started(
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("text", ["#!/usr/bin/env bash\nsleep infinity\n", "neither a script nor a program"])
+def test_a_compiler_that_does_not_tell_its_version_keeps_nobody_from_a_library_that_is_there(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build.build()
+    driver = tmp_path / "c++"
+    driver.write_text(text)
+    driver.chmod(0o755)
+    monkeypatch.setenv("CXX", str(driver))
+    monkeypatch.setattr(build, "VERSION_SECONDS", 0.1)
+    assert build.cached() == built
+    library = build.load_library(wait=False)
+    assert library is not None
+    assert library.answer() == 42
+
+
+@pytest.mark.usefixtures("compiler")
 def test_an_unusable_cache_directory_is_logged_and_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
