@@ -247,8 +247,11 @@ class TokenMasks:
         error: Exception,
         failures: int,
     ) -> list[ConstrainedRow]:
-        """Return the rows to ask for again: not the one that a process was working on when it failed."""
-        blamed = int(self._shared.working_on[index])
+        """Return the rows to ask for again: not the one that a process was working on when it failed. One that is late
+        may have had no processor: for that a row is blamed at the second time.
+        """
+        is_excused = isinstance(error, BlockingIOError) and failures == 1
+        blamed = -1 if is_excused else int(self._shared.working_on[index])
         self._shared.working_on[index] = -1
         log.error(
             "grammar process %d ends working on slot %d: %s", process.pid, blamed, str(error) or type(error).__name__

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from backend.errors import GrammarInvalid, GrammarTooComplex
-from backend.grammar import Grammar
+from backend.grammar import Grammar, GrammarKind
 from backend.structured_output import compiler as module
 from backend.structured_output.compiler import MAX_WAITING_PER_KEY, CompiledGrammar, GrammarCompiler, TooManyGrammars
 from backend.structured_output.grammar_process import COMPILE_NICENESS
@@ -128,6 +128,22 @@ def test_a_grammar_that_is_none_is_refused_with_what_is_wrong(compiler: GrammarC
     with pytest.raises(GrammarInvalid, match="unclosed group") as refused:
         compiler.compile_now(regex("(a"))
     assert not isinstance(refused.value, GrammarTooComplex)
+
+
+@pytest.mark.parametrize("grammar", [regex("\ud800"), Grammar(GrammarKind.CHOICE, "red")])
+def test_a_source_that_cannot_be_read_is_no_matter_of_memory(compiler: GrammarCompiler, grammar: Grammar) -> None:
+    with pytest.raises(GrammarInvalid) as refused:
+        compiler.compile_now(grammar)
+    assert not isinstance(refused.value, GrammarTooComplex)
+
+
+def test_a_matching_process_ends_with_its_compiling_thread(compiler: GrammarCompiler) -> None:
+    """Who waits for the thread would wait for ever, and with it every tenant's grammars."""
+    process = compiler.compile_now(PERSON).process
+    process._grammars.settimeout(60)
+    with pytest.raises(EOFError):
+        process.compile(Grammar(GrammarKind.CHOICE, "red"))
+    assert compiler.compile_now(regex("[a-e]+")).num_users == 1
 
 
 def test_a_grammar_beyond_a_limit_of_the_library_is_told_apart_from_one_that_is_none(

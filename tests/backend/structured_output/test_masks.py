@@ -197,6 +197,15 @@ def test_a_row_that_a_process_ends_with_fails_and_its_neighbours_go_on(processes
     assert rows.masks.num_failures == 1
 
 
+def test_a_row_is_not_blamed_for_a_process_that_is_given_no_time(processes: GrammarProcesses) -> None:
+    rows, index = Rows(processes, [PERSON, PERSON]), processes.index_of(PERSON)
+    rows.run()
+    os.kill(processes.matching(index).pid, signal.SIGSTOP)
+    rows.send(rows.batch())
+    rows.masks._shared.working_on[index] = 1
+    assert rows.masks.answer().failed == []
+
+
 def test_rows_fail_alone_where_no_process_can_be_had_for_them(
     processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
