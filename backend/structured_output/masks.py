@@ -213,7 +213,7 @@ class TokenMasks:
         question[0] = -1  # the process may still read the question before, whose answer nobody awaited
         question[1 : len(asked) + 1] = asked
         question[0] = self._number
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             process.ring()
 
     def _receive(self, index: int, rows: list[ConstrainedRow], masks: Masks) -> None:

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 STEP_SECONDS = 2  # that a process may take for a step's masks, far beyond what the limits of its work allow
 START_SECONDS = 60.0  # in which a vocabulary can be taken in
 FORK_SECONDS = 60.0  # in which a fork is done, or a dead process reaped, on however busy a machine
+_ONE_RING = struct.pack("Q", 1)
 
 
 class NoGrammarProcess(Exception):
@@ -67,16 +68,19 @@ class MatchingProcess(ForkedProcess):
         super().__init__(pid, links)
         self.steps, self._grammars = links
         self.steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STEP_SECONDS, 0))
-        self._doorbell = doorbell
+        self._doorbell = os.fdopen(doorbell, "wb", buffering=0)  # once it is closed, its number may be another file's
         self._compiling = threading.Lock()
 
     def ring(self) -> None:
-        """Have it look at the question, which is there; the answer comes in `STEP_SECONDS`, or an `OSError`."""
-        os.eventfd_write(self._doorbell, 1)
+        """Have it look at the question, which is there; the answer comes in `STEP_SECONDS`, or an `OSError`.
+
+        Raises `ValueError` where it was closed.
+        """
+        self._doorbell.write(_ONE_RING)
 
     def close(self) -> None:
         super().close()
-        os.close(self._doorbell)
+        self._doorbell.close()
 
     def compile(self, grammar: Grammar) -> None:
         """Have the process compile a grammar that was found valid, beside the masks that steps ask for.
