@@ -153,9 +153,9 @@ def _log_failure(start: "Future[Any]") -> None:
 class GrammarCompiler:
     """Keeps what was compiled. Its methods are called by one thread, which is never held up but by `compile_now`."""
 
-    def __init__(self, processes: GrammarProcesses, owner_bytes: int = 64 << 20, num_compiling: int = 1) -> None:
+    def __init__(self, processes: GrammarProcesses, owner_bytes: int = 64 << 20) -> None:
         """`owner_bytes` is what compiled grammars of one owner may take, and beyond it those of a key that uses no more
-        than `KEY_SHARE` of it; `num_compiling` are compiled at a time.
+        than `KEY_SHARE` of it. One is compiled at a time.
         """
         self.processes = processes
         self.owner_bytes = owner_bytes
@@ -168,7 +168,7 @@ class GrammarCompiler:
         self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()  # by owner, and by key
         self._waiting = Counter[tuple[str, str]]()  # by owner and key
         self._spare: list[ForkedProcess] = []  # that compile, and wait for a grammar
-        self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")  # the spare processes are its
 
     def start(self) -> None:
         """Have the processes start that the first grammar needs, which takes seconds where the vocabulary is large.

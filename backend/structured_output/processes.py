@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 STEP_SECONDS = 2  # that a process may take for a step's masks, far beyond what the limits of its work allow
 START_SECONDS = 60.0  # in which a vocabulary can be taken in
 FORK_SECONDS = 60.0  # in which a fork is done, or a dead process reaped, on however busy a machine
+NONE_STARTS = "answers cannot be constrained at present: no grammar process can be started"
 _ONE_RING = struct.pack("Q", 1)
 
 
@@ -144,31 +145,35 @@ class GrammarProcesses:
             return self._memory
 
     def start(self) -> None:
-        """Start what forks others, unless it runs. Raises `GrammarInvalid` where the tokenizer is of no use to it."""
+        """Start what forks others, unless it runs. Raises `GrammarInvalid` where the tokenizer is of no use to it, and
+        `NoGrammarProcess` where it does not start.
+        """
         with self._lock:
             if self._link is not None:
                 return
-            ours, theirs = socket.socketpair()
-            with theirs:
-                fds = (theirs.fileno(), self.memory.fd)
-                self._process = subprocess.Popen(  # noqa: S603
-                    module_command("backend.structured_output.grammar_process", *fds),
-                    env=module_environment(),
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=fds,
-                )
-            ours.settimeout(START_SECONDS)
-            send_frame(ours, json.dumps(asdict(self.setup)).encode())
+            self._link, theirs = socket.socketpair()
             try:
-                error = json.loads(receive_frame(ours))["error"]
-            except (EOFError, OSError) as failure:
-                error = f"its process does not start ({str(failure) or 'it ends, and has written why'})"
+                with theirs:
+                    fds = (theirs.fileno(), self.memory.fd)
+                    self._process = subprocess.Popen(  # noqa: S603
+                        module_command("backend.structured_output.grammar_process", *fds),
+                        env=module_environment(),
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=fds,
+                    )
+                self._link.settimeout(START_SECONDS)
+                send_frame(self._link, json.dumps(asdict(self.setup)).encode())
+                error = json.loads(receive_frame(self._link))["error"]
+            except BaseException as failure:
+                self._end_all()
+                if not isinstance(failure, EOFError | OSError):
+                    raise
+                why = str(failure) or "it ends, and has written why"
+                raise NoGrammarProcess(f"{NONE_STARTS} ({why})") from failure
             if error is not None:
-                ours.close()
                 self._end_all()
                 raise GrammarInvalid(f"answers of this model cannot be constrained: {error}")
-            ours.settimeout(FORK_SECONDS)
-            self._link = ours
+            self._link.settimeout(FORK_SECONDS)
 
     def stop(self) -> None:
         """End all processes, those that match and those that compile."""
@@ -228,8 +233,7 @@ class GrammarProcesses:
             self._compiling.discard(process)
             try:
                 status: int | None = self._ask({"reap": process.pid}, [])
-            except (EOFError, OSError):  # one that is late would be taken for the answer to what is asked next
-                self._end_all()
+            except (EOFError, OSError):
                 return None
             return status
 
@@ -245,17 +249,23 @@ class GrammarProcesses:
                 log.exception("the process that forks grammar processes is gone")
                 for ours, _ in pairs:
                     ours.close()
-                self._end_all()
             finally:
                 for _, theirs in pairs:
                     theirs.close()
-        raise NoGrammarProcess("answers cannot be constrained at present: no grammar process can be started")
+        raise NoGrammarProcess(NONE_STARTS)
 
     def _ask(self, command: dict[str, Any], fds: list[int]) -> Any:
+        """Ask the process that forks. Whatever interrupts that ends it: an answer that is late would be taken for the
+        answer to what is asked next.
+        """
         if self._link is None:
             raise EOFError
-        socket.send_fds(self._link, [json.dumps(command).encode()], fds)
-        return json.loads(receive_frame(self._link))
+        try:
+            socket.send_fds(self._link, [json.dumps(command).encode()], fds)
+            return json.loads(receive_frame(self._link))
+        except BaseException:
+            self._end_all()
+            raise
 
     def _end_all(self) -> None:
         """End the process that forks, with all that it has forked."""

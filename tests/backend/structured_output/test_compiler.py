@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Event
 from unittest.mock import Mock
 
@@ -160,6 +161,20 @@ def test_a_tokenizer_that_is_of_no_use_is_told(tmp_path: object) -> None:
             GrammarCompiler(processes).compile_now(PERSON)
 
 
+def test_a_process_that_does_not_start_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may have no memory for it at present."""
+    with running_processes() as processes:
+        compiler = GrammarCompiler(processes)
+        with monkeypatch.context() as patched:
+            patched.setattr("backend.structured_output.processes.module_command", lambda *_: ["false"])
+            with pytest.raises(NoGrammarProcess, match="no grammar process can be started"):
+                compiler.compile_now(PERSON)
+            patched.setattr("backend.structured_output.processes.module_command", lambda *_: ["/nowhere"])
+            with pytest.raises(NoGrammarProcess, match="No such file"):
+                compiler.compile_now(PERSON)
+        assert compiler.compile_now(PERSON).num_users == 1
+
+
 def test_an_owners_bytes_are_bounded_and_what_was_not_used_for_longest_goes_first(
     processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,14 +328,15 @@ def test_what_is_compiled_for_who_has_left_is_charged_and_kept(
     assert (compiler.num_hits, compiler.num_misses) == (1, 1)
 
 
+@pytest.mark.parametrize("failure", [TimeoutError, KeyboardInterrupt])
 def test_who_forks_is_started_again_where_it_does_not_say_in_time_how_a_process_ended(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
 ) -> None:
-    compiler.compile_now(PERSON)
-    processes, late = compiler.processes, TimeoutError()
-    with monkeypatch.context() as patched:
-        patched.setattr(processes, "_ask", Mock(side_effect=late))
-        assert processes.end(ForkedProcess(2**22, [])) is None
+    """What it says later would be taken for its answer to the next question."""
+    process, processes = compiler.compile_now(PERSON).process, compiler.processes
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr("backend.structured_output.processes.receive_frame", Mock(side_effect=failure))
+        assert processes.lost(process) is None
     assert processes._link is None
     assert processes.has(compiler.compile_now(PERSON).process)
 
