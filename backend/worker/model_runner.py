@@ -1,5 +1,6 @@
 """The model runner takes a batch to tensors, through the decoder and the sampler, and back to tokens."""
 
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -138,7 +139,7 @@ class ModelRunner:
         try:
             if batch.step <= self._newest:
                 self._forget_unfinished()
-            self._newest = batch.step
+            self._newest = batch.step if batch.stores else sys.maxsize  # none is in flight behind a calibration step
             return self._launch_step(batch)
         except Exception as error:
             if not is_device_error(error):
