@@ -37,6 +37,17 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_compiler", lambda: None)
 
 
+@pytest.mark.parametrize(
+    ("features", "multiplies"),
+    [("flags\t\t: fpu avx512f avx512_bf16", True), ("Features\t: fp asimd bf16", True), ("flags : avx512f", False)],
+)
+def test_a_processor_says_whether_it_multiplies_in_bfloat16(
+    features: str, multiplies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_cpu_features", lambda: features)
+    assert build.multiplies_in_bfloat16.__wrapped__() is multiplies
+
+
 @pytest.mark.usefixtures("compiler")
 def test_a_build_is_cached_and_loads() -> None:
     assert build.cached() is None
