@@ -25,6 +25,7 @@ from backend.structured_output.process_setup import ProcessSetup
 log = logging.getLogger(__name__)
 
 STEP_SECONDS = 2  # that a process may take for a step's masks, far beyond what the limits of its work allow
+COMPILE_WALL_SECONDS = 20.0  # in which a grammar that was found valid is compiled where it matches
 START_SECONDS = 60.0  # in which a vocabulary can be taken in
 FORK_SECONDS = 60.0  # in which a fork is done, or a dead process reaped, on however busy a machine
 NONE_STARTS = "answers cannot be constrained at present: no grammar process can be started"
@@ -69,6 +70,7 @@ class MatchingProcess(ForkedProcess):
         super().__init__(pid, links)
         self.steps, self._grammars = links
         self.steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STEP_SECONDS, 0))
+        self._grammars.settimeout(COMPILE_WALL_SECONDS)
         self._doorbell = os.fdopen(doorbell, "wb", buffering=0)  # once it is closed, its number may be another file's
         self._compiling = threading.Lock()
 
@@ -86,7 +88,8 @@ class MatchingProcess(ForkedProcess):
     def compile(self, grammar: Grammar) -> None:
         """Have the process compile a grammar that was found valid, beside the masks that steps ask for.
 
-        Raises `GrammarInvalid`, and `EOFError` or `OSError` where the process is gone.
+        Raises `GrammarInvalid`, and `EOFError` or `OSError` where the process is gone, or does not answer: then it is
+        of no use any more.
         """
         with self._compiling:
             send_frame(self._grammars, grammar.hash + f"{grammar.kind}\n{grammar.source}".encode())
@@ -96,8 +99,13 @@ class MatchingProcess(ForkedProcess):
 
     def forget(self, grammar: Grammar) -> None:
         """Have it forget a grammar, which those that match it by now go on with."""
-        with self._compiling, suppress(OSError):
-            send_frame(self._grammars, grammar.hash)
+        with self._compiling:
+            try:
+                send_frame(self._grammars, grammar.hash)
+            except TimeoutError:  # half of the frame may be sent
+                self.kill()
+            except OSError:
+                pass
 
 
 class SharedMemory:

@@ -147,6 +147,16 @@ def test_a_matching_process_ends_with_its_compiling_thread(compiler: GrammarComp
     assert compiler.compile_now(regex("[a-e]+")).num_users == 1
 
 
+def test_a_matching_process_that_does_not_answer_keeps_no_grammar_waiting(compiler: GrammarCompiler) -> None:
+    stopped = compiler.compile_now(PERSON).process
+    assert stopped._grammars.gettimeout() is not None, "or every tenant's grammars would wait for ever"
+    stopped._grammars.settimeout(0.1)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    compiled = compiler.compile_now(regex("[a-e]+", "waits for another"))
+    assert compiled.process is not stopped
+    assert compiler.processes.has(compiled.process)
+
+
 def test_a_grammar_beyond_a_limit_of_the_library_is_told_apart_from_one_that_is_none(
     compiler: GrammarCompiler,
 ) -> None:
