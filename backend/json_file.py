@@ -8,6 +8,7 @@ from typing import Any
 from backend.errors import ModelLoadError
 
 MAX_COUNT = 2**31  # more than any count in a model
+MAX_LAYERS = 2**12  # more than any model has; what is made of each would fill the memory
 MAX_SHOWN_CHARS = 500  # of a wrong value
 MAX_BYTES = 2**26  # of a file; an index of 100,000 tensors has a fifth of it
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, in which models compute
@@ -64,10 +65,10 @@ class JsonFile:
         found = f"{self.values[key]!r:.{MAX_SHOWN_CHARS}}" if key in self.values else "missing"
         return ModelLoadError(f"{self.path}: {self._prefix}{key} is {found}; {expected}")
 
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, minimum: int = 1, below: int = MAX_COUNT) -> int:
         value = self._or_default(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value < MAX_COUNT:
-            raise self.wrong(key, f"an integer of at least {minimum} and below {MAX_COUNT:,} is expected")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value < below:
+            raise self.wrong(key, f"an integer of at least {minimum} and below {below:,} is expected")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

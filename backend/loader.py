@@ -104,7 +104,8 @@ def load_model(
 def constrain(runner: ModelRunner, directory: Path, config: ModelConfig, options: StructuredOutputOptions) -> None:
     """Allow answers to have grammars; the grammar processes are not started yet."""
     if options.num_processes and config.eos_token_ids:
-        path, end_tokens = str(directory / "tokenizer.json"), list(config.eos_token_ids)
+        path = str((directory / "tokenizer.json").absolute())  # a program may be in another folder by then
+        end_tokens = list(config.eos_token_ids)
         seqs, length = runner.config.max_num_seqs, runner.config.max_model_len
         setup = ProcessSetup(path, config.vocab_size, end_tokens, seqs, length, options)
         runner.masks = TokenMasks(GrammarProcesses(setup), options.jump_forward)

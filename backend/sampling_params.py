@@ -122,7 +122,7 @@ def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
 def _check_allowed(token_ids: tuple[int, ...]) -> None:
     if not token_ids:
         raise InvalidRequest("allowed_token_ids must hold at least one token id", "allowed_token_ids")
-    for token_id in (token_ids[0], token_ids[-1]):
+    for token_id in (min(token_ids), max(token_ids)):
         _check_int("allowed_token_ids", token_id, 0, 2**31 - 1)
 
 

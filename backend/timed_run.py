@@ -31,6 +31,7 @@ def run_within(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",  # a compiler may quote whatever it was given
         process_group=0,
     )
     with process:

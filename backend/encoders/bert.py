@@ -12,7 +12,7 @@ from backend.encoders.folder import EncoderFolder
 from backend.encoders.packed import PackedInputs
 from backend.encoders.pooling import ACTIVATIONS
 from backend.errors import ModelLoadError
-from backend.json_file import JsonFile
+from backend.json_file import MAX_LAYERS, JsonFile
 from backend.kernels.ops import Linear, Ops
 from backend.model.weights import Checkpoint, check_tensors, copy_checked
 
@@ -137,7 +137,7 @@ def read_bert_config(folder: EncoderFolder, family: _EncoderFamily) -> BertConfi
         vocab_size=file.integer("vocab_size"),
         hidden_size=file.integer(hidden),
         intermediate_size=file.integer(intermediate),
-        num_layers=file.integer(layers),
+        num_layers=file.integer(layers, below=MAX_LAYERS),
         num_heads=file.integer(heads),
         num_positions=file.integer("max_position_embeddings"),
         num_token_types=file.integer("type_vocab_size", default=2) if family.token_types else 0,

@@ -109,6 +109,7 @@ def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Enc
     family = family_of(folder.architecture)
     ops = select_ops(device, dtype)
     model: Bert | CausalEncoder
+    approximates = False
     if family is not None:
         shape = read_bert_config(folder, family)
         tokenizer, max_tokens = _tokenizer(folder, shape.vocab_size, shape.max_tokens)
@@ -116,6 +117,7 @@ def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Enc
         separator = _separator(folder, tokenizer) if has_types else None
         model = Bert(shape, family, load_bert_weights(folder, shape, family, dtype, device), ops, separator)
         widths = (shape.hidden_size // shape.num_heads, shape.hidden_size, shape.intermediate_size)
+        approximates = shape.activation == "gelu_tanh"
     else:
         decoder = replace(_decoder_config(folder), tie_word_embeddings=True)  # a head, if any, is not used
         most = min(decoder.max_position, decoder.sliding_window or decoder.max_position)  # the context of every layer
@@ -136,8 +138,9 @@ def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Enc
         model,
         finish,
         device,
-        # for other widths torch's loops have a rest, which is computed by its place in a tensor
-        ops.batch_invariant and dtype == torch.float32 and not any(width % 16 for width in widths),
+        # of other widths torch's loops have a rest, whose place in a tensor decides how it is computed; that of the
+        # approximate GELU has one of any width, where threads divide a tensor
+        ops.batch_invariant and dtype == torch.float32 and not approximates and not any(width % 16 for width in widths),
     )
 
 

@@ -86,8 +86,9 @@ class GgufFile:
             raise
 
     def read(self, start: int, num_bytes: int) -> bytearray:
-        """Return a copy of bytes of the file."""
-        return bytearray(self._map[start : start + num_bytes])
+        """Return a copy of bytes of the file, the only one."""
+        with memoryview(self._map) as whole, whole[start : start + num_bytes] as part:
+            return bytearray(part)
 
     def __enter__(self) -> "GgufFile":
         return self

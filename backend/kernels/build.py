@@ -39,6 +39,7 @@ COMMON_FLAGS = (
     "-fno-trapping-math",
     "-ffp-contract=off",  # a compiler that fuses products with sums may do so in one copy of a loop only
 )
+BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86-64, and of Arm
 MACHINE_FLAGS = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
 
 
@@ -148,7 +149,12 @@ def build_in_background() -> None:
 
 
 def _compiler_version(compiler: str) -> str:
-    return run_within(VERSION_SECONDS, [compiler, "--version"], check=False).stdout
+    """Return what a compiler says of itself; nothing where it cannot be run, or does not answer."""
+    try:
+        return run_within(VERSION_SECONDS, [compiler, "--version"], check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("the compiler does not tell its version: %s", error)
+        return ""
 
 
 def _cpu_features() -> str:
@@ -160,6 +166,12 @@ def _cpu_features() -> str:
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.machine())
+
+
+@functools.cache
+def multiplies_in_bfloat16() -> bool:
+    """Return True if the processor has instructions for that; elsewhere libraries of others do it all the same."""
+    return not BFLOAT16_FEATURES.isdisjoint(_cpu_features().split())
 
 
 def sealed(library: bytes) -> bytes:

@@ -55,7 +55,7 @@ class CpuOps:
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if weight.dtype == torch.float16:
             return widened(PackedLinear(self._library, weight.float(), bias))
-        if weight.dtype == torch.bfloat16 and packs(torch.bfloat16):
+        if weight.dtype == torch.bfloat16 and build.multiplies_in_bfloat16() and packs(torch.bfloat16):
             product = TiledLinear(weight, bias)
             self.batch_invariant &= product.batch_invariant
             return product

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,8 +56,8 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
 
 
 def batch_dependent(ops: Ops, dtype: torch.dtype) -> list[str]:
-    """Return the names of the functions of `ops`, and of torch's functions for sampling, by which a row's result
-    changes in any bit with the rows beside it.
+    """Return the names of the functions of `ops` by which a row's result changes, in any bit, with the rows beside it,
+    and of those of torch and numpy from which sampling expects the same.
     """
     draw = _Draw(dtype, _CPU)
     rows, weight = draw(19, 70), draw(70)
@@ -64,7 +65,7 @@ def batch_dependent(ops: Ops, dtype: torch.dtype) -> list[str]:
         "linear": ops.linear(draw(33, 70), None),
         "rms_norm": lambda x: ops.rms_norm(x, weight, EPS),
         "silu_mul": ops.silu_mul,
-        "exp": lambda x: x.float().exp(),
+        "exp": lambda x: torch.from_numpy(np.exp(x.float().numpy())),
         "log": lambda x: x.float().abs().log(),
         "cumsum": lambda x: x.float().cumsum(-1, dtype=torch.float64),
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.errors import InvalidRequest, ModelLoadError
-from backend.json_file import MAX_COUNT, JsonFile
+from backend.json_file import MAX_COUNT, MAX_LAYERS, JsonFile
 from backend.model.shards import Shards
 from backend.sampling_params import SamplingParams
 
@@ -117,19 +117,19 @@ def read_model_config(directory: Path) -> ModelConfig:
         raise file.wrong("model_type", f"{architecture} is a {family.model_type!r}; correct whichever is wrong")
     for key, neutral in _NEUTRAL.items():
         _refuse_unless_neutral(file, key, neutral)
-    heads = file.integer("num_attention_heads")
+    heads, layers = file.integer("num_attention_heads"), file.integer("num_hidden_layers", below=MAX_LAYERS)
     dtype, said_by = _dtype(directory, file)
     attention_bias = family.bias_keys and file.flag("attention_bias", default=False)
     rope = _rope(file)
     max_position = file.integer("max_position_embeddings")
     scaling = _rope_scaling(file, rope, max_position)
-    window, full_layers = _sliding_window(file, family)
+    window, full_layers = _sliding_window(file, family, layers)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=file.integer("vocab_size"),
         hidden_size=file.integer("hidden_size"),
         intermediate_size=file.integer("intermediate_size"),
-        num_layers=file.integer("num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=file.integer("num_key_value_heads", default=heads),
         head_dim=_head_dim(file, family, heads),
@@ -235,13 +235,13 @@ def _eos_token_ids(directory: Path, config: JsonFile) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _sliding_window(file: JsonFile, family: _DecoderFamily) -> tuple[int | None, frozenset[int]]:
+def _sliding_window(file: JsonFile, family: _DecoderFamily, layers: int) -> tuple[int | None, frozenset[int]]:
     """Return the window, and the layers that see past it."""
     switched_on = not family.window_switch or file.flag("use_sliding_window", default=False)
     denied = file.mentions("sliding_window") and file.get("sliding_window") is None
     if not family.windowed or not switched_on or denied:
         return None, frozenset()
-    window, layers = file.integer("sliding_window", default=_WINDOW), file.integer("num_hidden_layers")
+    window = file.integer("sliding_window", default=_WINDOW)
     types = file.get("layer_types")
     if types is None:
         first = file.integer("max_window_layers", default=28, minimum=0) if family.window_switch else 0

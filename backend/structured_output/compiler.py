@@ -155,9 +155,9 @@ def _log_failure(start: "Future[Any]") -> None:
 class GrammarCompiler:
     """Compiled grammars by owner. One thread calls its methods, none of which blocks but `compile_now`."""
 
-    def __init__(self, processes: GrammarProcesses, owner_bytes: int = 64 << 20, num_compiling: int = 1) -> None:
+    def __init__(self, processes: GrammarProcesses, owner_bytes: int = 64 << 20) -> None:
         """`owner_bytes` bounds the compiled grammars of one owner; a key that uses at most `KEY_SHARE` of them may
-        exceed it. `num_compiling` grammars are compiled at a time.
+        exceed it. One grammar is compiled at a time.
         """
         self.processes = processes
         self.owner_bytes = owner_bytes
@@ -170,7 +170,7 @@ class GrammarCompiler:
         self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()  # by owner, and by key
         self._waiting = Counter[tuple[str, str]]()  # by owner and key
         self._spare: list[ForkedProcess] = []  # idle compiling processes
-        self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")  # owns the spare processes
 
     def prepare(self) -> None:
         """Start the processes that the first grammar needs, which takes seconds if the vocabulary is large.

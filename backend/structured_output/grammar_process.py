@@ -145,17 +145,20 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
     _limit_memory(setup.options.compile_bytes)
     mask = ctypes.create_string_buffer(4 * setup.layout.num_words)
     while True:
-        kind, source = receive_frame(link).decode("utf-8").split("\n", 1)
+        frame = receive_frame(link)
         before, error, is_too_complex, matcher = _heap_bytes(), None, False, None
         began, began_at = time.process_time(), time.perf_counter()
         signal.setitimer(signal.ITIMER_PROF, setup.options.compile_seconds)
         try:
+            kind, source = frame.decode("utf-8").split("\n", 1)
             matcher = compile_grammar(tokenizer, GrammarKind(kind), source)
             first = SlotMatcher(matcher).fill(ctypes.addressof(mask), len(mask))
             if first is not RowStatus.MASKED:
                 error = "no token can begin what it matches, or it takes too long to say which"
         except CompileError as invalid:
             error, is_too_complex = str(invalid), invalid.is_too_complex
+        except ValueError as invalid:  # no Unicode, or no JSON
+            error = str(invalid)
         signal.setitimer(signal.ITIMER_PROF, 0)
         seconds, num_bytes = time.process_time() - began, max(0, _heap_bytes() - before)
         seconds = seconds or min(time.perf_counter() - began_at, CLOCK_TICK_SECONDS)
@@ -164,7 +167,7 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
             "error": error,
             "is_too_complex": is_too_complex,
             "seconds": seconds,
-            "num_bytes": num_bytes + len(source),
+            "num_bytes": num_bytes + len(frame),
         }
         send_frame(link, json.dumps(answer).encode())
 
@@ -241,6 +244,9 @@ class _MatchingServer:
                 send_frame(link, json.dumps(error).encode())
         except (EOFError, OSError):
             os._exit(0)
+        except BaseException:  # noqa: BLE001 - an engine that waits for this thread learns it by the end of the process
+            traceback.print_exc()
+            os._exit(1)
 
     def _step(self, asked: list[int]) -> StepAnswer:
         """Answer the question of a step, as `frames` describes it."""

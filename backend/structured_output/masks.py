@@ -213,7 +213,7 @@ class TokenMasks:
         question[0] = -1  # the process may still read the question before, whose answer was not awaited
         question[1 : len(asked) + 1] = asked
         question[0] = self._number
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             process.ring()
 
     def _receive(self, index: int, rows: list[ConstrainedRow], masks: Masks) -> None:
@@ -247,8 +247,11 @@ class TokenMasks:
         error: Exception,
         failures: int,
     ) -> list[ConstrainedRow]:
-        """Return the rows to ask for again: all but the row that the process was working on when it failed."""
-        blamed = int(self._shared.working_on[index])
+        """Return the rows to ask for again: all but the row that the process was working on when it failed. A late
+        process may have had no processor: a row is blamed for that at the second time.
+        """
+        is_excused = isinstance(error, BlockingIOError) and failures == 1
+        blamed = -1 if is_excused else int(self._shared.working_on[index])
         self._shared.working_on[index] = -1
         log.error(
             "grammar process %d ends working on slot %d: %s", process.pid, blamed, str(error) or type(error).__name__

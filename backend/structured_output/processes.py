@@ -24,9 +24,12 @@ from backend.structured_output.process_setup import ProcessSetup
 
 log = logging.getLogger(__name__)
 
-MASKS_TIMEOUT_SECONDS = 2  # that a process may take for a step's masks, far beyond the limits of its work
-START_TIMEOUT_SECONDS = 60.0  # in which a vocabulary is loaded
+MASKS_TIMEOUT_SECONDS = 2  # that a process may take for a step's masks, far beyond what the limits of its work allow
+COMPILE_WALL_SECONDS = 20.0  # in which a grammar that was found valid is compiled where it matches
+START_TIMEOUT_SECONDS = 60.0  # in which a vocabulary can be taken in
 FORK_TIMEOUT_SECONDS = 60.0  # in which a fork is done, or a dead process reaped, on however busy a machine
+NONE_STARTS = "answers cannot be constrained at present: no grammar process can be started"
+_ONE_RING = struct.pack("Q", 1)
 
 
 class NoGrammarProcess(Exception):
@@ -67,23 +70,25 @@ class MatchingProcess(ForkedProcess):
         super().__init__(pid, links)
         self.steps, self._grammars = links
         self.steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MASKS_TIMEOUT_SECONDS, 0))
-        self._doorbell = doorbell
+        self._grammars.settimeout(COMPILE_WALL_SECONDS)
+        self._doorbell = os.fdopen(doorbell, "wb", buffering=0)  # once it is closed, its number may be another file's
         self._compiling = threading.Lock()
 
     def ring(self) -> None:
         """Wake the process for the question in shared memory. The answer comes in `MASKS_TIMEOUT_SECONDS`, or an
-        `OSError`.
+        `OSError`. Raises `ValueError` once it is closed.
         """
-        os.eventfd_write(self._doorbell, 1)
+        self._doorbell.write(_ONE_RING)
 
     def close(self) -> None:
         super().close()
-        os.close(self._doorbell)
+        self._doorbell.close()
 
     def compile(self, grammar: Grammar) -> None:
         """Have the process compile a valid grammar, beside the masks that steps ask for.
 
-        Raises `GrammarInvalid`, and `EOFError` or `OSError` if the process is gone.
+        Raises `GrammarInvalid`, and `EOFError` or `OSError` if the process is gone, or does not answer: it cannot be
+        used any more.
         """
         with self._compiling:
             send_frame(self._grammars, grammar.hash + f"{grammar.kind}\n{grammar.source}".encode())
@@ -93,8 +98,13 @@ class MatchingProcess(ForkedProcess):
 
     def forget(self, grammar: Grammar) -> None:
         """Have the process forget a grammar. Slots that match it go on with it."""
-        with self._compiling, suppress(OSError):
-            send_frame(self._grammars, grammar.hash)
+        with self._compiling:
+            try:
+                send_frame(self._grammars, grammar.hash)
+            except TimeoutError:  # half of the frame may be sent
+                self.kill()
+            except OSError:
+                pass
 
 
 class SharedMemory:
@@ -143,31 +153,35 @@ class GrammarProcesses:
             return self._memory
 
     def start_forking(self) -> None:
-        """Start the forking process, unless it runs. Raises `GrammarInvalid` if it cannot use the tokenizer."""
+        """Start the forking process, unless it runs. Raises `GrammarInvalid` if it cannot use the tokenizer, and
+        `NoGrammarProcess` if it does not start.
+        """
         with self._lock:
             if self._link is not None:
                 return
-            ours, theirs = socket.socketpair()
-            with theirs:
-                fds = (theirs.fileno(), self.memory.fd)
-                self._process = subprocess.Popen(  # noqa: S603
-                    module_command("backend.structured_output.grammar_process", *fds),
-                    env=module_environment(),
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=fds,
-                )
-            ours.settimeout(START_TIMEOUT_SECONDS)
-            send_frame(ours, json.dumps(asdict(self.setup)).encode())
+            self._link, theirs = socket.socketpair()
             try:
-                error = json.loads(receive_frame(ours))["error"]
-            except (EOFError, OSError) as failure:
-                error = f"its process does not start ({str(failure) or 'it ends, and has written why'})"
+                with theirs:
+                    fds = (theirs.fileno(), self.memory.fd)
+                    self._process = subprocess.Popen(  # noqa: S603
+                        module_command("backend.structured_output.grammar_process", *fds),
+                        env=module_environment(),
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=fds,
+                    )
+                self._link.settimeout(START_TIMEOUT_SECONDS)
+                send_frame(self._link, json.dumps(asdict(self.setup)).encode())
+                error = json.loads(receive_frame(self._link))["error"]
+            except BaseException as failure:
+                self._end_all()
+                if not isinstance(failure, EOFError | OSError):
+                    raise
+                why = str(failure) or "it ends, and has written why"
+                raise NoGrammarProcess(f"{NONE_STARTS} ({why})") from failure
             if error is not None:
-                ours.close()
                 self._end_all()
                 raise GrammarInvalid(f"answers of this model cannot be constrained: {error}")
-            ours.settimeout(FORK_TIMEOUT_SECONDS)
-            self._link = ours
+            self._link.settimeout(FORK_TIMEOUT_SECONDS)
 
     def end_all(self) -> None:
         """End all processes, matching and compiling."""
@@ -227,8 +241,7 @@ class GrammarProcesses:
             self._compiling.discard(process)
             try:
                 status: int | None = self._ask({"reap": process.pid}, [])
-            except (EOFError, OSError):  # a late answer would be taken for the answer to the next command
-                self._end_all()
+            except (EOFError, OSError):
                 return None
             return status
 
@@ -244,17 +257,23 @@ class GrammarProcesses:
                 log.exception("the process that forks grammar processes is gone")
                 for ours, _ in pairs:
                     ours.close()
-                self._end_all()
             finally:
                 for _, theirs in pairs:
                     theirs.close()
-        raise NoGrammarProcess("answers cannot be constrained at present: no grammar process can be started")
+        raise NoGrammarProcess(NONE_STARTS)
 
     def _ask(self, command: dict[str, Any], fds: list[int]) -> Any:
+        """Ask the process that forks. Whatever interrupts that ends it: an answer that is late would be taken for the
+        answer to what is asked next.
+        """
         if self._link is None:
             raise EOFError
-        socket.send_fds(self._link, [json.dumps(command).encode()], fds)
-        return json.loads(receive_frame(self._link))
+        try:
+            socket.send_fds(self._link, [json.dumps(command).encode()], fds)
+            return json.loads(receive_frame(self._link))
+        except BaseException:
+            self._end_all()
+            raise
 
     def _end_all(self) -> None:
         """End the forking process, with all its forks."""

@@ -39,7 +39,7 @@ class LogitsProcessors:
         self._vocab_size = vocab_size
         self._device = device
         self._rules: dict[int, SlotRules] = {}
-        self._arrived: list[SlotRules] = []
+        self._arrived: dict[int, SlotRules] = {}  # by slot: others may take it before it samples
         self._has_rules: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         words = -(-vocab_size // WORD_BITS)
         self.apply_token_bitmask = ops.apply_token_bitmask
@@ -53,14 +53,14 @@ class LogitsProcessors:
         self._has_rules[slot] = rules is not None
         if rules is not None:
             self._rules[slot] = rules
-            self._arrived.append(rules)
+            self._arrived[slot] = rules
 
     def of(self, slots: npt.NDArray[np.int64]) -> "ProcessedRows | None":
         """Return the rules of a step's rows, one for each of `slots`; None if no row has any."""
         rows: list[int] = self._has_rules[slots].nonzero()[0].tolist()
         if not rows:
             return None
-        arrived, self._arrived = self._arrived, []
+        arrived, self._arrived = [*self._arrived.values()], {}
         return ProcessedRows(self, arrived, {row: self._rules[slots[row]] for row in rows})
 
     def load(self, arrived: list[SlotRules]) -> None:

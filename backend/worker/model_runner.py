@@ -1,5 +1,6 @@
 """The model runner turns a batch into tensors, through the decoder and the sampler, and back into tokens."""
 
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -49,15 +50,18 @@ class StepAhead:
 
     staged: StagedStep
     running: LaunchedWork
-    masks: TokenMasks | None
+    masks: TokenMasks | None  # to be told its tokens; None: they know, or there are none
     behind: ConstrainedStep | None = None  # the step launched behind it, if that may tell which tokens are forced
 
     def synchronize(self) -> float:
-        """Wait for the step, and make its tokens known to the steps behind it that may need them."""
+        """Wait for the step, and make its tokens known to the steps behind it that may need them: once, because at a
+        second call its staging piece may be another step's.
+        """
         elapsed = self.running.synchronize()
-        if self.masks is not None:
+        if (masks := self.masks) is not None:
             piece, count = self.staged.piece, self.staged.num_sampled
-            self.masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
+            masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
+            self.masks = None
         return elapsed
 
 
@@ -136,7 +140,7 @@ class ModelRunner:
         try:
             if batch.step <= self._newest:
                 self._forget_unfinished()
-            self._newest = batch.step
+            self._newest = batch.step if batch.stores else sys.maxsize  # none is in flight behind a calibration step
             return self._launch_step(batch)
         except Exception as error:
             if not is_device_error(error):
@@ -160,6 +164,7 @@ class ModelRunner:
             self._device_stream.recover()  # the device may be reading it
             self.stager.release_all()
         self._staged.clear()
+        self._launched = None
 
     def measure_copies(self) -> None:
         """Measure the time of a block's copy to the host, before any step: the planner decides by it."""

@@ -63,7 +63,7 @@ class PenaltyState:
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device | None = None) -> None:
         self._shape = (max_num_seqs, vocab_size)
         self._device = device or torch.device("cpu")
-        self._arrived: list[NewSequence] = []
+        self._arrived: dict[int, NewSequence] = {}  # by slot: others may take it before it samples
         self._occurrences: Occurrences | None = None
 
     @property
@@ -78,11 +78,11 @@ class PenaltyState:
         """Record that a penalised sequence takes a slot. The device counts its tokens before the slot's first
         sample.
         """
-        self._arrived.append(admitted)
+        self._arrived[admitted.slot] = admitted
 
     def take_arrived(self) -> list[NewSequence]:
-        """Return the sequences admitted since the last call, for `load`."""
-        arrived, self._arrived = self._arrived, []
+        """Return the newest sequence of each slot that was admitted since the last call, for `load`."""
+        arrived, self._arrived = [*self._arrived.values()], {}
         return arrived
 
     def load(self, arrived: list[NewSequence]) -> None:

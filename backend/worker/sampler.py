@@ -10,11 +10,8 @@ Bans and biases commute: no finite bias brings a banned token back. In a row wit
 Every filter is a cut-off on a row's own logits, and equal logits are kept or cut together, so that neither the order
 of a sort nor the neighbours of a row can change what it draws. The draw inverts the cumulative distribution at a number
 hashed from (seed, position): a request draws the same tokens in every batch, as far as its logits are the same.
-
-Powers are of 2, because on a CPU torch takes four times as long for those of e, and more where a logit is -inf.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -96,10 +93,10 @@ def _draw_rows(logits: Tensor, batch: SamplingBatch, rows: Tensor | slice) -> Te
     assert batch.temperature is not None
     assert batch.uniforms is not None
     min_p, top_k, top_p = (None if x is None else x[rows] for x in (batch.min_p, batch.top_k, batch.top_p))
-    scaled = logits / (batch.temperature[rows] * math.log(2)).unsqueeze(1)  # to base 2
+    scaled = logits / batch.temperature[rows].unsqueeze(1)
     scaled -= scaled.amax(-1, keepdim=True)  # the largest is 0, so that its power neither overflows nor vanishes
     cutoff = cutoffs(scaled, min_p, top_k, top_p)
-    weights = scaled.exp2() if cutoff is None else scaled.exp2().mul_(scaled >= cutoff.unsqueeze(1))
+    weights = powers(scaled) if cutoff is None else powers(scaled).mul_(scaled >= cutoff.unsqueeze(1))
     return draw(weights, batch.uniforms[rows])
 
 
@@ -113,14 +110,14 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def cutoffs(logits: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: Tensor | None) -> Tensor | None:
-    """Return the smallest logit that each row may draw, [rows], for `logits` [rows, vocab] to base 2, the largest 0.
+    """Return the smallest logit that each row may draw, [rows], for `logits` [rows, vocab], the largest 0.
 
     Only rows that ask for top k or top p are sorted.
     """
     if top_k is None and top_p is None:
-        return None if min_p is None else min_p.log2()
+        return None if min_p is None else min_p.log()
     off = torch.zeros(logits.shape[0], device=logits.device)
-    floor = (off if min_p is None else min_p).log2()  # [rows]
+    floor = (off if min_p is None else min_p).log()  # [rows]
     top_k = off.long() if top_k is None else top_k.clamp(max=logits.shape[1])
     top_p = off + 1 if top_p is None else top_p
     asking = ((top_k > 0) | (top_p < 1)).nonzero().squeeze(1)
@@ -130,7 +127,7 @@ def cutoffs(logits: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: T
 
 def _raised(floor: Tensor, ordered: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Return `floor` [rows] or, if higher, the last logit of the top k and of the smallest set of mass top p in it."""
-    weights = ordered.exp2().mul_(ordered >= floor.unsqueeze(1))
+    weights = powers(ordered).mul_(ordered >= floor.unsqueeze(1))
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     last = torch.where(top_k > 0, top_k, ordered.shape[1]).unsqueeze(1) - 1
     tied = (ordered >= ordered.gather(1, last)).sum(1, keepdim=True) - 1  # logits equal to the k-th belong to the top k
@@ -146,6 +143,13 @@ def descending(x: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return x.sort(dim=-1, descending=True).values
     return torch.from_numpy(np.sort((-x).numpy(), axis=-1)).neg_()
+
+
+def powers(x: Tensor) -> Tensor:
+    """Return e to the power of each number of x. On a CPU torch takes three times as long; its powers of 2 do not, but
+    the last numbers of a tensor, or of a thread's part of it, differ from the same numbers elsewhere.
+    """
+    return x.exp() if x.device.type != "cpu" else torch.from_numpy(np.exp(x.numpy()))
 
 
 def uniforms(seeds: Integers, positions: Integers) -> npt.NDArray[np.float64]:

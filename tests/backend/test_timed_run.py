@@ -89,3 +89,8 @@ def test_a_group_is_asked_first_and_then_its_last_member_is_ended(tmp_path: Path
     wait_for_release(tmp_path / "lock")
     end_group(process)
     process.stdout.close()
+
+
+def test_what_a_command_writes_need_not_be_unicode() -> None:
+    """A compiler quotes names of files and lines of sources as they are."""
+    assert run_within(240.0, ["printf", r"a\377b"]).stdout == "a\ufffdb"

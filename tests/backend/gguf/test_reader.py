@@ -114,6 +114,18 @@ def test_a_file_of_the_second_version_and_of_another_alignment_is_read(tmp_path:
     assert [(one.shape, one.format.name, one.start % 64) for one in file.tensors.values()] == [((2, 32), "Q8_0", 0)] * 2
 
 
+def test_a_tensor_is_in_memory_once_while_it_is_read(tmp_path: Path) -> None:
+    """The largest, over the vocabulary, has gigabytes."""
+    size = 2**22
+    with GgufFile(save(tmp_path / "a.gguf", gguf({}, {"a": ((size // 4,), "F32", bytes(size))}))) as file:
+        tracemalloc.start()
+        try:
+            assert len(file.read(file.tensors["a"].start, size)) == size
+            assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+        finally:
+            tracemalloc.stop()
+
+
 def mutated(content: bytes, head: int, chance: random.Random) -> bytes:
     """A file of which a few bytes are others, or some are missing, most of them of its header."""
     data = bytearray(content)

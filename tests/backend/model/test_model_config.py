@@ -213,6 +213,7 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
         (LLAMA | {"vocab_size": 2.5}, "vocab_size is 2.5; an integer of at least 1"),
         (LLAMA | {"vocab_size": 2**31}, "vocab_size is 2147483648; an integer of at least 1 and below 2,147,483,648"),
         (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0; an integer of at least 1"),
+        (LLAMA | {"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000; an integer of at least 1 and below 4,0"),
         (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers is True; an integer of at least 1"),
         (LLAMA | {"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; a finite number above 0"),
         (LLAMA | {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; true or false"),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -89,6 +90,22 @@ def test_ranks_end_with_a_process_that_is_killed() -> None:
 def test_a_model_with_too_little_to_divide_starts_nothing() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel 7: the model has 6 attention heads"):
         load_model("embedded", TIGHT, device="cpu", tensor_parallel=7)
+
+
+def test_a_load_that_fails_leaves_the_process_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise ModelLoadError("the disk is gone")
+
+    monkeypatch.setattr("backend.parallel.loading.load_weights", full)
+    monkeypatch.setattr("backend.parallel.loading.RankProcesses", Mock())
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with pytest.raises(ModelLoadError, match="the disk is gone"):
+            load_model("embedded", TIGHT, device="cpu", tensor_parallel=2)
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_load_error_of_another_rank_is_raised(tmp_path: Path) -> None:

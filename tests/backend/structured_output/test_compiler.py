@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Event
 from unittest.mock import Mock
 
 import pytest
 
 from backend.errors import GrammarInvalid, GrammarTooComplex
-from backend.grammar import Grammar
+from backend.grammar import Grammar, GrammarKind
 from backend.structured_output import compiler as module
 from backend.structured_output.compiler import MAX_WAITING_PER_KEY, CompiledGrammar, GrammarCompiler, TooManyGrammars
 from backend.structured_output.grammar_process import COMPILE_NICENESS
@@ -130,6 +131,32 @@ def test_a_grammar_that_is_none_is_refused_with_what_is_wrong(compiler: GrammarC
     assert not isinstance(refused.value, GrammarTooComplex)
 
 
+@pytest.mark.parametrize("grammar", [regex("\ud800"), Grammar(GrammarKind.CHOICE, "red")])
+def test_a_source_that_cannot_be_read_is_no_matter_of_memory(compiler: GrammarCompiler, grammar: Grammar) -> None:
+    with pytest.raises(GrammarInvalid) as refused:
+        compiler.compile_now(grammar)
+    assert not isinstance(refused.value, GrammarTooComplex)
+
+
+def test_a_matching_process_ends_with_its_compiling_thread(compiler: GrammarCompiler) -> None:
+    """Who waits for the thread would wait for ever, and with it every tenant's grammars."""
+    process = compiler.compile_now(PERSON).process
+    process._grammars.settimeout(60)
+    with pytest.raises(EOFError):
+        process.compile(Grammar(GrammarKind.CHOICE, "red"))
+    assert compiler.compile_now(regex("[a-e]+")).num_users == 1
+
+
+def test_a_matching_process_that_does_not_answer_keeps_no_grammar_waiting(compiler: GrammarCompiler) -> None:
+    stopped = compiler.compile_now(PERSON).process
+    assert stopped._grammars.gettimeout() is not None, "or every tenant's grammars would wait for ever"
+    stopped._grammars.settimeout(0.1)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    compiled = compiler.compile_now(regex("[a-e]+", "waits for another"))
+    assert compiled.process is not stopped
+    assert compiler.processes.has(compiled.process)
+
+
 def test_a_grammar_beyond_a_limit_of_the_library_is_told_apart_from_one_that_is_none(
     compiler: GrammarCompiler,
 ) -> None:
@@ -142,6 +169,20 @@ def test_a_tokenizer_that_is_of_no_use_is_told(tmp_path: object) -> None:
         object.__setattr__(processes.setup, "tokenizer_path", f"{tmp_path}/none.json")
         with pytest.raises(GrammarInvalid, match=r"answers of this model cannot be constrained: .*none.json"):
             GrammarCompiler(processes).compile_now(PERSON)
+
+
+def test_a_process_that_does_not_start_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may have no memory for it at present."""
+    with running_processes() as processes:
+        compiler = GrammarCompiler(processes)
+        with monkeypatch.context() as patched:
+            patched.setattr("backend.structured_output.processes.module_command", lambda *_: ["false"])
+            with pytest.raises(NoGrammarProcess, match="no grammar process can be started"):
+                compiler.compile_now(PERSON)
+            patched.setattr("backend.structured_output.processes.module_command", lambda *_: ["/nowhere"])
+            with pytest.raises(NoGrammarProcess, match="No such file"):
+                compiler.compile_now(PERSON)
+        assert compiler.compile_now(PERSON).num_users == 1
 
 
 def test_an_owners_bytes_are_bounded_and_what_was_not_used_for_longest_goes_first(
@@ -297,14 +338,15 @@ def test_a_grammar_compiled_after_its_client_left_is_charged_and_kept(
     assert (compiler.num_hits, compiler.num_misses) == (1, 1)
 
 
+@pytest.mark.parametrize("failure", [TimeoutError, KeyboardInterrupt])
 def test_the_forking_process_is_restarted_when_it_does_not_tell_in_time_how_a_fork_ended(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
 ) -> None:
-    compiler.compile_now(PERSON)
-    processes, late = compiler.processes, TimeoutError()
-    with monkeypatch.context() as patched:
-        patched.setattr(processes, "_ask", Mock(side_effect=late))
-        assert processes.end(ForkedProcess(2**22, [])) is None
+    """What it says later would be taken for its answer to the next question."""
+    process, processes = compiler.compile_now(PERSON).process, compiler.processes
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr("backend.structured_output.processes.receive_frame", Mock(side_effect=failure))
+        assert processes.lost(process) is None
     assert processes._link is None
     assert processes.has(compiler.compile_now(PERSON).process)
 

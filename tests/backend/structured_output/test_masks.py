@@ -5,6 +5,7 @@ import signal
 import socket
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -191,10 +192,33 @@ def test_a_row_that_a_process_ends_with_fails_and_its_neighbours_go_on(processes
     rows.masks._shared.working_on[index] = 1
     theirs.close()
     taken = rows.masks.answer()
-    real.steps.close()
+    real.close()
     assert taken.failed == [1]
     assert taken.slots == {0: 0}
     assert rows.masks.num_failures == 1
+
+
+def test_a_row_is_not_blamed_for_a_process_that_is_given_no_time(processes: GrammarProcesses) -> None:
+    rows, index = Rows(processes, [PERSON, PERSON]), processes.index_of(PERSON)
+    rows.run()
+    os.kill(processes.matching(index).pid, signal.SIGSTOP)
+    rows.send(rows.batch())
+    rows.masks._shared.working_on[index] = 1
+    assert rows.masks.answer().failed == []
+
+
+def test_a_process_that_was_ended_meanwhile_rings_at_no_other_file() -> None:
+    """A client's connection, for instance, that was accepted under the number of the doorbell."""
+    process = MatchingProcess(0, [*socket.socketpair()], doorbell := os.eventfd(0))
+    process.close()
+    reads, writes = os.pipe()
+    client = os.dup2(writes, doorbell)
+    with suppress(ValueError):
+        process.ring()
+    os.close(client)
+    os.close(writes)
+    assert os.read(reads, 8) == b""
+    os.close(reads)
 
 
 def test_rows_fail_alone_where_no_process_can_be_had_for_them(

@@ -76,7 +76,7 @@ def test_a_kernel_that_does_not_fit_fails_its_step_with_a_remedy(monkeypatch: py
 
     monkeypatch.setattr(runner, "_launch_step", refuse)
     with pytest.raises(DeviceError, match=r"step 7 failed on cpu: .*choose kernels torch"):
-        runner.launch(SimpleNamespace(step=7))  # type: ignore[arg-type]
+        runner.launch(SimpleNamespace(step=7, stores=True))  # type: ignore[arg-type]
 
 
 def test_triton_without_a_compiler_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from backend.errors import DeviceError, MemoryExhausted
 from backend.sampling_params import SamplingParams
@@ -321,6 +322,18 @@ def test_a_step_that_finds_no_memory_is_lost_and_nothing_else(
     assert generate(runner, PROMPTS, SAMPLING, at_once=3) == expected
     assert stream.recovered > 5
     assert not captures or sum(replays(stream, prompts=True)) > 5
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_calibration_step_that_finds_no_memory_leaves_its_own_to_the_steps_behind_it(at_once: bool) -> None:
+    stream = FailingStream(torch.OutOfMemoryError("CUDA out of memory"), every=2, at_once=at_once)
+    runner = make_runner(device_stream=stream)
+    (token,) = runner.launch(prompt_step(5)).wait().token_ids
+    with pytest.raises(MemoryExhausted):
+        runner.launch(runner.calibration_batch(CalibrationStep(num_prefills=1, length=4))).wait()
+    stream.every = 1000
+    both = [runner.launch(prompt_step(6 + slot, slot)) for slot in (0, 1)]
+    assert [step.wait().token_ids for step in both] == [[token], [token]]
 
 
 def test_a_cpu_says_in_words_that_it_has_no_memory() -> None:
