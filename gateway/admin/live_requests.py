@@ -12,6 +12,7 @@ from gateway.admin.rows import MAX_ROWS, Reasons, Row, ended_row, live_row
 from gateway.background import map_in_slices
 from gateway.errors import BadRequest, RequestNotFound
 from gateway.telemetry.request_record import RequestRecord, Telemetry
+from quotas.policy.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,12 @@ def _sequence(summary: RequestSummary, seq: SequenceSummary, label: str) -> Iter
     tokens, chunks = seq.num_prompt_tokens, seq.num_chunks
     yield _span(summary, seq.queued, seq.admitted or seq.ended, "queue", label)
     if seq.admitted is not None:
-        detail = _joined(f"{tokens} prompt tokens in {chunks} chunk{'' if chunks == 1 else 's'}", label)
+        detail = _joined(f"{counted(tokens, 'prompt token')} in {counted(chunks, 'chunk')}", label)
         yield _span(summary, seq.admitted, seq.first_token or seq.prefilled or seq.ended, "prefill", detail)
     if seq.first_token is not None:
         yield _moment(summary, seq.first_token, "first token", label)
-        yield _span(summary, seq.first_token, seq.ended, "decode", _joined(f"{seq.num_output_tokens} tokens", label))
+        detail = _joined(counted(seq.num_output_tokens, "token"), label)
+        yield _span(summary, seq.first_token, seq.ended, "decode", detail)
     for preempted, resumed in zip_longest(seq.preempted, seq.resumed):
         if preempted is not None:
             yield _span(summary, preempted, resumed, "preempted", label)

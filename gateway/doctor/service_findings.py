@@ -2,7 +2,7 @@
 
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.snapshot import Json, Window
-from quotas.policy.units import show_wait
+from quotas.policy.units import counted, show_wait
 
 SLOW_STORE_SECONDS = 0.025  # of a call, for which each request waits: a twentieth of an urgent class's target
 SLOW_CALL_SHARE = 0.5  # of the calls: a store that is far away is slow for all
@@ -175,6 +175,6 @@ def draining(window: Window) -> Finding | None:
     return Finding(
         "draining",
         "the gateway is about to stop",
-        f"it is draining, with {len(window.after.live)} requests in flight",
+        f"it is draining, with {counted(len(window.after.live), 'request')} in flight",
         "none; remaining requests end with an error after --drain-timeout",
     )

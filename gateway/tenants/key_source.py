@@ -16,6 +16,7 @@ from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError, KeySto
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy import KeyPolicy, Policy, TenantPolicy
 from quotas.policy.policy_diff import changed_tenants
+from quotas.policy.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class KeySource:
         if change == KeyChange():
             return
         self.ring.change((keys.in_force[key_id] for key_id in change.added + change.changed), change.removed)
-        log.info("%d API keys are in force", len(keys.in_force))
+        log.info("%s in force", counted(len(keys.in_force), "API key"))
         await tell_all(self.on_change, change)
 
     def _followed(self, before: _Keys, policy: Policy) -> tuple[_Keys, KeyChange]:

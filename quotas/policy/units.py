@@ -134,6 +134,12 @@ def show_count(amount: int) -> str:
     return f"{_plain(amount / COUNTS[unit])}{unit}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun in the right form: 1 key, 2,000 keys, 3 classes."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
 def show_size(amount: int) -> str:
     return min((f"{amount // int(scale)}{unit}" for unit, scale in _dividing(amount, SIZES)), key=len)
 
