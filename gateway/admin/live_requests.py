@@ -11,6 +11,7 @@ from gateway.admin.request_summary import RequestSummary, SequenceSummary
 from gateway.admin.rows import MAX_ROWS, Reasons, Row, ended_row, live_row
 from gateway.background import map_in_slices
 from gateway.errors import BadRequest, RequestNotFound
+from gateway.quoting import quoted
 from gateway.telemetry.request_record import RequestRecord, Telemetry
 from quotas.policy.units import counted
 
@@ -152,7 +153,7 @@ class LiveRequests:
             found = _one_of(reversed(self._history.ended), name)
             if found is None:
                 raise RequestNotFound(
-                    f"No request {name!r:.150} is live or among the last {MAX_ENDED_REQUESTS} ended ones."
+                    f"No request {quoted(name, 150)} is live or among the last {MAX_ENDED_REQUESTS} ended ones."
                 )
             row, summary = ended_row(found), found
         return row | {"began": summary.began_unix, "timeline": [span.to_json() for span in phases(summary)]}
@@ -161,7 +162,7 @@ class LiveRequests:
         """The record of a live request. Raises `RequestNotFound`."""
         record = _one_of(self.records(), name)
         if record is None:
-            raise RequestNotFound(f"No request {name!r:.150} is live.")
+            raise RequestNotFound(f"No request {quoted(name, 150)} is live.")
         return record
 
     def _row(self, record: RequestRecord) -> Row:
@@ -186,5 +187,6 @@ def _one_of(requests: Iterable[Request], name: str) -> Request | None:
             namesakes.append(request)
     if len(namesakes) > 1:
         ids = ", ".join(request.response_id or "none yet" for request in namesakes[:8])
-        raise BadRequest(f"{len(namesakes)} requests have the id {name!r:.150}: name one by its response id ({ids}).")
+        these = f"{len(namesakes)} requests have the id {quoted(name, 150)}"
+        raise BadRequest(f"{these}: name one by its response id ({ids}).")
     return namesakes[0] if namesakes else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.errors import RequestTooLarge
 from gateway.http.json_body import Wire
+from gateway.key_mask import masked
 from gateway.tenants.live_policy import MAX_CHANGE_LINES, Check, Edition, LivePolicy, check_policy
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_diff import policy_diff, shortened
@@ -50,7 +51,7 @@ def _edition(edition: Edition) -> Plain:
 
 def problem_of(policies: LivePolicy) -> str | None:
     """The problem of a rejected edit; None without one."""
-    return str(policies.problem) if policies.problem else None
+    return masked(str(policies.problem)) if policies.problem else None
 
 
 def effective(policy: Policy, tenants: Iterable[str]) -> Plain:
@@ -145,7 +146,7 @@ def _checked(source: bytes, current: Policy, checks: Iterable[Check]) -> Plain:
 def _problem(problem: Problem) -> Plain:
     """Describe a problem; lines and columns count from 1, and line 0 means the whole policy."""
     mark = problem.mark
-    return {"line": mark.line, "column": mark.column, "path": problem.path, "message": problem.message}
+    return {"line": mark.line, "column": mark.column, "path": masked(problem.path), "message": masked(problem.message)}
 
 
 def without_hashes(policy: Policy) -> Policy:

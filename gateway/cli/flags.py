@@ -10,6 +10,7 @@ from pydantic import ByteSize, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from gateway.quoting import quoted
 from gateway.settings.field import ENV_PREFIX, GROUPS
 from gateway.settings.settings import Settings, format_bytes
 
@@ -156,4 +157,4 @@ def _reason(name: str, problem: ErrorDetails) -> str:
 
 def _shown(name: str, value: object) -> str:
     secret = Settings.model_fields[name].annotation == SecretStr | None if name else True
-    return "" if secret else f"; got {value!r:.80}"
+    return "" if secret else f"; got {quoted(value) if isinstance(value, str) else value}"

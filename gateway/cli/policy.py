@@ -14,6 +14,7 @@ from gateway.cli import arguments
 from gateway.cli.flags import add_flags, load
 from gateway.cli.store_question import STORE_FLAGS, ask_store
 from gateway.errors import ApiError
+from gateway.key_mask import masked
 from gateway.settings.settings import Settings
 from gateway.table import printable, table
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -314,7 +315,7 @@ def _schema(_: Namespace) -> int:
 
 
 def _invalid(error: PolicyError, status: int) -> int:
-    print(error, file=sys.stderr)
+    print(masked(str(error)), file=sys.stderr)
     num_problems = len(error.problems)
     print(f"sluice: {counted(num_problems, 'problem')}: no policy can be made of this", file=sys.stderr)
     return status

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway.background import tell_all
+from gateway.quoting import quoted
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import KeyRing, Principal, demo_key, demo_record, pepper_of, rotated
 from gateway.tenants.file_watch import FileWatcher, signature
@@ -201,7 +202,7 @@ def find_key(key_id: str, policy: Policy, store: KeyStore) -> KnownKey:
             principal = Principal(tenant.name, key_id, key.scopes)
             return KnownKey(principal, f"tenant {tenant.name}, key {key_id}{where}", key.expires)
     raise KeyStoreError(
-        f"there is no key {key_id!r:.80}, neither in {store.path} nor in the policy: see `sluice keys list`"
+        f"there is no key {quoted(key_id)}, neither in {store.path} nor in the policy: see `sluice keys list`"
     )
 
 
@@ -210,7 +211,7 @@ class UnknownKey(KeyStoreError):
 
     def __init__(self, key_id: str) -> None:
         super().__init__(
-            f"there is no stored key {key_id!r:.80}: see `sluice keys list`; one in a policy file is changed there"
+            f"there is no stored key {quoted(key_id)}: see `sluice keys list`; one in a policy file is changed there"
         )
 
 

@@ -28,7 +28,7 @@ from zlib import crc32
 from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, rule
 from quotas.policy.policy import SCOPES
 from quotas.policy.problems import quoted
-from quotas.policy.words import tenant_name
+from quotas.policy.words import stored_tenant_name
 
 PEPPER_BYTES = 32
 ADMIN_PREFIX = "sluice-admin-"
@@ -336,7 +336,7 @@ def _tenant(value: object) -> str:
     """Parse the name of a tenant, by the policy's rules."""
     name = _text(value)
     try:
-        return tenant_name(name)
+        return stored_tenant_name(name)
     except ValueError as error:
         raise ValueError(f"the tenant {quoted(name)} {error}") from None
 
