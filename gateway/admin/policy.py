@@ -15,6 +15,7 @@ from quotas.policy.policy_diff import policy_diff, shortened
 from quotas.policy.policy_file import PolicyError, parse_policy
 from quotas.policy.policy_text import class_fields, policy_parts, sharing_groups, tenant_fields
 from quotas.policy.problems import Problem
+from quotas.policy.units import show_size
 
 Plain = dict[str, Any]
 
@@ -87,7 +88,7 @@ class PastedPolicy(Wire):
         source = self.text.encode()
         if len(source) > MAX_POLICY_BYTES:
             raise RequestTooLarge(
-                f"The policy has {len(source)} bytes; this check takes at most {MAX_POLICY_BYTES}: use "
+                f"The policy has {len(source):,} bytes; this check takes at most {show_size(MAX_POLICY_BYTES)}: use "
                 "`sluice policy check` and `sluice policy diff`."
             )
         return source

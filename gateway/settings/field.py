@@ -19,8 +19,8 @@ def setting(group: str, unit: str, default: Any, description: str, *, form: str 
     `form` says in words what the `pattern` among the limits matches.
     """
     made = {"default_factory": default} if callable(default) else {"default": default}
-    extra = {"group": group, "unit": unit, "form": form}
-    return Field(**made, description=description, json_schema_extra=extra, **limits)
+    made |= {"json_schema_extra": {"group": group, "unit": unit, "form": form}}
+    return Field(**made, description=description, **limits)
 
 
 class SettingRecord(BaseSettings):

@@ -112,7 +112,7 @@ class EffectivePolicy:
         most = self.tenant.max_schema_bytes
         if size > most:
             raise Unsatisfiable(
-                f"Your tenant's limit max_schema_bytes is {most}: {param} has {size} bytes. Make it smaller, "
+                f"Your tenant's limit max_schema_bytes is {most:,}: {param} has {size:,} bytes. Make it smaller, "
                 "or have the limit raised.",
                 param,
             )

@@ -146,7 +146,10 @@ class KeyStore:
                     self._keys.write(records, [*map(_entry, changed), *revoked])
 
     def _make_directory(self) -> None:
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise KeyStoreUnreadable(f"{self.directory} is no directory; choose one with --state-dir") from None
         if self.directory.stat().st_mode & 0o022:
             raise KeyStoreError(f"{self.directory} may be written by other users: chmod 700 {self.directory}")
 
