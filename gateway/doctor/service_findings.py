@@ -26,7 +26,7 @@ def store_away(window: Window) -> Finding | None:
         "the quota store does not answer" if is_away else "the quota store was away",
         f"sluice_store_connected is {0 if is_away else 1}; "
         f"{counted(round(outages), 'outage')} began in the last {window.seconds:.1f} s",
-        "see that the store runs, has room on its disk and is reached within --redis-timeout (the log names the error); "
+        "see that it runs, has room on its disk and is reached within --redis-timeout (the log names the error); "
         "meanwhile each tenant's on_store_outage applies",
         Severity.SERIOUS if is_away else Severity.WARNING,
     )
