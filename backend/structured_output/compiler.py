@@ -316,7 +316,7 @@ class GrammarCompiler:
         if self._bytes.get(owner, 0) > self.owner_bytes and used > KEY_SHARE * self.owner_bytes:
             self._forget(compiled)
             raise TooManyGrammars(
-                f"the compiled grammars of what runs and waits take more than {self.owner_bytes} bytes; use fewer "
+                f"the compiled grammars of what runs and waits take more than {self.owner_bytes:,} bytes; use fewer "
                 "different ones at a time"
             )
         return compiled

@@ -17,6 +17,7 @@ from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.openai.conversation import Conversation
 from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits, check_in_vocabulary
+from gateway.quoting import quoted
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
@@ -176,7 +177,7 @@ class Frontend:
         is_known = policy is None or policy.allows_model(self.model.name)
         if model is not None:
             rest = f"; this server has {self.model.name!r}" if is_known else " or you have no access to it"
-            raise ModelNotFound(f"The model {model!r:.200} does not exist{rest}.", "model")
+            raise ModelNotFound(f"The model {quoted(model, 200)} does not exist{rest}.", "model")
         if not is_known:
             raise ModelNotFound("This server has no model that you have access to.", "model")
 

@@ -114,7 +114,9 @@ class GenerationEndpoint(TokensEndpoint):
             if type(error) is InvalidGrammar and grammar is not None:
                 if grammar.is_schema:
                     locate = partial(located, error.message, grammar.source)
-                    error.message = await frontend.body_reader.offload(params.policy.name, len(grammar.source), locate)
+                    error.message = masked(
+                        await frontend.body_reader.offload(params.policy.name, len(grammar.source), locate)
+                    )
                 elif error.param != "structured_outputs.grammar":
                     error.message = f"{error.param}: {without_source(error.message)}"
             raise

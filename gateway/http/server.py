@@ -18,6 +18,7 @@ from gateway.http.connection import DiscardPace, HangupWatcher, HttpConnection, 
 from gateway.http.connection_table import ConnectionEntry, ConnectionTable
 from gateway.http.request_scope import ActiveRequests
 from gateway.settings.settings import Settings
+from quotas.policy.units import counted
 
 PRIVILEGED_PORTS = 1024
 BACKLOG = 65_535  # connections before `accept`; the kernel caps it at net.core.somaxconn
@@ -179,7 +180,7 @@ class Server(HttpServer):
             self.should_exit = True
             if not self._delay:
                 self._active_requests.close()  # `shutdown` is called up to 0.1 s later, when uvicorn next looks
-            log.info("draining: %d requests are in flight", len(self.server_state.tasks))
+            log.info("draining: %s in flight", counted(len(self.server_state.tasks), "request"))
 
     def end(self) -> None:
         """Stop now: requests in flight are ended with an error."""
@@ -237,7 +238,8 @@ class Server(HttpServer):
         """Send every client an error. A client that does not read, or has not sent its whole request, is
         disconnected.
         """
-        log.warning("%d requests are ended: their time to end by themselves is over", sum(not t.done() for t in tasks))
+        num_ended = sum(not task.done() for task in tasks)
+        log.warning("%s ended: the time to end by themselves is over", counted(num_ended, "request"))
         self._active_requests.fail_all(ShuttingDown())
         ended = asyncio.create_task(asyncio.wait(tasks))
         await wait_awake(END_SECONDS, ended)

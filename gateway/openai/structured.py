@@ -203,4 +203,5 @@ def _bounded(kind: GrammarKind, source: str, field: str, most_bytes: int) -> Ask
 
 
 def _too_long(field: str, size: int, most_bytes: int) -> InvalidGrammar:
-    return InvalidGrammar(f"{field} has {size} bytes; at most {most_bytes} are compiled here. Make it smaller.", field)
+    bounds = f"{size:,} bytes; at most {most_bytes:,} are compiled here"
+    return InvalidGrammar(f"{field} has {bounds}. Make it smaller.", field)

@@ -91,6 +91,7 @@ class QuotaFields(SettingRecord):
         "this replica's address for routers: announced in the store, with its admin port at the same host, for a "
         "router's `--replicas-store`; the port defaults to --port",
         pattern=r"^https?://[^/?#@\s]+$",
+        form="http:// or https:// with a host, and nothing behind its port",
     )
 
 
@@ -129,6 +130,7 @@ class NetworkFields(SettingRecord):
         "origins of web pages whose scripts may call the API, such as https://a.example, separated by commas; *: of "
         "all; off: of none",
         pattern=f"^(?:{cors.ORIGINS})$",
+        form="off, * or origins such as https://a.example, separated by commas",
     )
     public_models: Literal["on", "off"] = setting(
         "network",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
+from gateway.quoting import quoted
 from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
 from quotas.policy.limit import Limit, Resource
@@ -60,7 +61,7 @@ class EffectivePolicy:
     def check_model(self, model: str) -> None:
         """Raise `ModelNotFound` for a model denied to the tenant, as for an unknown one."""
         if self.models is not None and model not in self.models:
-            raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
+            raise ModelNotFound(f"The model {quoted(model, 200)} does not exist or you have no access to it.", "model")
 
     @property
     def highest_class(self) -> ClassPolicy:
@@ -111,7 +112,7 @@ class EffectivePolicy:
         most = self.tenant.max_schema_bytes
         if size > most:
             raise Unsatisfiable(
-                f"Your tenant's limit max_schema_bytes is {most}: {param} has {size} bytes. Make it smaller, "
+                f"Your tenant's limit max_schema_bytes is {most:,}: {param} has {size:,} bytes. Make it smaller, "
                 "or have the limit raised.",
                 param,
             )

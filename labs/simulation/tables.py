@@ -131,6 +131,8 @@ def _known(path: Path, headings: Sequence[str], layout: str | None, given: Colum
     if layout is not None:
         missing = [column for column in LAYOUTS[layout].values() if column not in headings]
         raise TraceError(path, 1, f"the header lacks {', '.join(missing)}")
+    if not any(headings):
+        raise TraceError(path, 1, "no header is here: is the file empty?")
     layouts = "; ".join(", ".join(columns.values()) for columns in [*LAYOUTS.values(), *_OWN])
     reason = f"the header, {', '.join(headings)}, is of no known layout ({layouts}): --columns says what a column is"
     raise TraceError(path, 1, reason)

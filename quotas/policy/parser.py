@@ -260,13 +260,7 @@ class TenantReader:
 
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:
     """A bound of one request, at most the server's own."""
-    if name not in section:
-        return base
-    bound = section.value(name, partial(units.count, least=least), base)
-    if bound > most:
-        section.wrong(name, f"is above {most}, the server's limit: lower it, or leave it out")
-        return base
-    return bound
+    return section.value(name, partial(units.count, least=least, most=most), base)
 
 
 def _refuse_tenants_limits(limits: Section) -> None:

@@ -37,6 +37,7 @@ UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 GROUP_NAME = TENANT_NAME
 CLASS_NAME = r"[a-z][a-z0-9_-]{0,31}"
+KEY_PREFIX = "sk-sluice-"  # of an API key
 KEY_ID = r"[A-Za-z0-9]{1,64}"  # a dash ends the id within a key
 HMAC = r"[0-9A-Fa-f]{64}"
 MODEL = r"[!-~]([ -~]{0,254}[!-~])?"

@@ -139,6 +139,9 @@ def test_an_unenforceable_grammar_is_refused_by_its_place(site: Site) -> None:
     assert "#/properties/a/not" in refusal.message
     refusal = site.refused(response_format=schema({"oneOf": [{"type": "object"}, {"required": ["a"]}]}))
     assert "(at #/oneOf)" in refusal.message
+    key = f"sk-sluice-{'7' * 40}"  # which somebody put into a schema by mistake
+    refusal = site.refused(response_format=schema({"properties": {key: {"type": "string", "pattern": "["}}}))
+    assert "(at #/properties/***" in refusal.message and "7777" not in refusal.message
     refusal = site.refused(structured={"regex": "(a"})
     assert (refusal.param, refusal.code) == ("structured_outputs.regex", "invalid_grammar")
 

@@ -113,7 +113,7 @@ def test_a_draining_replica_reports_its_rest_and_its_own_finding_is_not_repeated
     draining = seen("b", Condition.DRAINING, replace(TOLD, running=2, waiting=1))
     own = {"b": [Finding("draining", "it drains", "", "")]}
     finding = only(diagnosed(look(seen("a"), draining), own=own))
-    assert (finding.name, finding.evidence) == ("replica_draining", "3 requests are left")
+    assert (finding.name, finding.evidence) == ("replica_draining", "3 requests left")
 
 
 def test_more_work_than_the_others_at_both_looks_is_an_imbalance() -> None:

@@ -117,6 +117,8 @@ async def test_a_key_that_is_not_stored_is_neither_rotated_nor_revoked(site: Sit
         ("tenant", {"tenant": ""}),
         ("name", {"tenant": "acme", "name": "x" * 65}),
         ("name", {"tenant": "acme", "name": "a\u202eb"}),
+        ("tenant", {"tenant": "sk-sluice-77777777", "unnamed": True}),
+        ("name", {"tenant": "acme", "name": "of sk-sluice-77777777"}),
         ("scopes", {"tenant": "acme", "scopes": ["admin"]}),
     ],
 )
@@ -124,7 +126,7 @@ async def test_bad_input_is_told_by_its_field_and_makes_nothing(site: Site, fiel
     before = len(site.source.in_force)
     with pytest.raises(BadRequest) as refused:
         await site.keys.create("me", NewKey(**body))
-    assert refused.value.param == field
+    assert (refused.value.param, "7777" in refused.value.message) == (field, False)
     assert (len(site.source.in_force), await site.record()) == (before, [])
 
 

@@ -51,6 +51,13 @@ async def test_a_policy_error_is_told_with_its_line(check: PolicyCheck) -> None:
     assert places == [(2, "tenants.acme"), (3, "tenants.b.weight")]
 
 
+async def test_a_key_that_was_pasted_into_a_policy_is_not_repeated(check: PolicyCheck) -> None:
+    key = f"sk-sluice-{'7' * 40}"
+    text = f"tenants:\n  acme: {{{key}: 3, keys: {{k1: {{hmac: {key}}}}}}}\n  {key}: {{weight: x}}\n"
+    report = await check.of(PastedPolicy(text=text), CURRENT)
+    assert (len(report["problems"]), "7777" in str(report)) == (3, False)
+
+
 async def test_a_limit_beyond_this_gateway_is_told_with_its_line(check: PolicyCheck) -> None:
     def find(policy: Policy) -> list[tuple[str, str]]:
         return [("tenants.b.prefix_cache.floor", "leaves no room")]

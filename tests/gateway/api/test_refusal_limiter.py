@@ -43,7 +43,7 @@ def site() -> Site:
 
 def test_a_key_that_sends_too_many_bad_requests_is_read_again_when_time_has_paid_for_them(site: Site) -> None:
     assert [site.bad() for _ in range(BURST + 2)] == [True] * (BURST + 1) + [False]
-    with pytest.raises(TooManyRefused, match="of your API key") as refusal:
+    with pytest.raises(TooManyRefused, match=r"of your API key .* one more for 64KiB read") as refusal:
         site.rate.check("t", "k")
     assert {"retry-after", "x-sluice-dropped-reason"} <= refusal.value.headers().keys()
     assert site.is_read("other") and site.is_read(tenant="other")

@@ -191,9 +191,16 @@ def test_an_address_that_is_no_gateway_is_told(serve: Any, key: str, sluice: Slu
     assert (done.status, said in done.err) == (1, True)
 
 
-def test_no_gateway_there(key: str, sluice: Sluice) -> None:
-    done = sluice("doctor", "--live", "http://127.0.0.1:1", "--key-file", key)
-    assert (done.status, "cannot be read" in done.err) == (1, True)
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://127.0.0.1:1", "nothing listens there"),
+        ("foo", "it is no URL such as http://127.0.0.1:8001"),
+    ],
+)
+def test_no_gateway_there(key: str, sluice: Sluice, url: str, reason: str) -> None:
+    done = sluice("doctor", "--live", url, "--key-file", key)
+    assert (done.status, f"{url} cannot be read ({reason}): name" in done.err) == (1, True)
 
 
 def test_no_key(tmp_path: Path, sluice: Sluice) -> None:

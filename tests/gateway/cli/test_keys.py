@@ -128,8 +128,8 @@ def test_a_second_rotation_does_not_cut_short_what_the_first_promised(
 
 
 def test_a_key_that_is_not_stored_cannot_be_rotated(store: KeyStore, sluice: Sluice) -> None:
-    done = sluice("keys", "rotate", "\x1b[2Jnone")
-    assert (done.status, "\x1b" in done.err) == (1, False)
+    done = sluice("keys", "rotate", f"\x1b[2Jsk-sluice-{'7' * 40}")
+    assert (done.status, "\x1b" in done.err, "7777" in done.err) == (1, False, False)
     assert store.records() == []
 
 
@@ -226,6 +226,8 @@ def test_a_foreign_file_cannot_steer_the_terminal(store: KeyStore, made: Printed
         ["create", "acme", "--name", "a\x1b[31m"],
         ["create", "acme", "--name", ""],
         ["create", "acme", "--name", "n" * 65],
+        ["create", f"sk-sluice-{'7' * 40}"],
+        ["create", "acme", "--name", f"of sk-sluice-{'7' * 40}"],
         ["rotate", "abc", "--overlap", "1"],
         ["rotate", "abc", "--overlap", "-1h"],
         ["rotate"],
@@ -234,7 +236,7 @@ def test_a_foreign_file_cannot_steer_the_terminal(store: KeyStore, made: Printed
 )
 def test_a_wrong_flag_makes_no_key(arguments: list[str], store: KeyStore, sluice: Sluice) -> None:
     done = sluice("keys", *arguments)
-    assert (done.status, "\x1b" in done.err) == (2, False)
+    assert (done.status, "\x1b" in done.err, "7777" in done.err) == (2, False, False)
     assert store.records() == []
 
 

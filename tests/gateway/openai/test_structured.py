@@ -110,7 +110,7 @@ def test_a_wrong_type_is_refused_by_its_field(fields: dict[str, Any], param: str
 @pytest.mark.parametrize("schema", [{"enum": ["x" * 1000] * 300}, {"description": "x" * 300_000}])
 def test_a_schema_has_a_bounded_size(schema: dict[str, Any]) -> None:
     refusal = refused(chat, response_format=of_schema(schema))
-    assert "at most 262144 are compiled here" in refusal.message
+    assert "at most 262,144 are compiled here" in refusal.message
     assert refusal.code == "invalid_grammar"
 
 

@@ -100,7 +100,7 @@ def nested(levels: int) -> Any:
             "null",
         ),
         ([tool(), tool()], None, "tools[1].function.name", "another tool too"),
-        ([tool(parameters={"x": "y" * MAX_TOOLS_BYTES})], None, "tools", f"at most {MAX_TOOLS_BYTES} are read"),
+        ([tool(parameters={"x": "y" * MAX_TOOLS_BYTES})], None, "tools", "at most 256KiB are read"),
         ([tool(parameters=nested(2000))], None, "tools", "nested too deeply"),
     ],
 )

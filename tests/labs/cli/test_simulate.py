@@ -125,7 +125,7 @@ def test_floors_that_leave_no_room_are_refused_as_a_server_refuses_them(
     (file,) = written((tmp_path / "policy.yaml", "tenants: {a: {prefix_cache: {floor: 50GiB}}}"))
     done = sluice("simulate", "--trace", trace, "--compare", file)
     assert done.status == 2
-    assert "--compare: tenants.a.prefix_cache.floor: floors keep 50.00 GiB (25600 blocks) in all" in done.err
+    assert "--compare: tenants.a.prefix_cache.floor: floors keep 50.00 GiB (25,600 blocks) in all" in done.err
     assert sluice("simulate", "--trace", trace, "--compare", f"{file},kv_tokens=1000000").status == 0
 
 
@@ -165,7 +165,7 @@ def test_a_compressed_trace_that_is_damaged_is_said_in_one_line(
     monkeypatch.chdir(trace.parent)  # a long path is cut where it is repeated
     done = sluice("simulate", "--trace", trace.name)
     assert (done.status, done.err.count("\n")) == (2, 1)
-    assert "--trace: cannot be read (" in done.err and f"got '{trace.name}'" in done.err
+    assert "--trace: cannot be read: " in done.err and f"got '{trace.name}'" in done.err
 
 
 def test_names_of_wide_characters_do_not_move_the_columns(trace: Path, simulate: Simulate) -> None:

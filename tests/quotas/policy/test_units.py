@@ -193,3 +193,8 @@ def test_numbers_are_shown_in_their_shortest_unit() -> None:
     assert [units.show_duration(seconds) for seconds in (0.0, 0.5, 30.0, 3600.0, 0.0005)] == [
         "0s", "500ms", "30s", "1h", "0.5ms",
     ]  # fmt: skip
+
+
+def test_a_number_has_its_noun_in_the_right_form() -> None:
+    assert [units.counted(number, "key") for number in (0, 1, 2000)] == ["0 keys", "1 key", "2,000 keys"]
+    assert [units.counted(number, "class") for number in (1, 3)] == ["1 class", "3 classes"]
