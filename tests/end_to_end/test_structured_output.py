@@ -138,6 +138,10 @@ def test_what_cannot_be_enforced_is_refused_by_its_place(site: Site) -> None:
     assert "#/properties/a/not" in refusal.message
     refusal = site.refused(response_format=schema({"oneOf": [{"type": "object"}, {"required": ["a"]}]}))
     assert "(at #/oneOf)" in refusal.message
+    refusal = site.refused(response_format=schema({"type": "array", "minItems": 2, "maxItems": 1}))
+    assert "response_format.json_schema.schema: Unsatisfiable schema" in refusal.message
+    refusal = site.refused(structured={"grammar": "start: nowhere"})
+    assert "structured_outputs.grammar: At 1(8): unknown name" in refusal.message
     refusal = site.refused(structured={"regex": "(a"})
     assert (refusal.param, refusal.code) == ("structured_outputs.regex", "invalid_grammar")
 
