@@ -298,7 +298,9 @@ def _shared(
     options, stream = body.get("stream_options"), bool(body.get("stream"))
     max_tokens, max_completion_tokens = lengths
     if options and not stream:
-        raise BadRequest("stream_options is only allowed when stream is true.", "stream_options")
+        raise BadRequest(
+            "stream_options is only allowed when stream is true: set that, or leave it out.", "stream_options"
+        )
     if stream and body.get("prompt_logprobs") is not None:
         raise BadRequest(
             "prompt_logprobs cannot be streamed: set stream to false, or leave prompt_logprobs out.", "prompt_logprobs"
