@@ -1,5 +1,6 @@
 """A grammar as a request gives it: not compiled, and identified by its hash."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,11 @@ class Grammar:
     def __post_init__(self) -> None:
         said = f"{self.kind}:{len(self.owner)}:{self.owner}:{self.source}".encode("utf-8", "surrogatepass")
         object.__setattr__(self, "hash", blake2b(said, digest_size=16).digest())
+
+
+def lark_text(text: str) -> str:
+    """Return a text as a literal of a grammar in Lark's notation: the name of a special token is only text in it."""
+    return json.dumps(text).replace("\x7f", r"\u007f")  # which JSON has as it is, and the notation not
 
 
 def json_options(schema: str, style: Mapping[str, Any]) -> dict[str, Any]:

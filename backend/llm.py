@@ -204,7 +204,11 @@ class LLM:
             return _GrowingCompletion(sequence, None)
         tail = () if _is_chat(prompt) else token_ids
         detokenizer = IncrementalDetokenizer(
-            self.model.tokenizer, sampling.stop, prompt_tail=tail, min_tokens=sampling.min_tokens
+            self.model.tokenizer,
+            sampling.stop,
+            prompt_tail=tail,
+            min_tokens=sampling.min_tokens,
+            keeps_spaces=sampling.grammar is not None,
         )
         return _GrowingCompletion(sequence, detokenizer)
 

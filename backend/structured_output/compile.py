@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from backend.grammar import ONE_LINE, GrammarKind, json_options
+from backend.grammar import ONE_LINE, GrammarKind, json_options, lark_text
 
 WHITESPACE = r"\x20|\r?\n[\x20\t]{0,32}"
 """Between the parts of a JSON text stands nothing, one space, or a line break with indentation: with more allowed, a
@@ -126,8 +126,7 @@ def _translated(kind: GrammarKind, source: str) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(source)
         case GrammarKind.CHOICE:
-            choices = " | ".join([json.dumps(text, ensure_ascii=False) for text in json.loads(source)])
-            return f"start: CHOICE\nCHOICE: {choices}\n"
+            return f"start: CHOICE\nCHOICE: {' | '.join(map(lark_text, json.loads(source)))}\n"
         case GrammarKind.LARK:
             return source
 

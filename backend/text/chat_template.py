@@ -12,7 +12,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial, wraps
 from os import urandom
@@ -29,7 +28,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from backend.errors import InvalidRequest, ModelLoadError
-from backend.text.control_tokens import PLAIN, ControlTokens, Marking
+from backend.text.control_tokens import PLAIN, SEARCHING, ControlTokens, Marking
 
 Message = Mapping[str, Any]
 MAX_SOURCE_CHARS = 2**20  # the longest templates in use have some 20,000
@@ -138,11 +137,16 @@ class ChatTemplate:
     def _keeps_marks(self, marked: Template, control: ControlTokens) -> bool:
         """Return True if the template writes each of its control tokens recognisably, apart from those of requests."""
         for messages in (_GREETING, _CONVERSATION):
-            with suppress(Exception):  # the template may refuse these messages
+            try:
                 text = self._rendered(self._template, messages, True, {"tools": _TOOLS})
+            except Exception:  # noqa: BLE001, S112 - what it refuses here it may refuse
+                continue
+            try:
                 prompt = control.prompt(self._rendered(marked, messages, True, {"tools": _TOOLS}))
-                if type(prompt) is not str or control.count(prompt) != control.count(text):
-                    return False
+            except Exception:  # noqa: BLE001 - of the marks then
+                return False
+            if type(prompt) is not str or control.count(prompt) != control.count(text):
+                return False
         return True
 
     def _written(
@@ -341,6 +345,9 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(method, "__self__", None)
         if isinstance(owner, (str, bytes, int)):
             _check_call(method.__name__, owner, *args, *kwargs.values())
+        if self._control and isinstance(owner, str) and method.__name__ in SEARCHING and self._control.has_twins(owner):
+            options = {name: one for name, one in kwargs.items() if not name.startswith("_")}  # the others are jinja's
+            return self.guard.grown(self._control.searched(owner, method.__name__, *args, **options))
         return self.guard.grown(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:

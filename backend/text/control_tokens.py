@@ -75,11 +75,39 @@ class ControlTokens:
         """Return a text without twins."""
         for twins, chars in self._written.items():
             text = text.replace(twins, chars)
-        try:
-            text.encode()  # takes a tenth of a search for twins
-        except UnicodeEncodeError:  # the template has cut its own text
+        if self.has_twins(text):  # the template has cut its own text
             return _TWIN.sub(lambda found: found[0].translate(self._chars), text)
         return text
+
+    @staticmethod
+    def has_twins(text: str) -> bool:
+        try:
+            text.encode()  # a tenth of what looking for twins takes
+        except UnicodeEncodeError:
+            return True
+        return False
+
+    def searched(self, text: str, method: str, *args: Any, **options: Any) -> Any:
+        """Return what a method that searches a text finds in it without twins, with the twins of the parts found.
+
+        A template looks for its own tokens also in a text that it has put together of them and of a request's.
+        """
+        plain = self.plain(text)
+        found = getattr(plain, method)(*args, **options)
+        if isinstance(found, list | tuple):
+            gap = len(args[0] if args else options.get("sep") or "") if isinstance(found, list) else 0
+            return type(found)(_cut(text, plain, found, gap))
+        if not isinstance(found, str):
+            return found
+        match method:
+            case "replace":
+                pieces = self.searched(text, "split", args[0], *args[2:]) if args[0] else []
+                return cast(str, args[1]).join(pieces) if pieces else text.replace(*args)
+            case "strip":
+                return self.searched(self.searched(text, "lstrip", *args), "rstrip", *args)
+            case "rstrip" | "removesuffix":
+                return text[: len(found)]
+        return text[len(text) - len(found) :]
 
     def prompt(self, marked: str) -> str:
         """Return a rendered prompt without twins: a `PartedText` if the request spells a control token in it.
@@ -124,6 +152,15 @@ class ControlTokens:
                 yield at
 
 
+def _cut(text: str, plain: str, pieces: Iterable[str], gap: int) -> Iterator[str]:
+    """Yield the parts of a text that are these pieces of its plain one, with `gap` characters between; 0: blanks."""
+    at = 0
+    for piece in pieces:
+        at = at if gap else plain.index(piece, at)
+        yield text[at : at + len(piece)]
+        at += len(piece) + gap
+
+
 def _any_of(texts: Iterable[str]) -> str:
     """Return an expression for any of these texts, which matches the longest and reads each character once."""
     behind: dict[str, list[str]] = {}
@@ -140,6 +177,7 @@ _READING = frozenset(  # methods whose arguments are searched for in other texts
         "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split", "startswith", "strip",
     )
 )  # fmt: skip
+SEARCHING = _READING - {"get", "pop"}  # those of texts
 _WRITING = frozenset(("d", "default", "join", "replace"))  # filters whose arguments become part of a text
 _VARIABLE = nodes.BinExpr | nodes.Call | nodes.Concat | nodes.CondExpr | nodes.Filter | nodes.Getattr | nodes.Getitem
 PLAIN = "guard.plain"

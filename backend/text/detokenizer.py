@@ -118,6 +118,7 @@ class IncrementalDetokenizer:
       own.
     - Stop strings are searched for after the first `min_tokens` ids.
     - `in_message`: special tokens that delimit the parts of a message are not skipped, so that it can be parsed.
+    - `keeps_spaces`: the text is what a grammar matched, also the space that a decoder of Llama 2's kind drops first.
     """
 
     __slots__ = ("_decoder", "_matcher", "_unchecked", "may_stop")
@@ -131,8 +132,10 @@ class IncrementalDetokenizer:
         prompt_tail: Sequence[int] = (),
         min_tokens: int = 0,
         in_message: bool = False,
+        keeps_spaces: bool = False,
     ) -> None:
-        self._decoder = _decoder(tokenizer, skip_special_tokens, prompt_tail[-_CONTEXT_TOKENS:], in_message)
+        context = prompt_tail[-_CONTEXT_TOKENS:]
+        self._decoder = _decoder(tokenizer, skip_special_tokens, context, in_message, keeps_spaces)
         self.may_stop = bool(stop)  # there are stop strings to search for
         self._matcher = StopMatcher(stop, include_stop) if stop else None
         self._unchecked = min_tokens if stop else 0
@@ -176,11 +179,13 @@ class _Decoder(Protocol):
     def flush(self) -> str: ...
 
 
-def _decoder(tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int], in_message: bool) -> _Decoder:
+def _decoder(
+    tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int], in_message: bool, keeps_spaces: bool
+) -> _Decoder:
     table = tokenizer.token_bytes(skip_special_tokens, in_message)
     if table is None:
         return _WindowDecoder(tokenizer, skip_special_tokens and not in_message, context)
-    return _ByteDecoder(table, tokenizer.strip_left, context)
+    return _ByteDecoder(table, 0 if keeps_spaces else tokenizer.strip_left, context)
 
 
 class _ByteDecoder:

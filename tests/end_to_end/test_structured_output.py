@@ -142,6 +142,10 @@ def test_an_unenforceable_grammar_is_refused_by_its_place(site: Site) -> None:
     key = f"sk-sluice-{'7' * 40}"  # which somebody put into a schema by mistake
     refusal = site.refused(response_format=schema({"properties": {key: {"type": "string", "pattern": "["}}}))
     assert "(at #/properties/***" in refusal.message and "7777" not in refusal.message
+    refusal = site.refused(response_format=schema({"type": "array", "minItems": 2, "maxItems": 1}))
+    assert "response_format.json_schema.schema: Unsatisfiable schema" in refusal.message
+    refusal = site.refused(structured={"grammar": "start: nowhere"})
+    assert "structured_outputs.grammar: At 1(8): unknown name" in refusal.message
     refusal = site.refused(structured={"regex": "(a"})
     assert (refusal.param, refusal.code) == ("structured_outputs.regex", "invalid_grammar")
 

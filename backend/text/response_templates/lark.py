@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from backend.grammar import ONE_LINE, json_options
+from backend.grammar import ONE_LINE, json_options, lark_text
 from backend.text.response_templates.pattern_syntax import (
     Alternation,
     Character,
@@ -91,7 +91,7 @@ class Lark:
 
     def choice(self, texts: Sequence[str]) -> str:
         """Return the rule of one of several texts."""
-        return self.rule("choice", " | ".join(map(literal, texts)))
+        return self.rule("choice", " | ".join(map(lark_text, texts)))
 
     def regex(self, source: str) -> str:
         """Return the rule of a match of a client's expression."""
@@ -117,7 +117,7 @@ class Lark:
             case Repeat():
                 written = self._repeat(node, groups)
             case Group(name, part):
-                written = literal(groups[name]) if name in groups else self.node(part, groups)
+                written = lark_text(groups[name]) if name in groups else self.node(part, groups)
             case CharClass(source):
                 written = _character(source)
             case Character(char):
@@ -153,9 +153,9 @@ class Lark:
     def _pieces(self, text: str) -> list[str]:
         special = self.vocabulary.special
         if not special:
-            return [literal(text)] if text else []
+            return [lark_text(text)] if text else []
         split = re.split("|".join(f"({re.escape(one)})" for one in sorted(special, key=len, reverse=True)), text)
-        return [f"<[{special[one]}]>" if one in special else literal(one) for one in split if one]
+        return [f"<[{special[one]}]>" if one in special else lark_text(one) for one in split if one]
 
     def __str__(self) -> str:
         return "\n".join([*self.rules, f"{TEXT}: /(.|\\n)*/", ""])
@@ -182,11 +182,6 @@ def ways_to_begin(node: Node) -> Iterator[tuple[Node, ...]]:
                 yield from ways_to_begin(choice)
         case _:
             yield (node,)
-
-
-def literal(text: str) -> str:
-    """Return the rule of a request's text, in which the name of a special token is only text."""
-    return json.dumps(text)
 
 
 def literal_start(way: Sequence[Node]) -> str:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from backend.grammar import lark_text
 from backend.text.response_templates.contents import ContentError, coerced, tag_pattern, value_of
-from backend.text.response_templates.lark import TEXT, Lark, literal, literal_start, ways_to_begin
+from backend.text.response_templates.lark import TEXT, Lark, literal_start, ways_to_begin
 from backend.text.response_templates.pattern_syntax import Character, Concat, Group, Node
 from backend.text.response_templates.template import ResponseField
 
@@ -86,7 +87,7 @@ def _tag(
     if texts is None:
         return f"{opening} {lark.json({**schema, **definitions})} {lark.node(after, {})}"
     if texts:
-        options = " | ".join(map(literal, texts))
+        options = " | ".join(map(lark_text, texts))
         return f"{opening} ({options}) {lark.node(after, {})}"
     return f"{opening} {lark.until(closing, free)}"
 

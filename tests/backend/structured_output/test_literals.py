@@ -68,6 +68,7 @@ def regex_of(text: str) -> str:
 @settings(max_examples=examples(20))
 @given(vocabularies, literals, literals, st.integers(0, 9))
 @example("embedded", "a<|end|>b", "x", 0)
+@example("embedded", "a\x7fb", "\x7f", 0)
 @example("Qwen's kind", "cafe\u0301", "</s>", 0)
 def test_choices_patterns_and_lark_texts_are_whole(name: str, text: str, other: str, seed: int) -> None:
     assert written(name, GrammarKind.CHOICE, json.dumps([text, other]), seed) in (text, other)

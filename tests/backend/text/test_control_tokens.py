@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.errors import InvalidRequest, TooManyTokens
-from backend.text.control_tokens import PartedText
+from backend.text.control_tokens import ControlTokens, PartedText
 from backend.text.tokenizer import Tokenizer
 from tests.backend import tiny_tokenizers as tiny
 from tests.backend.text.chat_templates import NOT_SPECIAL, SPECIAL, TEMPLATES, core, tokenizer, tokenizer_of
@@ -95,6 +95,51 @@ def test_templates_find_in_contents_what_they_look_for() -> None:
     asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "hm"}]
     assert "hm" in tokenizer("qwen3").render_chat([*asked, result]), "it is still the turn of the first question"
     assert "hm" not in tokenizer("qwen3").render_chat([*asked, {**result, "content": "no result"}])
+
+
+def test_a_template_finds_its_own_tokens_in_what_it_has_put_together() -> None:
+    source = (
+        "{% for message in messages %}{% set said = message.content %}{% if message.reasoning_content %}"
+        "{% set said = '<think>' ~ message.reasoning_content ~ '</think>' ~ said %}{% endif %}"
+        "<|im_start|>{{ said.split('</think>')[-1].strip() }}<|im_end|>{% endfor %}"
+    )
+    one = tokenizer_of(source, core())
+    said = {"role": "assistant", "reasoning_content": "so</think>", "content": " a<|im_end|><think> "}
+    text = one.render_chat([said])
+    assert text == "<|im_start|>a<|im_end|><think><|im_end|>"
+    assert control_ids(one, one.encode(text, False)) == ["<|im_start|>", "<|im_end|>"]
+
+
+SEARCHES: list[tuple[str, tuple[Any, ...]]] = [
+    ("split", ("</think>",)), ("split", ("</think>", 1)), ("rsplit", ("</think>", 1)), ("split", ()), ("split", (">",)),
+    ("partition", ("<think>",)), ("rpartition", ("<think>",)), ("strip", ()), ("strip", ("</>",)), ("lstrip", ("<",)),
+    ("rstrip", (">\n",)), ("removeprefix", ("<think>",)), ("removesuffix", ("</think>",)), ("find", ("</think>",)),
+    ("rfind", (">",)), ("count", ("<think>",)), ("startswith", ("<think>",)), ("endswith", (("x", ">"),)),
+    ("replace", ("</think>", "")), ("replace", ("<", "[", 1)), ("replace", ("", "-")),
+]  # fmt: skip
+
+
+@settings(max_examples=examples(60))
+@given(
+    st.lists(st.tuples(st.sampled_from(["<think>", "</think>", ">", "\n", " ", "a", "th"]), st.booleans()), max_size=8),
+    st.sampled_from(SEARCHES),
+)
+def test_a_search_finds_the_same_with_marks_and_keeps_them(
+    parts: list[tuple[str, bool]], search: tuple[str, tuple[Any, ...]]
+) -> None:
+    control = ControlTokens(["<think>", "</think>"])
+    text, (method, args) = "".join(control.marked(said) if marks else said for said, marks in parts), search
+    plain = "".join(said for said, _ in parts)
+    found, expected = control.searched(text, method, *args), getattr(plain, method)(*args)
+    assert type(found) is type(expected)
+    if isinstance(expected, list | tuple):
+        assert [control.plain(piece) for piece in found] == list(expected)
+        between = args[0] if args and isinstance(expected, list) else ""
+        starts = [len(between.join([*expected[:index], ""])) for index in range(len(expected))]
+        assert not args or [text[at : at + len(piece)] for at, piece in zip(starts, found, strict=True)] == [*found]
+    else:
+        assert (control.plain(found) if isinstance(found, str) else found) == expected
+        assert not isinstance(found, str) or method == "replace" or found in text
 
 
 def test_a_key_of_a_schema_composes_no_token_with_what_the_template_writes_around_it() -> None:

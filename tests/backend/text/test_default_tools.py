@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from backend.errors import InvalidRequest
 from backend.text.tokenizer import Tokenizer
 from tests.backend.text.chat_templates import CHATML, TEMPLATES, core
 from tests.backend.tiny_tokenizers import byte_level_bpe
@@ -46,6 +47,18 @@ def test_tools_calls_and_results_are_told_in_messages(tmp_path: Path) -> None:
         tokenizer.render_chat(messages)
         == f"[user]Do both.[assistant]So:\n{call}\n{call}[user]{results}[assistant]{call}"
     )
+
+
+def test_a_user_may_speak_next_to_a_result(tmp_path: Path) -> None:
+    asked = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    result, user = {"role": "tool", "content": "one"}, {"role": "user", "content": "Go on."}
+    tokenizer = tokenizer_with(tmp_path, ALTERNATING)
+    text = tokenizer.render_chat([{"role": "user", "content": "Do it."}, asked, result, user])
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "<b>"}}\n</tool_call>'
+    assert text == f"[user]Do it.[assistant]{call}[user]<tool_response>\none\n</tool_response>\nGo on."
+    assert tokenizer.render_chat([user, result]) == "[user]Go on.\n<tool_response>\none\n</tool_response>"
+    with pytest.raises(InvalidRequest, match="must alternate"):
+        tokenizer.render_chat([user, result, asked, user, user])  # whose turns they are is the client's to say
 
 
 def test_a_chat_without_tools_is_written_as_ever(tmp_path: Path) -> None:

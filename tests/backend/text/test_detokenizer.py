@@ -74,6 +74,12 @@ def test_byte_fallback_differs_from_decoding_only_where_bytes_are_no_text(
         assert sent == whole
 
 
+def test_a_text_that_a_grammar_matched_keeps_the_space_that_it_begins_with() -> None:
+    ids = FALLBACK.encode("the the", add_special_tokens=False)
+    assert "".join(stream(FALLBACK, ids)) == "the the"
+    assert "".join(stream(FALLBACK, ids, keeps_spaces=True)) == " the the"
+
+
 @given(ids=ids_of(METASPACE))
 def test_a_decoder_that_looks_at_neighbours_streams_as_it_decodes(ids: list[int]) -> None:
     assert "".join(stream(METASPACE, ids)) == METASPACE.decode(ids)

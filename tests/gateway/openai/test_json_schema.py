@@ -118,7 +118,7 @@ def test_nesting_is_bounded() -> None:
         {"const": deep},
         {"items": {"enum": deep}},
         {"default": {"a": deep}},
-        {"additionalProperties": deep},
+        {"items": deep},
     ):
         assert "more than 100 levels" in str(fault_of(schema))
 
@@ -238,8 +238,8 @@ def test_formats_of_numbers_are_bounds_or_say_nothing(schema: dict[str, Any], co
 
 
 @pytest.mark.parametrize("kind", [{}, [{}], [["integer"]], [None], 3])
-def test_a_format_of_what_is_no_type_is_refused_by_its_place(kind: Any) -> None:
-    with pytest.raises(InvalidGrammar, match="#/format"):
+def test_what_is_no_type_is_refused_by_its_place(kind: Any) -> None:
+    with pytest.raises(InvalidGrammar, match="#/type"):
         enforce({"type": kind, "format": "int32"}, "f")
 
 
@@ -416,7 +416,7 @@ def test_a_schema_that_is_one_of_several_at_most_is_any_of_them_unless_it_is_str
         assert fault_of({"oneOf": options, **defined}) is None
     crossing: list[Any] = [
         [text, {"type": "string"}], [number, {"type": "number"}], [tagged[0], {"type": "object"}], [{}, number],
-        [{"enum": ["a", "b"]}, {"const": "a"}], [True, number], [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/None"}],
+        [{"enum": ["a", "b"]}, {"const": "a"}], [True, number], [{"$ref": "#/$defs/A"}] * 2,
     ]  # fmt: skip
     for options in crossing:
         assert enforce({"oneOf": copied(options), **copied(defined)}, "s", is_strict=False) == ["s/oneOf"]
@@ -443,6 +443,31 @@ def test_a_complaint_about_a_grammar_of_our_own_does_not_quote_it(complaint: str
     assert without_source(complaint) == told
 
 
-@pytest.mark.parametrize("kind", [{"a": 1}, [{"a": 1}], 5, None])
-def test_a_type_that_is_none_is_left_to_the_compiler(kind: Any) -> None:
-    assert enforce({"type": kind, "minimum": 1}, "schema", is_strict=False) == []
+MISTAKEN: list[tuple[Any, str]] = [
+    ({"type": "any"}, "#/type"), ({"type": ""}, "#/type"), ({"type": 5}, "#/type"), ({"type": [{"a": 1}]}, "#/type"),
+    ({"items": {"type": ["string", "any"]}}, "#/items/type"), ({"items": "string"}, "#/items"),
+    ({"properties": ["a"]}, "#/properties"), ({"additionalProperties": "no"}, "#/additionalProperties"),
+    ({"enum": "a"}, "#/enum"), ({"required": "a"}, "#/required"), ({"anyOf": {"type": "null"}}, "#/anyOf"),
+    ({"pattern": ["a"]}, "#/pattern"), ({"maxLength": "3"}, "#/maxLength"), ({"minimum": "0"}, "#/minimum"),
+    ({"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {}}, "#/properties/a/$ref"), ({"$ref": 5}, "#/$ref"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "pointer"), MISTAKEN)
+def test_a_keyword_with_a_value_of_no_meaning_is_left_out_unless_the_schema_is_strict(
+    schema: Any, pointer: str
+) -> None:
+    assert f" at {pointer}" in str(fault_of(schema))
+    schema = copied(schema)
+    assert enforce(schema, "s", is_strict=False) == [f"s{pointer[1:]}"]
+    compile_grammar(TOKENIZER, GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def test_a_keyword_that_is_null_says_nothing() -> None:
+    unsaid: dict[str, Any] = dict.fromkeys(
+        ("type", "properties", "required", "items", "additionalProperties", "enum", "pattern", "format", "anyOf", "not",
+         "minimum", "maxItems", "uniqueItems", "$ref", "$schema", "title")
+    )  # fmt: skip
+    said = {"const": None, "default": None}
+    assert rewritten({**unsaid, **said}) == said
+    assert rewritten({"properties": {"type": {**unsaid, "enum": [None]}}}) == {"properties": {"type": {"enum": [None]}}}

@@ -13,6 +13,9 @@ def call(arguments: Any, call_id: str = "a", name: str = "f") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+DEEP = '{"a":' * 102 + "1" + "}" * 102
+
+
 def read(*messages: Any) -> tuple[Message, ...]:
     return template_messages(messages)
 
@@ -27,6 +30,7 @@ def read(*messages: Any) -> tuple[Message, ...]:
         (" null\n", {}),
         (None, {}),
         ({"a": 1}, {"a": 1}),
+        (DEEP, DEEP),
     ],
 )
 def test_arguments_are_objects_for_templates(arguments: Any, expected: Any) -> None:

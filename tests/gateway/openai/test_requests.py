@@ -107,7 +107,7 @@ NEUTRAL = {
     "use_beam_search": False, "echo": False, "documents": [], "continue_final_message": False,
 }  # fmt: skip
 UNSUPPORTED: dict[str, list[Any]] = {
-    "best_of": [3], "functions": [[{}]],
+    "best_of": [3],
     "modalities": [["text", "audio"]], "audio": [{}], "web_search_options": [{}],
     "chat_template": ["{{ x }}"],
 }  # fmt: skip
@@ -206,7 +206,18 @@ def test_a_cache_salt_is_a_string_of_1_to_256_characters(value: Any) -> None:
         assert parse(**fields, cache_salt=None) == parse(**fields)
 
 
-@pytest.mark.parametrize("value", [-1, 0, 1.0, "5", True, 10**30, [], 2**63])
+def test_functions_are_refused_with_the_name_that_they_have_today() -> None:
+    assert (
+        refused(chat, functions=[{"name": "f"}]).message == "functions is not a field of this API: send tools instead."
+    )
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_chat_of_minus_one_token_is_one_of_open_length(field: str) -> None:
+    assert chat(**{field: -1}) == chat()
+
+
+@pytest.mark.parametrize("value", [-2, 0, 1.0, "5", True, 10**30, [], 2**63])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_token_limits_are_positive_integers(field: str, value: Any) -> None:
     raw = json.dumps({"model": "m", "messages": HI, field: value}).encode()

@@ -105,7 +105,7 @@ for _ in range(200):
         ({"prompt": {"id": "x"}}, "prompt", "is not supported here"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema'"),
         ({"text": {"format": {**SCHEMA, "schema": 5}}}, "text.format.schema", "must be a JSON schema"),
-        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", "is only allowed when"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", "cannot be combined with"),
         ({"text": {"format": {**SCHEMA, "json_schema": SCHEMA}}}, "text.format.json_schema", "schema instead"),
         ({"text": {"format": {**STRICT, "schema": {"not": {"type": "null"}}}}}, "text.format.schema", "#/not"),
         ({"include": "x"}, "include", "must be an array"),

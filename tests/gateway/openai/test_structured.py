@@ -63,6 +63,7 @@ def test_vllms_field_says_one_of_five(asked: dict[str, Any], expected: Grammar) 
     assert request.sampling.grammar == expected
     field = next(iter(asked))
     assert request.grammar_field == f"structured_outputs.{field}"
+    assert request.keeps_spaces and not chat(response_format=of_schema(PERSON)).keeps_spaces
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,14 @@ def test_a_schema_may_stand_beside_the_type(kind: str) -> None:
     request = chat(response_format={"type": kind, "schema": {**PERSON, "format": "iri"}})
     assert request.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON, separators=(",", ":")))
     assert (request.grammar_field, request.left_out) == ("response_format.schema", ["response_format.schema/format"])
+
+
+def test_a_chat_may_say_a_schema_in_the_form_of_responses() -> None:
+    form = {"type": "json_schema", "name": "person", "description": "who", "strict": True, "schema": PERSON}
+    request = chat(response_format=form)
+    assert request.sampling.grammar == grammar(response_format=of_schema(PERSON))
+    assert request.grammar_field == "response_format.schema"
+    assert refused(chat, response_format={**form, "schema": {"contains": {}}}).param == "response_format.schema"
 
 
 @pytest.mark.parametrize("schema", [{}, True, {"title": "x"}, {"additionalProperties": {"type": "integer"}}])
