@@ -6,15 +6,18 @@ client that gives up after minutes, is due when half of its class's target has p
 what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
 (`Share.payback`); earlier, if the tenant has credit. The time is fixed when the request begins.
 
-The offset of a class runs down while the oldest of its requests waits, for all of them: classes age, and inside a class
-tenants differ by debts and not by how long their requests have waited. Otherwise a tenant with a backlog would go
-before another tenant's newcomer by its age, until debts of that many seconds had been made.
+The offset of a class counts from that of the most urgent class that is asked for (`ASKING_S`): where nobody asks for a
+more urgent one, requests of a class yield to none, nor to its own deadlines. The offset runs down while the oldest
+request of the class waits, for all of them: classes age, and inside a class tenants differ by debts and not by how long
+their requests have waited. Otherwise a tenant with a backlog would go before another tenant's newcomer by its age,
+until debts of that many seconds had been made.
 
 Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and
 `OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so that none waits for ever.
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
@@ -25,7 +28,7 @@ from typing import Protocol
 
 from admission.aging import Aging
 from admission.forecast import Ahead, Due, Foreseen
-from admission.share import Account, Share
+from admission.share import ASKING_S, Account, Share
 from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -91,9 +94,8 @@ class Undated:
     def add(self, sequence: Sequence, number: int, seconds: float, tokens: int) -> None:
         self.sizes[sequence] = number, seconds, tokens
         self._count(sequence.request.priority_class, seconds, tokens, 1)
-        begun = has_begun(sequence)
-        heappush(self._by_age, (-inf if begun else self._due_with_offset(sequence), number, sequence))
-        if not begun:
+        heappush(self._by_age, (self._rank_by_age(sequence), number, sequence))
+        if not has_begun(sequence):
             heappush(self._by_size, (sequence.request.priority_class, seconds, number, sequence))
 
     def remove(self, sequence: Sequence, now: float) -> None:
@@ -109,6 +111,12 @@ class Undated:
         else:
             self._owed_to_oldest = min(self._owed_to_oldest + OLDEST_SHARE_OF_SERVICE * seconds, OWED_TO_OLDEST_LIMIT_S)
 
+    def policy_changed(self, aging: Aging) -> None:
+        """Order its requests by these class offsets; it has to be ranked anew."""
+        self.aging, self.level = aging, -1
+        self._by_age = [(self._rank_by_age(one), number, one) for one, (number, _, _) in self.sizes.items()]
+        heapify(self._by_age)
+
     def work(self, priority_class: int) -> Work:
         """Return the waiting work of this class and higher ones. O(classes)."""
         total = Work()
@@ -118,6 +126,10 @@ class Undated:
                 total.tokens += work.tokens
                 total.requests += work.requests
         return total
+
+    def classes_below(self, priority_class: int) -> list[int]:
+        """Return the less urgent classes with waiting work. O(classes)."""
+        return [level for level in self._classes if level > priority_class]
 
     @property
     def most_urgent(self) -> int:
@@ -173,7 +185,9 @@ class Undated:
         in_time_s = IN_TIME_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
         return now > sequence.arrival + in_time_s + self.aging.offset(level)
 
-    def _due_with_offset(self, sequence: Sequence) -> float:
+    def _rank_by_age(self, sequence: Sequence) -> float:
+        if has_begun(sequence):
+            return -inf
         return half_target_at(sequence) + self.aging.offset(sequence.request.priority_class)
 
 
@@ -317,6 +331,9 @@ class DueOrder:
         self._numbers = count()
         self._rankings: dict[int, TenantRanking] = {}  # by class
         self._ages = ClassAges(self._waits)
+        self._asked_at: dict[int, float] = {}  # by class: when it was last asked for, admitted or refused
+        self._num_waiting: Counter[int] = Counter()  # by class
+        self.asked_classes: list[int] = []  # those asked for within `ASKING_S`, and those of waiting requests
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -334,9 +351,9 @@ class DueOrder:
         return max(half_target_at(sequence), self.now) + self._offset(sequence.request.priority_class) + payback
 
     def _offset(self, level: int) -> float:
-        """Return what is left of the offset of a class."""
-        offset = self.aging.offset(level)
-        return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset else 0.0
+        """Return what is left of the offset of a class, beyond that of the most urgent class asked for."""
+        offset = self.aging.offset(level) - self.aging.offset(min(self.asked_classes, default=0))
+        return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset > 0.0 else 0.0
 
     def _due_of(self, undated: Undated) -> float:
         """Return when a tenant's requests without deadlines are due."""
@@ -365,6 +382,7 @@ class DueOrder:
     def add(self, sequence: Sequence) -> None:
         self.now = max(self.now, sequence.arrival)
         self._dues.pop(sequence, None)
+        self._num_waiting[sequence.request.priority_class] += 1
         number, tokens = next(self._numbers), self._uncached(sequence)
         if sequence.is_pressing:
             self._waiting[sequence] = entry = Due(_deadline(sequence), number, sequence, tokens)
@@ -387,6 +405,7 @@ class DueOrder:
     def remove(self, sequence: Sequence) -> None:
         self._dues[sequence] = self.due(sequence)
         entry = self._waiting.pop(sequence)
+        self._num_waiting[sequence.request.priority_class] -= 1
         if entry is not None:
             del self.dated[bisect_left(self.dated, entry)]
             return
@@ -444,7 +463,7 @@ class DueOrder:
         self.aging = aging
         self._rankings.clear()
         for undated in self.undated.values():
-            undated.aging, undated.level = aging, -1
+            undated.policy_changed(aging)
             self._place(undated)
 
     def hold(self, tenant: str, reason: str | None) -> None:
@@ -469,6 +488,14 @@ class DueOrder:
     def at(self, now: float) -> None:
         self.now = max(self.now, now)
         self.share.at(self.now)
+        since, waiting = self.now - ASKING_S, self._num_waiting
+        self.asked_classes = [level for level, at in self._asked_at.items() if at > since or waiting[level]]
+
+    def asked(self, sequence: Sequence, now: float) -> None:
+        """Note a request of its tenant and its class, admitted or refused."""
+        self._asked_at[sequence.request.priority_class] = max(self.now, now)
+        self.at(now)
+        self.share.asked(self.share.account(sequence.tenant), self.now)
 
     def ended(self, sequence: Sequence) -> None:
         """Forget a request that has ended."""
@@ -498,8 +525,12 @@ class DueOrder:
         for undated, times in self._examined(None if sequence.is_pressing else tenant):
             if undated.account.tenant in held:
                 continue
-            until = due - self._due_of(undated)
-            work = undated.work(level)
+            lowest, until = level, due - self._due_of(undated)
+            soonest = self.now + self.share.payback(undated.account)
+            for lower in undated.classes_below(level):  # due earlier than the newcomer too, where the class has aged
+                if (left := due - soonest - self._offset(lower)) > 0.0:
+                    lowest, until = max(lowest, lower), max(until, left)
+            work = undated.work(lowest)
             if until > 0.0 and work.seconds > 0.0:
                 weight = undated.account.weight
                 part = times * min(1.0, until * weight / max(weight_of_all, weight) / work.seconds)

@@ -10,7 +10,8 @@ would be in time without the work of debtors and lower classes, and falls when a
 `WRONGED_SHARE_OF_REQUESTS` of them are refused for that work. While no request is wronged, the guard is 0.
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from admission.backlog import Backlog, DrainMeter, Load
@@ -21,7 +22,6 @@ from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.output_length import OutputLengths
 from admission.promise import Promise
 from admission.scheduling_policy import Excess, QueueBounds, SchedulingPolicy
-from admission.share import ASKING_S
 from admission.step_times.step_time import Pipeline
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
@@ -54,25 +54,14 @@ class Guard:
     """The part of their slack that debtors and lower classes leave free, by the class protected."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, float] = {}
-        self._asked_at: dict[int, float] = {}
+        self._parts = defaultdict[int, float](lambda: FIRST_GUARD_SHARE)
 
-    def asked(self, priority_class: int, now: float) -> None:
-        self._parts.setdefault(priority_class, FIRST_GUARD_SHARE)
-        self._asked_at[priority_class] = now
-
-    def kept_for(self, priority_class: int, ramp: float, now: float) -> float:
+    def kept_for(self, priority_class: int, ramp: float, asked_classes: Iterable[int]) -> float:
         """Return the part of its slack that a request of the class leaves, `ramp` being its tenant's debt
         (`DueOrder.ramp`).
         """
-        part = 0.0
-        for level, kept in self._parts.items():
-            if now - self._asked_at[level] < ASKING_S:
-                if level < priority_class:
-                    part = max(part, kept)
-                elif level == priority_class:
-                    part = max(part, ramp * kept)
-        return part
+        higher = [self._parts[level] for level in asked_classes if level < priority_class]
+        return max([*higher, ramp * self._parts[priority_class]])
 
     def learn(self, priority_class: int, was_wronged: bool) -> None:
         change = (
@@ -125,9 +114,7 @@ class AdmissionControl:
     def _offered(self, sequence: Sequence, now: float) -> None:
         """Note the request's demand, admitted or refused."""
         if self._order is not None:
-            self._order.at(now)
-            self._order.share.asked(self._order.share.account(sequence.tenant), now)
-        self._guard.asked(sequence.request.priority_class, now)
+            self._order.asked(sequence, now)
         if sequence.request.first_token_by is not None:
             slack = min(max(0.0, sequence.request.first_token_by - now), MAX_PATIENCE_S)
             self._patience += (PATIENCE_WEIGHT if self._patience else 1.0) * (slack - self._patience)
@@ -192,7 +179,7 @@ class AdmissionControl:
         room = 0.0
         if order is not None:
             level, ramp = sequence.request.priority_class, order.ramp(order.share.account(sequence.tenant))
-            room = self._guard.kept_for(level, ramp, now) * slack
+            room = self._guard.kept_for(level, ramp, order.asked_classes) * slack
             if max(excess, harm) > 0.0:
                 if self._is_wronged(order, sequence, forecast, excess, now):
                     self._guard.learn(level, was_wronged=True)
