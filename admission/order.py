@@ -44,7 +44,7 @@ DEBT_TOLERANCE_S = 2.0
 DEBT_RAMP_S = 16.0
 """Engine seconds of debt beyond the tolerance, over which the room that a debtor leaves grows to the whole guard."""
 
-MIN_AGES = 64  # requests that may have left a class before its heap is made anew
+MIN_STALE = 64  # requests that may have left a heap before it is made anew
 MAX_TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
 OWED_TO_OLDEST_LIMIT_S = 1.0  # engine seconds that a tenant's oldest may be owed: the cost of a few requests
 
@@ -97,6 +97,8 @@ class Undated:
         heappush(self._by_age, (self._rank_by_age(sequence), number, sequence))
         if not has_begun(sequence):
             heappush(self._by_size, (sequence.request.priority_class, seconds, number, sequence))
+        if max(len(self._by_age), len(self._by_size)) > 4 * len(self.sizes) + MIN_STALE:
+            self._rebuild()
 
     def remove(self, sequence: Sequence, now: float) -> None:
         is_oldest = sequence is self._top_by_age()
@@ -114,8 +116,16 @@ class Undated:
     def policy_changed(self, aging: Aging) -> None:
         """Order its requests by these class offsets; it has to be ranked anew."""
         self.aging, self.level = aging, -1
-        self._by_age = [(self._rank_by_age(one), number, one) for one, (number, _, _) in self.sizes.items()]
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Make both heaps anew: a removed request that never comes to the top would stay in memory."""
+        waiting = self.sizes.items()
+        self._by_age = [(self._rank_by_age(one), number, one) for one, (number, _, _) in waiting]
+        new = [(one, found) for one, found in waiting if not has_begun(one)]
+        self._by_size = [(one.request.priority_class, seconds, number, one) for one, (number, seconds, _) in new]
         heapify(self._by_age)
+        heapify(self._by_size)
 
     def work(self, priority_class: int) -> Work:
         """Return the waiting work of this class and higher ones. O(classes)."""
@@ -284,7 +294,7 @@ class ClassAges:
         self._waits = waits
         self._arrivals: dict[int, list[tuple[float, int, Sequence]]] = {}  # heaps; removed requests leave them lazily
         self._held: dict[str, list[tuple[float, int, Sequence]]] = {}  # requests of tenants on hold, by tenant
-        self._limit = MIN_AGES  # length of a heap above which removed requests are taken out
+        self._limit = MIN_STALE  # length of a heap above which removed requests are taken out
 
     def add(self, sequence: Sequence, number: int) -> None:
         heap = self._arrivals.setdefault(sequence.request.priority_class, [])
@@ -292,7 +302,7 @@ class ClassAges:
         if len(heap) > self._limit:
             heap[:] = [entry for entry in heap if self._waits(entry[2], entry[1])]
             heapify(heap)
-            self._limit = 2 * len(heap) + MIN_AGES
+            self._limit = 2 * len(heap) + MIN_STALE
 
     def released(self, tenant: str) -> None:
         """Count a tenant's requests again, which is no longer on hold."""

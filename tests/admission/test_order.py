@@ -1,5 +1,6 @@
 """The order in which requests are due, against its definition."""
 
+import gc
 from math import inf
 
 import pytest
@@ -209,3 +210,19 @@ def test_what_goes_before_a_newcomer_counts_though_its_class_is_lower() -> None:
     due = queue.order.due(newcomer)
     assert queue.order.due(aged[0]) < due
     assert queue.order.ahead(newcomer, due).tokens == sum(one.num_prompt_tokens for one in aged)
+
+
+def test_a_backlog_that_never_ends_keeps_no_request_that_has_left() -> None:
+    """A long request that left is behind shorter ones for ever, where the shortest go first."""
+    queue = Queue()
+    for _ in range(500):
+        left = [queue.add("lasting", 99)]
+        queue.remove(left[0])
+        queue.add("lasting", 0)
+        if len(queue.waiting) > 2 and (head := queue.order.head()) is not None:
+            queue.remove(head)
+            left.append(head)
+        for one in left:
+            queue.order.ended(one)
+    kept = [one for one in gc.get_objects() if isinstance(one, Sequence) and one.tenant == "lasting"]
+    assert len(kept) < 200
