@@ -37,7 +37,7 @@ from labs.simulation.recorder import AttemptOutcome, Recorder
 from quotas.policy.policy import CLASSES, DEFAULT_POLICY, DEFAULTS
 
 PLAIN = ("fcfs", "earliest_deadline", "shortest_first")
-RUN_SECONDS = 90.0
+RUN_SECONDS = 60.0
 LEAST_OF_BEST = 0.9  # of the good requests of the best plain order, by tenants within their share
 MOST = 0.9  # of requests, after which those still running no longer fill the machine
 FEWEST_REQUESTS = 30  # of tenants within their share, for a world to be judged
