@@ -44,6 +44,7 @@ DEADLINES: tuple[tuple[float | None, ...], ...] = (
     (29.0,),
     (None, 2.0),
 )
+ENOUGH, SOME = (1.0, 1.5, 4.0), (0.02, 0.3, 1.0)  # of the requests for an honest tenant's device time
 LEAVING_TOKENS = (1.0, 10.0, 100.0)
 
 
@@ -62,18 +63,18 @@ class Stream(NamedTuple):
     sends_of_40_s: float = 40.0
 
     @classmethod
-    def drawn(cls, random: Random) -> "Stream":
+    def drawn(cls, random: Random, times: Sequence[float]) -> "Stream":
         prompt, output = random.choice(LENGTHS)
         return cls(
             prompt,
             output,
-            random.choice((0.02, 0.3, 1.0, 1.0, 4.0)),
+            random.choice(times),
             random.choice(CLASSES),
             random.choice(DEADLINES),
-            random.choice((None, None, None, 10.0, 60.0)),
-            random.choice((1, 1, 1, 4, 16)),
+            random.choice((None, None, None, None, None, 10.0, 60.0)),
+            random.choice((1, 1, 1, 1, 4, 16)),
             random.choice((MAX_TOKENS, MAX_TOKENS, 100_000)),
-            random.choice((inf, inf, inf, 0.2, 3.0)),
+            random.choice((inf, inf, inf, inf, inf, inf, 0.2, 3.0)),
             random.choice((40.0, 40.0, 10.0)),
         )
 
@@ -119,7 +120,8 @@ class Strategy(NamedTuple):
     def drawn(cls, number: int) -> "Strategy":
         random = Random(number)
         honest = Stream(deadlines=random.choice(((2.0,), (2.0,), (None,), (None, 2.0))))
-        streams = tuple(Stream.drawn(random) for _ in range(random.choice((1, 1, 2, 3))))
+        times = (ENOUGH, *[SOME] * random.choice((0, 0, 1, 2)))
+        streams = tuple(Stream.drawn(random, one) for one in times)
         leaves_after = random.choice(LEAVING_TOKENS) if random.random() < 0.2 else inf
         return cls(number, streams, leaves_after, honest, random.choice((3, 3, 9)))
 
