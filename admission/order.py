@@ -572,23 +572,20 @@ class DueOrder:
         return max(0.0, min(1.0, (self.share.debt(account) - DEBT_TOLERANCE_S) / DEBT_RAMP_S))
 
     def makes_way_for(self, newcomer: Sequence) -> Callable[[Sequence], bool]:
-        """Return a test of other requests: True if admission refuses the other rather than the newcomer, because its
-        class is lower, or its tenant is in debt and the newcomer's is not.
+        """Return a test of other requests: True if admission refuses the other rather than a newcomer, whose tenant is
+        not in debt, because its class is lower, or its tenant is in debt.
         """
-        level, is_debtor, debtors = newcomer.request.priority_class, self._is_debtor(newcomer.tenant), dict[str, bool]()
+        level, debtors = newcomer.request.priority_class, dict[str, bool]()
 
         def makes_way(other: Sequence) -> bool:
-            if other.request.priority_class > level or is_debtor:
-                return other.request.priority_class > level
+            if other.request.priority_class > level:
+                return True
             owes = debtors.get(other.tenant)
             if owes is None:
-                owes = debtors[other.tenant] = self._is_debtor(other.tenant)
+                owes = debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0
             return owes
 
         return makes_way
-
-    def _is_debtor(self, tenant: str) -> bool:
-        return self.ramp(self.share.account(tenant)) > 0.0
 
 
 class WaitingOrder(WaitingQueue, Foreseen, Protocol):

@@ -183,7 +183,7 @@ class AdmissionControl:
             level, ramp = sequence.request.priority_class, order.ramp(order.share.account(sequence.tenant))
             room = self._guard.kept_for(level, ramp, now) * slack
             if max(excess, harm) > 0.0:
-                if self._is_wronged(order, sequence, forecast, excess, now):
+                if not ramp and self._is_wronged(order, sequence, forecast, excess, now):
                     self._guard.learn(level, True, now)
             elif excess + room <= 0.0 and not ramp:
                 self._guard.learn(level, False, now)
@@ -194,7 +194,9 @@ class AdmissionControl:
         return DeadlineInfeasible("first", calibrated.first_token.most, slack, forecast.own_wait >= excess, until)
 
     def _is_wronged(self, order: DueOrder, sequence: Sequence, forecast: Forecast, excess: float, now: float) -> bool:
-        """Return True if it would be in time, and make no other late, without the work that makes way for it."""
+        """Return True if a request, of a tenant without debt, would be in time and make no other late without the work
+        that makes way for it.
+        """
         makes_way, due = order.makes_way_for(sequence), order.due(sequence)
         waiting = sum([entry.tokens for entry in order.due_by(due) if makes_way(entry.sequence)])
         prefilling = self.forecaster.prefilling()
