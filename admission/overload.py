@@ -232,14 +232,14 @@ class AdmissionControl:
         requests that make way for it do not count; 0 if none is late. O(requests behind), the main cost where many
         wait.
         """
-        worst, of = 0.0, 0
-        likely = self.calibration.likely(of)
+        worst, of = 0.0, (0, True)
+        likely = self.calibration.likely(*of)
         for sequence, first_token in zip(behind.sequences, behind.first_tokens, strict=True):
-            due, level = sequence.request.first_token_by, sequence.request.priority_class
+            due, kind = sequence.request.first_token_by, (sequence.request.priority_class, sequence.is_pressing)
             assert due is not None, "it has a deadline"
-            if of != level:
-                of = level
-                likely = self.calibration.likely(of)
+            if of != kind:
+                of = kind
+                likely = self.calibration.likely(*of)
             excess = likely.at(first_token) - (due - now)
             if (
                 excess > worst
