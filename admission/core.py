@@ -10,11 +10,12 @@ from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller
 from admission.expiry import DeadlineExpiry, Expiry, NoExpiry
 from admission.forecast import Forecaster
+from admission.keyed_order import KeyedOrder
 from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate
 from admission.kv.retention import BetweenTurnsRule, make_retention
 from admission.kv.swap_choice import SwapChoice, SwapRule
 from admission.ledger import EngineTimeTariff, Ledger
-from admission.order import DueOrder, KeyedOrder, WaitingOrder
+from admission.order import DueOrder, WaitingOrder
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer

@@ -6,15 +6,18 @@ client that gives up after minutes, is due when half of its class's target has p
 what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
 (`Share.payback`); earlier, if the tenant has credit. The time is fixed when the request begins.
 
-The offset of a class runs down while the oldest of its requests waits, for all of them: classes age, and inside a class
-tenants differ by debts and not by how long their requests have waited. Otherwise a tenant with a backlog would go
-before another tenant's newcomer by its age, until debts of that many seconds had been made.
+The offset of a class counts from that of the most urgent class that is asked for (`ASKING_S`): where nobody asks for a
+more urgent one, requests of a class yield to none, nor to its own deadlines. The offset runs down while the oldest
+request of the class waits, for all of them: classes age, and inside a class tenants differ by debts and not by how long
+their requests have waited. Otherwise a tenant with a backlog would go before another tenant's newcomer by its age,
+until debts of that many seconds had been made.
 
 Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and
 `OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so that none waits for ever.
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
@@ -25,7 +28,7 @@ from typing import Protocol
 
 from admission.aging import Aging
 from admission.forecast import DueRequest, ForecastOrder, WorkAhead
-from admission.share import Account, Share
+from admission.share import ASKING_S, Account, Share
 from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -41,7 +44,7 @@ DEBT_TOLERANCE_S = 2.0
 DEBT_RAMP_S = 16.0
 """Engine seconds of debt beyond the tolerance, over which the room that a debtor leaves grows to the whole guard."""
 
-MIN_AGE_ENTRIES = 64  # requests that may have left a class before its heap is made anew
+MIN_STALE_ENTRIES = 64  # requests that may have left a heap before it is made anew
 MAX_TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
 OWED_TO_OLDEST_LIMIT_S = 1.0  # engine seconds that a tenant's oldest may be owed: the cost of a few requests
 
@@ -91,10 +94,11 @@ class UndatedBacklog:
     def add(self, sequence: Sequence, number: int, seconds: float, tokens: int) -> None:
         self.sizes[sequence] = number, seconds, tokens
         self._count(sequence.request.priority_class, seconds, tokens, 1)
-        begun = has_begun(sequence)
-        heappush(self._by_age, (-inf if begun else self._due_with_offset(sequence), number, sequence))
-        if not begun:
+        heappush(self._by_age, (self._rank_by_age(sequence), number, sequence))
+        if not has_begun(sequence):
             heappush(self._by_size, (sequence.request.priority_class, seconds, number, sequence))
+        if max(len(self._by_age), len(self._by_size)) > 4 * len(self.sizes) + MIN_STALE_ENTRIES:
+            self._rebuild()
 
     def remove(self, sequence: Sequence, now: float) -> None:
         is_oldest = sequence is self._top_by_age()
@@ -109,6 +113,20 @@ class UndatedBacklog:
         else:
             self._owed_to_oldest = min(self._owed_to_oldest + OLDEST_SHARE_OF_SERVICE * seconds, OWED_TO_OLDEST_LIMIT_S)
 
+    def set_policy(self, aging: Aging) -> None:
+        """Order its requests by these class offsets; it has to be ranked anew."""
+        self.aging, self.level = aging, -1
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Make both heaps anew: a removed request that never comes to the top would stay in memory."""
+        waiting = self.sizes.items()
+        self._by_age = [(self._rank_by_age(one), number, one) for one, (number, _, _) in waiting]
+        new = [(one, found) for one, found in waiting if not has_begun(one)]
+        self._by_size = [(one.request.priority_class, seconds, number, one) for one, (number, seconds, _) in new]
+        heapify(self._by_age)
+        heapify(self._by_size)
+
     def work(self, priority_class: int) -> BacklogWork:
         """Return the waiting work of this class and higher ones. O(classes)."""
         total = BacklogWork()
@@ -118,6 +136,10 @@ class UndatedBacklog:
                 total.tokens += work.tokens
                 total.requests += work.requests
         return total
+
+    def classes_below(self, priority_class: int) -> list[int]:
+        """Return the less urgent classes with waiting work. O(classes)."""
+        return [level for level in self._classes if level > priority_class]
 
     @property
     def most_urgent(self) -> int:
@@ -173,7 +195,9 @@ class UndatedBacklog:
         in_time_s = IN_TIME_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
         return now > sequence.arrival + in_time_s + self.aging.offset(level)
 
-    def _due_with_offset(self, sequence: Sequence) -> float:
+    def _rank_by_age(self, sequence: Sequence) -> float:
+        if has_begun(sequence):
+            return -inf
         return half_target_at(sequence) + self.aging.offset(sequence.request.priority_class)
 
 
@@ -270,7 +294,7 @@ class ClassAges:
         self._waits = waits
         self._arrivals: dict[int, list[tuple[float, int, Sequence]]] = {}  # heaps; removed requests leave them lazily
         self._held: dict[str, list[tuple[float, int, Sequence]]] = {}  # requests of tenants on hold, by tenant
-        self._limit = MIN_AGE_ENTRIES  # length of a heap above which removed requests are taken out
+        self._limit = MIN_STALE_ENTRIES  # length of a heap above which removed requests are taken out
 
     def add(self, sequence: Sequence, number: int) -> None:
         heap = self._arrivals.setdefault(sequence.request.priority_class, [])
@@ -278,7 +302,7 @@ class ClassAges:
         if len(heap) > self._limit:
             heap[:] = [entry for entry in heap if self._waits(entry[2], entry[1])]
             heapify(heap)
-            self._limit = 2 * len(heap) + MIN_AGE_ENTRIES
+            self._limit = 2 * len(heap) + MIN_STALE_ENTRIES
 
     def released(self, tenant: str) -> None:
         """Count a tenant's requests again, which is no longer on hold."""
@@ -317,6 +341,9 @@ class DueOrder:
         self._numbers = count()
         self._rankings: dict[int, TenantRanking] = {}  # by class
         self._ages = ClassAges(self._waits)
+        self._asked_at: dict[int, float] = {}  # by class: when it was last asked for, admitted or refused
+        self._num_waiting: Counter[int] = Counter()  # by class
+        self.asked_classes: list[int] = []  # those asked for within `ASKING_S`, and those of waiting requests
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -334,9 +361,9 @@ class DueOrder:
         return max(half_target_at(sequence), self.now) + self._offset(sequence.request.priority_class) + payback
 
     def _offset(self, level: int) -> float:
-        """Return the present rest of the offset of a class."""
-        offset = self.aging.offset(level)
-        return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset else 0.0
+        """Return what is left of the offset of a class, beyond that of the most urgent class asked for."""
+        offset = self.aging.offset(level) - self.aging.offset(min(self.asked_classes, default=0))
+        return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset > 0.0 else 0.0
 
     def _due_of(self, undated: UndatedBacklog) -> float:
         """Return when a tenant's requests without deadlines are due."""
@@ -365,6 +392,7 @@ class DueOrder:
     def add(self, sequence: Sequence) -> None:
         self.now = max(self.now, sequence.arrival)
         self._dues.pop(sequence, None)
+        self._num_waiting[sequence.request.priority_class] += 1
         number, tokens = next(self._numbers), self._uncached(sequence)
         if sequence.is_pressing:
             self._waiting[sequence] = entry = DueRequest(_deadline(sequence), number, sequence, tokens)
@@ -387,6 +415,7 @@ class DueOrder:
     def remove(self, sequence: Sequence) -> None:
         self._dues[sequence] = self.due(sequence)
         entry = self._waiting.pop(sequence)
+        self._num_waiting[sequence.request.priority_class] -= 1
         if entry is not None:
             del self.dated[bisect_left(self.dated, entry)]
             return
@@ -444,7 +473,7 @@ class DueOrder:
         self.aging = aging
         self._rankings.clear()
         for undated in self.undated.values():
-            undated.aging, undated.level = aging, -1
+            undated.set_policy(aging)
             self._place(undated)
 
     def hold(self, tenant: str, reason: str | None) -> None:
@@ -469,6 +498,14 @@ class DueOrder:
     def set_time(self, now: float) -> None:
         self.now = max(self.now, now)
         self.share.set_time(self.now)
+        since, waiting = self.now - ASKING_S, self._num_waiting
+        self.asked_classes = [level for level, at in self._asked_at.items() if at > since or waiting[level]]
+
+    def asked(self, sequence: Sequence, now: float) -> None:
+        """Note a request of its tenant and its class, admitted or refused."""
+        self._asked_at[sequence.request.priority_class] = max(self.now, now)
+        self.set_time(now)
+        self.share.asked(self.share.account(sequence.tenant), self.now)
 
     def ended(self, sequence: Sequence) -> None:
         """Forget a request that has ended."""
@@ -498,8 +535,12 @@ class DueOrder:
         for undated, times in self._examined(None if sequence.is_pressing else tenant):
             if undated.account.tenant in held:
                 continue
-            until = due - self._due_of(undated)
-            work = undated.work(level)
+            lowest, until = level, due - self._due_of(undated)
+            soonest = self.now + self.share.payback(undated.account)
+            for lower in undated.classes_below(level):  # due earlier than the newcomer too, where the class has aged
+                if (left := due - soonest - self._offset(lower)) > 0.0:
+                    lowest, until = max(lowest, lower), max(until, left)
+            work = undated.work(lowest)
             if until > 0.0 and work.seconds > 0.0:
                 weight = undated.account.weight
                 part = times * min(1.0, until * weight / max(weight_of_all, weight) / work.seconds)
@@ -531,23 +572,20 @@ class DueOrder:
         return max(0.0, min(1.0, (self.share.debt(account) - DEBT_TOLERANCE_S) / DEBT_RAMP_S))
 
     def makes_way_for(self, newcomer: Sequence) -> Callable[[Sequence], bool]:
-        """Return a test of other requests: True if admission refuses the other rather than the newcomer, because its
-        class is lower, or its tenant is in debt and the newcomer's is not.
+        """Return a test of other requests: True if admission refuses the other rather than a newcomer, whose tenant is
+        not in debt, because its class is lower, or its tenant is in debt.
         """
-        level, is_debtor, debtors = newcomer.request.priority_class, self._is_debtor(newcomer.tenant), dict[str, bool]()
+        level, debtors = newcomer.request.priority_class, dict[str, bool]()
 
         def makes_way(other: Sequence) -> bool:
-            if other.request.priority_class > level or is_debtor:
-                return other.request.priority_class > level
+            if other.request.priority_class > level:
+                return True
             owes = debtors.get(other.tenant)
             if owes is None:
-                owes = debtors[other.tenant] = self._is_debtor(other.tenant)
+                owes = debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0
             return owes
 
         return makes_way
-
-    def _is_debtor(self, tenant: str) -> bool:
-        return self.ramp(self.share.account(tenant)) > 0.0
 
 
 class WaitingOrder(WaitingQueue, ForecastOrder, Protocol):
@@ -560,62 +598,3 @@ class WaitingOrder(WaitingQueue, ForecastOrder, Protocol):
     def ended(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
         ...
-
-
-class KeyedOrder:
-    """A `WaitingQueue` ordered by a key fixed at arrival, for example the arrival time.
-
-    Tenants have no shares in it.
-    """
-
-    def __init__(self, key: Callable[[Sequence], float], uncached: Callable[[Sequence], int]) -> None:
-        """`uncached` as `DueOrder` takes it."""
-        self._key, self._uncached = key, uncached
-        self._line: list[DueRequest] = []  # sorted
-        self._keys: dict[Sequence, float] = {}  # of requests that have not ended
-        self._entries: dict[Sequence, DueRequest] = {}
-        self._held: set[str] = set()  # tenants on hold for limits of their own
-        self._numbers = count()
-
-    def __len__(self) -> int:
-        return len(self._line)
-
-    def due(self, sequence: Sequence) -> float:
-        key = self._keys.get(sequence)
-        return self._key(sequence) if key is None else key
-
-    def add(self, sequence: Sequence) -> None:
-        key = self._keys[sequence] = self.due(sequence)
-        entry = self._entries[sequence] = DueRequest(key, next(self._numbers), sequence, self._uncached(sequence))
-        insort(self._line, entry)
-
-    def restore(self, sequence: Sequence) -> None:
-        self.add(sequence)
-
-    def remove(self, sequence: Sequence) -> None:
-        del self._line[bisect_left(self._line, self._entries.pop(sequence))]
-
-    def head(self) -> Sequence | None:
-        return next((entry.sequence for entry in self._line if entry.sequence.tenant not in self._held), None)
-
-    def hold(self, tenant: str, reason: str | None) -> None:
-        if reason is None:
-            self._held.discard(tenant)
-        else:
-            self._held.add(tenant)
-
-    def ahead(self, sequence: Sequence, due: float) -> WorkAhead:
-        before = self._line[: bisect_right(self._line, due, key=_DUE)]
-        others = [entry for entry in before if entry.sequence.tenant not in self._held]
-        own = sum([entry.tokens for entry in others if entry.sequence.tenant == sequence.tenant])
-        return WorkAhead(float(sum([entry.tokens for entry in others])), float(len(others)), float(own))
-
-    def behind(self, sequence: Sequence, due: float) -> list[DueRequest]:
-        later = self._line[bisect_right(self._line, due, key=_DUE) :]
-        return [entry for entry in later if entry.sequence.tenant not in self._held]
-
-    def ended(self, sequence: Sequence) -> None:
-        self._keys.pop(sequence, None)
-
-    def set_time(self, now: float) -> None:
-        pass

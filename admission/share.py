@@ -249,13 +249,15 @@ class Share:
         self.grant()
         self._weights = dict(weights)
         for account in self.accounts.values():
-            credit = self.credit(account) * account.weight
+            seconds = self.credit(account) * account.weight
             account.weight = weight_of(account.tenant, self._weights)
-            if account.is_listed and not account.is_capped:
-                most = inf if account.is_waiting else self.burst_s
-                account.offset = self._level - min(credit / account.weight, most)
-            elif not account.is_listed:
-                account.saved = min(credit / account.weight, self.burst_s)
+            credit = max(seconds / account.weight, -self.debt_limit_s)
+            if account.is_listed:
+                account.is_capped = credit >= self.burst_s and not account.is_waiting
+                account.offset = self._level - credit
+            else:
+                account.saved = min(credit, self.burst_s)
+        self._num_capped = sum([a.is_capped for a in self.accounts.values()])
         self.weight = sum([a.weight for a in self.accounts.values() if a.is_listed])
         self._rebuild()
         self._gaining = sum([a.weight for a in self.accounts.values() if a.is_listed and not a.is_capped])

@@ -199,7 +199,7 @@ def _gain(habit: Habit, honest: Habit, count: int, seed: int) -> tuple[float, fl
     core, recorder = simulated.make_core(), Recorder(DEVICE, Objective(), {})
     loop = LeavingLoop(core, DEVICE, recorder, simulated.engine.max_model_len)
     if habit.leaves_after < inf:
-        core.observers.append(Leavers(loop, habit.leaves_after))
+        core.observers.append(Leavers(loop, {STRATEGIST: habit.leaves_after}))
     share, random = STRATEGIES_LOAD / (count + 1), Random(seed)
     asked = list(habit.arrivals(STRATEGIST, share, random))
     others = [f"{HONEST[0]}-{number}" for number in range(count)]

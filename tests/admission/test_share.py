@@ -160,3 +160,28 @@ def test_a_prepayment_that_is_returned_changes_no_credit() -> None:
     assert share.credit(acme) == -3.0
     share.spend(acme, -3.0)
     assert share.credit(acme) == 0.0
+
+
+def test_an_edit_of_weights_gives_a_tenant_that_has_saved_its_limit_no_more_seconds() -> None:
+    share, (saver, heavy) = asking("saver", "heavy")
+    for _ in range(100):
+        share.charge(heavy, 1.0)
+    assert share.credit(saver) * saver.weight == BURST_S
+    share.policy_changed({"saver": 8.0})
+    assert share.credit(saver) * saver.weight == pytest.approx(BURST_S)
+    for _ in range(200):
+        share.charge(heavy, 1.0)
+    assert share.credit(saver) == BURST_S, "it saves on, up to the limit of its weight"
+
+
+def test_an_edit_of_weights_leaves_nobody_beyond_the_most_debt() -> None:
+    share, (debtor, other) = asking("debtor", "other", weights={"debtor": 8.0})
+    share.waits(debtor, is_waiting=True)
+    for _ in range(300):
+        share.charge(debtor, 1.0)
+    share.policy_changed({"debtor": 0.5})
+    assert share.credit(debtor) == -DEBT_LIMIT_BURSTS * BURST_S
+    share.charge(debtor, 1.0)
+    share.waits(other, is_waiting=True)
+    share.spend(other, 500.0)
+    assert share.best() == max(map(share.credit, (debtor, other))), "and it is still found among those that wait"

@@ -86,6 +86,21 @@ def test_a_tenant_beyond_its_share_is_refused_and_the_others_hardly_ever() -> No
     assert share(fair, *turned_away, tenant="flood") > 5 * lights(fair, *turned_away)
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        [Arrival(0.05 * n, 20, 1, tenant="hostile", deadline=0.001) for n in range(1200)],
+        [Arrival(5.0 * n, 20, 1, tenant="hostile") for n in range(12)],
+    ],
+    ids=["refused at once", "of a more urgent class, without deadlines"],
+)
+def test_requests_that_cost_their_tenant_nothing_leave_others_the_time_that_they_had(hostile: list[Arrival]) -> None:
+    """Neither deadlines that nobody could meet nor a class that is only asked for make other requests leave room."""
+    honest = [a for n in range(3) for a in poisson(1.7, 60, f"honest-{n}", seed=n + 2, priority_class=1)]
+    found = outcomes("order=fair", honest + hostile)
+    assert share([one for one in found if one[0].tenant != "hostile"], AttemptOutcome.GOOD) > 0.99
+
+
 @pytest.mark.parametrize("order", ["fair", "earliest_deadline"])
 def test_urgent_work_goes_before_what_can_wait_and_the_urgent_pay_for_their_hurry(order: str) -> None:
     arrivals = [

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.forecast import WorkAhead
-from admission.order import KeyedOrder, WaitingOrder
+from admission.keyed_order import KeyedOrder
+from admission.order import WaitingOrder
 from admission.share import Share
 from backend.scheduler.sequence import Sequence
 from labs.orderings.adaptive_lifo import AdaptiveLifo
