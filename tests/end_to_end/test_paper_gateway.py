@@ -233,7 +233,7 @@ async def rings(gateway: Gateway, act: Callable[[], Awaitable[object]]) -> int:
         ({}, KEY, 200),
         ({"stream": True}, KEY, 200),
         ({"prompt": [[5], [6], [7]]}, KEY, 200),
-        ({"max_tokens": -1}, KEY, 400),
+        ({"max_tokens": -2}, KEY, 400),
         ({"model": "other"}, KEY, 404),
         ({}, "sk-nobody", 401),
     ],
