@@ -20,6 +20,7 @@ from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
 from admission.share import BURST_S, Share
+from admission.spare import SpareLast
 from admission.step_times.step_time import CopyTime, Pipeline, StepTime, StepTimeModel
 from admission.tenant_hooks import TenantHooks
 from backend.config import EngineConfig
@@ -149,24 +150,28 @@ def make_core(
     tariff = EngineTimeTariff(model)
     share = Share(config.weights, config.burst_s)
     backlog, drain = Backlog(tariff.estimate, engine.shares_blocks), DrainMeter()
-    order = ORDERS[config.order](OrderParts(config, engine, share, lengths, tariff, backlog))
+    spare = Share(config.weights, config.burst_s)
+    parts = OrderParts(config, engine, share, lengths, tariff, backlog)
+    order = ORDERS[config.order](parts)
     fair = order if isinstance(order, DueOrder) else None
+    spare_order = DueOrder(spare, Aging(0.0), parts.cost, parts.uncached)
+    queue = SpareLast(order, spare_order)
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
-    ledger = Ledger(share, tariff, model, copy_time)
+    ledger = Ledger(share, spare, tariff, model, copy_time)
     sizer = PrefillSizer(engine, model, copy_time, config.prefill_share)
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
     retention = make_retention(config.between_turns)
     gate = _gate(config, forecast)
-    hooks = TenantHooks(order.due, ledger, sizer, gate, forecast, swap_choice, retention, fair)
-    scheduler = Scheduler(engine, order, hooks)
+    hooks = TenantHooks(queue.due, ledger, sizer, gate, forecast, swap_choice, retention, fair)
+    scheduler = Scheduler(engine, queue, hooks)
     forecaster = Forecaster(scheduler, order, backlog, pipeline, model, lengths)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
     expiry = EXPIRIES[config.overload](forecaster)
     return Controller(
         scheduler,
-        order,
+        queue,
         ledger,
         copy_time,
         lengths,

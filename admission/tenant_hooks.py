@@ -7,7 +7,10 @@ from admission.kv.swap_choice import SwapChoice
 from admission.ledger import Ledger
 from admission.order import DueOrder
 from admission.prefill_sizer import PrefillSizer
+from admission.spare import TimedSpareStep
+from admission.step_times.step_time import StepWork
 from backend.scheduler.retention import Retention
+from backend.scheduler.scheduled_step import SpareStep
 from backend.scheduler.sequence import Sequence
 
 
@@ -27,13 +30,17 @@ class TenantHooks:
     ) -> None:
         """`order`: gives tenants shares of slots and memory; None: they have none."""
         self.due = due
-        self.prefill_budget = sizer.prefill_budget
+        self.prefill_budget, self._sizer = sizer.prefill_budget, sizer
         self.swaps = swap_choice.swaps
         self.retention = retention
         self.admits: Gate = gate
         self.peak = forecast.blocks
         self.admitted = ledger.begun
         self._ledger, self._order = ledger, order
+
+    def spare_step(self, num_others: int, others_context: int, interval: float | None) -> SpareStep:
+        others = StepWork(decode_tokens=num_others, decode_context=others_context)
+        return TimedSpareStep(self._sizer, others, interval)
 
     def weight(self, tenant: str) -> float | None:
         return self._ledger.share.account(tenant).weight if self._order is not None else None
