@@ -168,10 +168,8 @@ class Forecaster:
         """Return the running sequences in prefill, each with its uncomputed tokens: not those of the spare class, which
         wait for others.
         """
-        running = self._scheduler.running.values()
-        return [
-            (s, left) for s in running if not s.is_spare and (left := s.num_admitted_tokens - s.num_computed_tokens) > 0
-        ]
+        running = [s for s in self._scheduler.running.values() if not s.is_spare]
+        return [(s, left) for s in running if (left := s.num_admitted_tokens - s.num_computed_tokens) > 0]
 
     def alone(self, sequence: Sequence) -> float:
         """Return the prefill seconds on an otherwise idle machine: a lower bound for every schedule."""

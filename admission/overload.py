@@ -108,8 +108,9 @@ class AdmissionControl:
         self._patience = 0.0  # seconds until the deadlines of newcomers, a running mean
 
     def admit(self, sequence: Sequence, now: float) -> tuple[Load, Promise]:
-        """Admit the sequence to the queue, or raise an `AdmissionRefused`; returns its waiting work and its promise. The
-        spare class delays nobody and is promised nothing: its maker bounds what waits of it.
+        """Admit the sequence to the queue, or raise an `AdmissionRefused`; returns its waiting work and its promise.
+
+        The spare class delays nobody and is promised nothing: its maker bounds what waits of it.
         """
         if sequence.is_spare:
             return Load(), Promise(sequence.tenant)

@@ -151,6 +151,6 @@ class PrefillSizer:
         return TimedPrefillBudget(decodes, seconds, times, self.block_size, tokens, copies)
 
     def seconds_within(self, interval: float, alone: float) -> float:
-        """Return the predicted seconds of a step that is to keep a promised interval; it takes `alone` for its decodes."""
+        """Return the predicted seconds of a step that keeps a promised interval, `alone` being those of its decodes."""
         error = max(self.model.relative_error, MIN_RELATIVE_ERROR)
         return max(interval / (1 + CAUTION_MEAN_ERRORS * error), alone + MIN_PREFILL_SHARE * (interval - alone))

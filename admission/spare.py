@@ -14,9 +14,7 @@ from backend.scheduler.sequence import Sequence
 SPARE_DUE_S = 1e9  # behind every other request
 SPARE_SHARE_OF_STEP = 0.04  # by which the spare class may lengthen a step of others that have no promised interval
 SPARE_STEP_S = 0.04
-"""The longest step of the spare class alone, and so the longest that an arrival waits for it: on a GPU the fixed part of
-a step is a third of it.
-"""
+"""The longest step of the spare class alone, for which an arrival waits. Its fixed part is a third of it on a GPU."""
 
 
 class SpareLast:

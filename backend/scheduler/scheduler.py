@@ -281,10 +281,8 @@ class Scheduler:
         self._spare, running = None, list(self.running.values())
         if not self.kv_manager.num_spare:
             return running
-        others = [s for s in running if not s.is_spare]
-        if any(s.num_computed_tokens < s.num_admitted_tokens for s in others) or not (
-            self.waiting.head() is None or self._head_is_spare()
-        ):
+        others, head = [s for s in running if not s.is_spare], self.waiting.head()
+        if not (head is None or head.is_spare) or any(s.num_computed_tokens < s.num_admitted_tokens for s in others):
             return others
         spare = sorted([s for s in running if s.is_spare], key=self.hooks.due)
         decodes = [s for s in spare if s.num_computed_tokens >= s.num_admitted_tokens]
