@@ -12,7 +12,7 @@ from backend.scheduler.scheduled_step import PrefillBudget
 from backend.scheduler.sequence import Sequence
 
 SPARE_DUE_S = 1e9  # behind every other request
-SPARE_SHARE_OF_STEP = 0.04  # by which the spare class may lengthen a step of others that have no promised interval
+SPARE_SHARE_OF_STEP = 0.04  # by which the spare class may lengthen a step of others
 SPARE_STEP_S = 0.04
 """The longest step of the spare class alone, for which an arrival waits. Its fixed part is a third of it on a GPU."""
 
@@ -69,8 +69,8 @@ class SpareLast:
 
 
 class TimedSpareStep:
-    """What a step has left beside the decodes of others, in predicted seconds: up to the tightest interval that they
-    were promised, or a small share of their step; `SPARE_STEP_S` without any.
+    """What a step has left beside the decodes of others, in predicted seconds: it may last longer by a small share, within
+    the tightest interval that they were promised; `SPARE_STEP_S` without any.
     """
 
     def __init__(self, sizer: PrefillSizer, others: StepWork, interval: float | None) -> None:
@@ -81,7 +81,7 @@ class TimedSpareStep:
             alone = self._times.seconds(others)
             self._seconds = (1 + SPARE_SHARE_OF_STEP) * alone
             if interval is not None:
-                self._seconds = max(self._seconds, sizer.seconds_within(interval, alone))
+                self._seconds = min(self._seconds, max(alone, sizer.seconds_within(interval, alone)))
 
     def num_decodes(self, contexts: Listed[int]) -> int:
         sums = [0, *accumulate(contexts)]

@@ -101,6 +101,16 @@ class ReplicaReservations:
         rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
 
+    async def finish_line(self, account: QuotaAccount, line: tuple[str, int, int, bool], used: Usage) -> bool:
+        """See `RedisStore.finish_line`."""
+        batch, epoch, number, is_completed = line
+        numbers = _numbers(used.requests, used.cached_tokens, round(used.kv_byte_seconds))
+        rest = (batch.encode(), *_numbers(epoch, number), b"completed" if is_completed else b"failed", *numbers)
+        ask = Ask(0, used.input_tokens, used.output_tokens)
+        answer = await self._decide(Script.FINISH_LINE, account, ask, b"-", rest)
+        account.remember(answer)
+        return answer[0] == b"OK"
+
     async def adopt(self, account: QuotaAccount) -> list[TrackedReservation]:
         """Have the store take over the local reservations, also beyond its limits, and return them; `settle_ended`
         settles the ended ones.
