@@ -69,8 +69,8 @@ class SpareLast:
 
 
 class TimedSpareStep:
-    """What a step has left beside the decodes of others, in predicted seconds: it may last longer by a small share, within
-    the tightest interval that they were promised; `SPARE_STEP_S` without any.
+    """What a step has left beside the decodes of others, in predicted seconds: it may last longer by a small share,
+    within the tightest interval that they were promised; `SPARE_STEP_S` without any.
     """
 
     def __init__(self, sizer: PrefillSizer, others: StepWork, interval: float | None) -> None:

@@ -1,7 +1,6 @@
-"""The bytes of tenants' files, in the state directory: sealed for their tenants, chunk by chunk, so that none is ever
-in memory as a whole.
+"""The bytes of tenants' files: in the state directory, sealed chunk by chunk, so that none is in memory as a whole.
 
-    <state directory>/files/<tenant>/<file>                chunks: each its size in 4 bytes, then what `Sealer` made of it
+    <state directory>/files/<tenant>/<file>                  chunks: the size of each in 4 bytes, and it, sealed
     <state directory>/files/<tenant>/<batch>/<line>.<epoch>  the result of one line, sealed alike
 
 Replicas that share batches share this directory.
@@ -11,12 +10,11 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from gateway.tenants.sealer import Sealer
 
@@ -71,10 +69,14 @@ class FileBytes:
         path = self.path(tenant, name)
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def names(self, tenant: str) -> list[str]:
-        with suppress(OSError):
-            return os.listdir(self.path(tenant, ""))
-        return []
+    def tenants(self) -> list[str]:
+        """The tenants that have had files."""
+        names = [one.name for one in self.folder.iterdir()] if self.folder.is_dir() else []
+        return [unquote(name[2:], errors="surrogatepass") for name in names if name.startswith("t-")]
+
+    def entries(self, tenant: str) -> list[tuple[str, float]]:
+        """What lies in the tenant's folder: names, and when each was changed, in Unix seconds."""
+        return [(one.name, one.stat().st_mtime) for one in self.path(tenant, "").iterdir()]
 
 
 class SealedWriter:
@@ -119,6 +121,6 @@ class SealedWriter:
                 self._file.flush()
                 os.fsync(self._file.fileno())
         if kind is None:
-            os.replace(self._draft, self._path)
+            self._draft.replace(self._path)
         else:
             self._draft.unlink(missing_ok=True)

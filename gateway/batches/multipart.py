@@ -1,10 +1,11 @@
 """Reads multipart/form-data (RFC 7578) part by part, as it comes: a file is never in memory as a whole."""
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from gateway.errors import BadRequest
+from gateway.http.request_scope import BodyParts
 
 MAX_PARTS = 16
 MAX_HEAD_BYTES = 4096  # of the headers of a part
@@ -41,20 +42,17 @@ def boundary_of(content_type: bytes) -> bytes:
     """The boundary that a content type names. Raises `BadRequest`."""
     match = _BOUNDARY.match(content_type.strip())
     if match is None:
-        raise BadRequest(
-            "A file is sent as multipart/form-data with a boundary: set this content-type.", "content-type"
-        )
+        raise BadRequest("A file is sent as multipart/form-data; boundary=...: set that.", "content-type")
     return match[1] or match[2]
 
 
 class FormReader:
-    """Reads the parts of a form from `receive`, which returns the next bytes of the body, and b"" at its end."""
+    """Reads the parts of a form from its body."""
 
-    def __init__(self, boundary: bytes, receive: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(self, boundary: bytes, body: BodyParts) -> None:
         self._mark = b"\r\n--" + boundary
-        self._receive = receive
+        self._body = body
         self._rest = b"\r\n"  # the first boundary has no line before it
-        self._is_over = False
 
     async def parts(self) -> AsyncIterator[Part]:
         """Yield each part. Raises `BadRequest` for a form that is malformed or ends too early."""
@@ -63,8 +61,8 @@ class FormReader:
         for _ in range(MAX_PARTS):
             end = await self._take(2)
             if end == b"--":
-                while await self._receive():
-                    pass  # the epilogue
+                while self._body.more:
+                    await self._body.next()  # the epilogue
                 return
             if end != b"\r\n":
                 raise BadRequest("The form is malformed: a boundary is not followed by a line's end.", "body")
@@ -73,11 +71,9 @@ class FormReader:
         raise BadRequest(f"The form has more than {MAX_PARTS} parts: send purpose, expires_after and file.", "body")
 
     async def _more(self) -> None:
-        received = b"" if self._is_over else await self._receive()
-        if not received:
-            self._is_over = True
+        if not self._body.more:
             raise BadRequest("The form ends before its last boundary: send all of it.", "body")
-        self._rest += received
+        self._rest += await self._body.next()
 
     async def _take(self, count: int) -> bytes:
         while len(self._rest) < count:

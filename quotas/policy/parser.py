@@ -19,6 +19,7 @@ from quotas.policy.policy import (
     MAX_SCHEMA_BYTES,
     MAX_TOP_LOGPROBS,
     SCOPES,
+    SPARE_CLASS_NAME,
     BatchLimits,
     CacheLimits,
     ClassPolicy,

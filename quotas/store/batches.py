@@ -14,7 +14,6 @@ from urllib.parse import quote, unquote
 from quotas.store.account import PREFIX, state_key
 from quotas.store.scripts import Script, ScriptRunner
 
-MAX_LISTED = 100  # files or batches of a page
 _TENANTS = f"{PREFIX}:batches".encode()
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 Fields = dict[str, str]
@@ -49,12 +48,13 @@ class BatchStore:
         said = await self._execute("HGET", self._file_keys(tenant)[0], name or "-")
         return None if said is None else said.decode().split(" ", 2)[2]
 
-    async def files(self, tenant: str, after: str | None, most: int) -> list[str]:
-        """The records of files behind the one named `after`, the newest first."""
+    async def files(self, tenant: str, after: str | None, most: int) -> list[tuple[str, str]]:
+        """Files behind the one named `after`, the newest first: the name and the record of each."""
         key, order = self._file_keys(tenant)
         names = await self._page(order, after, most)
         said = await self._execute("HMGET", key, *names) if names else []
-        return [one.decode().split(" ", 2)[2] for one in said if one is not None]
+        found = zip(names, said, strict=True)
+        return [(name, one.decode().split(" ", 2)[2]) for name, one in found if one is not None]
 
     async def expiries(self, tenant: str) -> dict[str, float]:
         """When each of the tenant's files expires, in Unix seconds."""
@@ -82,23 +82,23 @@ class BatchStore:
         words = [one.decode() for one in await self._execute("HGETALL", self._batch_key(tenant, name))]
         return dict(zip(words[::2], words[1::2], strict=True)) or None
 
-    async def batches(self, tenant: str, after: str | None, most: int) -> list[Fields]:
+    async def batches(self, tenant: str, after: str | None, most: int) -> list[tuple[str, Fields]]:
         """Batches behind the one named `after`, the newest first."""
         order = self._of(tenant, "batches")
         names = await self._page(order, after, most)
-        found = [await self.batch(tenant, name) for name in names]
-        if gone := [name for name, one in zip(names, found, strict=True) if one is None]:
+        found = [(name, await self.batch(tenant, name)) for name in names]
+        if gone := [name for name, one in found if one is None]:
             await self._execute("ZREM", order, *gone)
-        return [one for one in found if one is not None]
+        return [(name, one) for name, one in found if one is not None]
 
     async def open_batches(self) -> list[tuple[str, str]]:
         """The tenant and the id of every batch that has not ended."""
         tenants = [unquote(one.decode(), errors="surrogatepass") for one in await self._execute("SMEMBERS", _TENANTS)]
-        found = [(one, await self._execute("SMEMBERS", self._of(one, "batches:open"))) for one in sorted(tenants)]
-        return [(tenant, name.decode()) for tenant, names in found for name in sorted(names)]
+        return [(tenant, name) for tenant in sorted(tenants) for name in await self.open_of(tenant)]
 
-    async def num_open(self, tenant: str) -> int:
-        return int(await self._execute("SCARD", self._of(tenant, "batches:open")))
+    async def open_of(self, tenant: str) -> list[str]:
+        """The ids of the tenant's batches that have not ended."""
+        return sorted([one.decode() for one in await self._execute("SMEMBERS", self._of(tenant, "batches:open"))])
 
     async def claim(self, tenant: str, name: str) -> int:
         """Take the lease of a batch. Returns its epoch; 0 while another replica has it."""
