@@ -230,7 +230,7 @@ class FileContentEndpoint(_StoreEndpoint):
         with closing(await self.charge(call, policy)) as charge:
             record = await self.file_record(policy.name, call.scope["path_params"]["file"])
             charge.was_served = True
-        headers = encode_headers({"content-type": "application/octet-stream", "content-length": str(record["bytes"])})
+        headers = encode_headers({"content-type": "application/octet-stream"})
         scope = self.frontend.active_requests.scope(call.scope, call.receive, call.send, self.frontend.telemetry.clock)
         async with scope:
             call.response.send, call.record.scope = scope.send, scope
