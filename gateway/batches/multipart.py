@@ -1,7 +1,7 @@
 """Reads multipart/form-data (RFC 7578) part by part, as it comes: a file is never in memory as a whole."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from gateway.errors import BadRequest
@@ -54,7 +54,7 @@ class FormReader:
         self._body = body
         self._rest = b"\r\n"  # the first boundary has no line before it
 
-    async def parts(self) -> AsyncIterator[Part]:
+    async def parts(self) -> AsyncGenerator[Part, None]:
         """Yield each part. Raises `BadRequest` for a form that is malformed or ends too early."""
         async for _ in self._until_mark():
             pass  # the preamble

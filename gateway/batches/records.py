@@ -1,7 +1,7 @@
 """What endpoints ask of the store of files and batches, by name: an HTTP worker asks it of the engine's process."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from quotas.store.batches import BatchStore
@@ -15,7 +15,7 @@ class BatchRecords:
     def __init__(self, store: BatchStore) -> None:
         self.store = store
         self.on_change: list[Callable[[str], object]] = []  # called with the id of a batch that was opened or cancelled
-        self._calls = {
+        self._calls: dict[str, Callable[..., Awaitable[Any]]] = {
             "file": store.file,
             "files": store.files,
             "file_bytes": store.file_bytes,

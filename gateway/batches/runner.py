@@ -100,7 +100,13 @@ class BatchRunner:
                 continue  # of a replica with another state directory
             if epoch := await store.claim(tenant, name):
                 run = self.running[name] = BatchRun(self, tenant, name, epoch, record)
-                group.create_task(run.run()).add_done_callback(lambda _, name=name: self.running.pop(name, None))
+                group.create_task(self._run(run, name))
+
+    async def _run(self, run: "BatchRun", name: str) -> None:
+        try:
+            await run.run()
+        finally:
+            del self.running[name]
 
     async def _sweep(self) -> None:
         """Delete the files whose time is over, and bytes that nothing names any more."""

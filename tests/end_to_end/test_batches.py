@@ -4,6 +4,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ LEASE = 3
 @pytest.fixture(scope="module", params=[0, 2], ids=["alone", "with HTTP workers"])
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantSite]:
     folder = tmp_path_factory.mktemp("batches")
-    flags = "--http-workers", str(request.param), "--quota-lease", str(LEASE)
+    flags = "--http-workers", str(request.param), "--quota-lease", str(LEASE), "--refused-per-second", "1000"
     with tenant_site(TenantSite, folder, POLICY, *flags) as site:
         yield site
 
@@ -66,7 +67,7 @@ def results(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
 
 
 def used_by(site: TenantSite, tenant: str) -> Counter[str]:
-    rows = site.server.admin("usage")["tenants"]
+    rows = site.server.admin("usage")["rows"]
     return Counter({k: v for row in rows if row["tenant"] == tenant for k, v in row.items() if isinstance(v, int)})
 
 
@@ -89,7 +90,7 @@ def test_the_flow_of_the_official_client(site: TenantSite) -> None:
         (bad,) = errors
         assert bad["custom_id"] == "bad" and bad["response"]["status_code"] == 400
         assert bad["response"]["body"]["error"]["param"] == "temperature"
-        assert [one.id for one in client.batches.list(limit=5)][0] == batch.id
+        assert client.batches.list(limit=5).data[0].id == batch.id
         assert {one.id for one in client.files.list()} >= {file.id, batch.output_file_id, batch.error_file_id}
         assert client.files.content(file.id).read() == "\n".join(map(json.dumps, lines)).encode()
         assert client.files.delete(file.id).deleted
@@ -187,12 +188,6 @@ def test_a_tenant_learns_nothing_of_anothers_files_and_batches(site: TenantSite)
             assert said[0] == said[1]
         assert batch.id not in {one.id for one in theirs.batches.list()}
         assert file not in {one.id for one in theirs.files.list()}
-        with pytest.raises(openai.BadRequestError, match="which has not ended|No file") as used:
-            mine.files.delete(file)
-            raise openai.BadRequestError(
-                "No file", response=httpx.Response(400, request=httpx.Request("GET", "http://x")), body=None
-            )
-        assert used.value is not None
         assert ended(mine, batch).status == "completed"
 
 
@@ -200,7 +195,7 @@ def test_a_cancelled_and_an_expired_batch_keep_what_is_done(site: TenantSite) ->
     with site.client("globex") as client:
         many = upload(client, *[line(f"{n}", max_tokens=60, ignore_eos=True) for n in range(400)])
         batch = create(client, many)
-        eventually(lambda: (client.batches.retrieve(batch.id).request_counts or batch.request_counts).completed > 2)  # type: ignore[union-attr]
+        eventually(lambda: num_completed(client, batch.id) > 2)
         assert client.batches.cancel(batch.id).status == "cancelling"
         cancelled = ended(client, batch)
         expired = ended(client, create(client, many, completion_window="2s"))
@@ -307,27 +302,28 @@ def test_what_is_stored_is_sealed_and_private(site: TenantSite) -> None:
     assert path.stat().st_mode & 0o777 == 0o600 and b"secret" not in path.read_bytes()
 
 
+def num_completed(client: openai.OpenAI, batch: str) -> int:
+    counts = client.batches.retrieve(batch).request_counts
+    return 0 if counts is None else counts.completed
+
+
 def test_each_line_is_answered_and_settled_once_across_kills(tmp_path: Path) -> None:
-    total, file, batch = 60, "", ""
-    flags = "--quota-lease", str(LEASE)
-    for life in range(3):
-        with tenant_site(TenantSite, tmp_path, "tenants: {acme: {limits: {tokens: 10M/day}}}", *flags) as site:
-            with site.client("acme") as client:
-                if not life:
-                    lines = [line(f"{n}", max_tokens=12 + n % 9, ignore_eos=True) for n in range(total)]
-                    file = upload(client, *lines)
-                    batch = create(client, file).id
-                if life < 2:
-                    eventually(lambda: (client.batches.retrieve(batch).request_counts or 0).completed >= 10 + 15 * life)  # type: ignore[union-attr]
-                    site.server.process.send_signal(signal.SIGKILL)
-                    site.server.process.wait()
-                    continue
-                done = ended(client, client.batches.retrieve(batch))
-                assert done.status == "completed" and done.request_counts is not None
-                assert done.request_counts.completed == total
-                output = results(client, done.output_file_id)
-                assert [one["custom_id"] for one in output] == [str(n) for n in range(total)]
-                usages = [one["response"]["body"]["usage"] for one in output]
-                used = used_by(site, "acme")
-                assert used["input_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
-                assert used["output_tokens"] == sum(usage["completion_tokens"] for usage in usages)
+    policy, total, batch = "tenants: {acme: {limits: {tokens: 10M/day}}}", 60, ""
+    for least in (10, 25, total):
+        site_of_life = tenant_site(TenantSite, tmp_path, policy, "--quota-lease", str(LEASE))
+        with site_of_life as site, site.client("acme") as client:
+            if not batch:
+                lines = [line(f"{n}", max_tokens=12 + n % 9, ignore_eos=True) for n in range(total)]
+                batch = create(client, upload(client, *lines)).id
+            eventually(partial(lambda least: num_completed(client, batch) >= least, least))  # noqa: B023
+            if least < total:
+                site.server.process.send_signal(signal.SIGKILL)
+                site.server.process.wait()
+                continue
+            done = ended(client, client.batches.retrieve(batch))
+            output = results(client, done.output_file_id)
+            assert done.status == "completed" and [one["custom_id"] for one in output] == [*map(str, range(total))]
+            usages = [one["response"]["body"]["usage"] for one in output]
+            used = used_by(site, "acme")
+            assert used["input_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
+            assert used["output_tokens"] == sum(usage["completion_tokens"] for usage in usages)
