@@ -20,7 +20,7 @@ from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
 from admission.share import BURST_S, Share
-from admission.spare import SpareLast
+from admission.spare import SPARE_SHARE, SpareLast, SpareSizer
 from admission.step_times.step_time import CopyTime, Pipeline, StepTime, StepTimeModel
 from admission.tenant_hooks import TenantHooks
 from backend.config import EngineConfig
@@ -68,6 +68,7 @@ class CoreConfig:
     swap: Swap = Swap.MEASURED
     between_turns: Between = Between.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode has a promised token interval
+    spare_share: float = SPARE_SHARE  # by which the lines of batches may lengthen the steps of others
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.95  # that an admitted request meets its deadline
     max_waiting: int | None = 1024  # requests
@@ -164,7 +165,8 @@ def make_core(
     swap_choice = SwapChoice(config.swap, engine, model)
     retention = make_retention(config.between_turns)
     gate = _gate(config, forecast)
-    hooks = TenantHooks(queue.due, ledger, sizer, gate, forecast, swap_choice, retention, fair)
+    spare_sizer = SpareSizer(sizer, config.spare_share)
+    hooks = TenantHooks(queue.due, ledger, sizer, spare_sizer, gate, forecast, swap_choice, retention, fair)
     scheduler = Scheduler(engine, queue, hooks)
     forecaster = Forecaster(scheduler, order, backlog, pipeline, model, lengths)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)

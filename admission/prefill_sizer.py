@@ -133,7 +133,7 @@ class PrefillSizer:
         if not 0 < prefill_share <= 1:
             raise ValueError(f"prefill_share must be above 0 and at most 1, got {prefill_share}")
         self.block_size, self._is_chunked = config.block_size, config.prefill_chunk is not None
-        self._share = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
+        self.most_tokens = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
         self.model = model
         self.copy_time = copy_time
 
@@ -142,7 +142,7 @@ class PrefillSizer:
     ) -> PrefillBudget:
         decodes, times = StepWork(decode_tokens=num_decodes, decode_context=decode_context), self.model.fitted
         if interval is None:
-            most = min(self._share, tokens) if num_decodes else tokens
+            most = min(self.most_tokens, tokens) if num_decodes else tokens
             if not self._is_chunked:
                 return FixedPrefillBudget(most)
             copies = Copies(self.copy_time, self.block_size)

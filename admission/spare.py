@@ -12,7 +12,8 @@ from backend.scheduler.scheduled_step import PrefillBudget
 from backend.scheduler.sequence import Sequence
 
 SPARE_DUE_S = 1e9  # behind every other request
-SPARE_SHARE_OF_STEP = 0.04  # by which the spare class may lengthen a step of others
+SPARE_SHARE = 0.04
+"""The share by which the spare class may lengthen a step of others: times between tokens grow by as much at most."""
 SPARE_STEP_S = 0.04
 """The longest step of the spare class alone, for which an arrival waits. Its fixed part is a third of it on a GPU."""
 
@@ -68,20 +69,33 @@ class SpareLast:
         return self.order.behind(sequence, due)
 
 
-class TimedSpareStep:
-    """What a step has left beside the decodes of others, in predicted seconds: it may last longer by a small share,
-    within the tightest interval that they were promised; `SPARE_STEP_S` without any.
+class SpareSizer:
+    """Computes what a step has left beside the decodes of others, in predicted seconds: it may last longer by a share,
+    within the tightest interval that they were promised, and no longer than with a newcomer's prompt.
     """
 
-    def __init__(self, sizer: PrefillSizer, others: StepWork, interval: float | None) -> None:
-        self._sizer, self._others, self._times = sizer, others, sizer.model.fitted
-        if not others.decode_tokens:
-            self._seconds = SPARE_STEP_S
-        else:
-            alone = self._times.seconds(others)
-            self._seconds = (1 + SPARE_SHARE_OF_STEP) * alone
-            if interval is not None:
-                self._seconds = min(self._seconds, max(alone, sizer.seconds_within(interval, alone)))
+    def __init__(self, sizer: PrefillSizer, share: float = SPARE_SHARE) -> None:
+        if not share >= 0:
+            raise ValueError(f"spare_share must be at least 0, got {share}")
+        self._sizer, self._share = sizer, share
+
+    def step(self, num_others: int, others_context: int, interval: float | None) -> "TimedSpareStep":
+        others = StepWork(decode_tokens=num_others, decode_context=others_context)
+        if not num_others:
+            return TimedSpareStep(self._sizer, others, SPARE_STEP_S)
+        times = self._sizer.model.fitted
+        alone = times.seconds(others)
+        seconds = min((1 + self._share) * alone, times.seconds(others.with_prefill(0, self._sizer.most_tokens)))
+        if interval is not None:
+            seconds = min(seconds, max(alone, self._sizer.seconds_within(interval, alone)))
+        return TimedSpareStep(self._sizer, others, seconds)
+
+
+class TimedSpareStep:
+    """The part of a step of `seconds` that is left beside the decodes of others."""
+
+    def __init__(self, sizer: PrefillSizer, others: StepWork, seconds: float) -> None:
+        self._sizer, self._others, self._seconds, self._times = sizer, others, seconds, sizer.model.fitted
 
     def num_decodes(self, contexts: Listed[int]) -> int:
         sums = [0, *accumulate(contexts)]

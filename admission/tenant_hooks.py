@@ -7,10 +7,8 @@ from admission.kv.swap_choice import SwapChoice
 from admission.ledger import Ledger
 from admission.order import DueOrder
 from admission.prefill_sizer import PrefillSizer
-from admission.spare import TimedSpareStep
-from admission.step_times.step_time import StepWork
+from admission.spare import SpareSizer
 from backend.scheduler.retention import Retention
-from backend.scheduler.scheduled_step import SpareStep
 from backend.scheduler.sequence import Sequence
 
 
@@ -22,6 +20,7 @@ class TenantHooks:
         due: Callable[[Sequence], float],
         ledger: Ledger,
         sizer: PrefillSizer,
+        spare: SpareSizer,
         gate: Gate,
         forecast: FuturePeak,
         swap_choice: SwapChoice,
@@ -30,17 +29,14 @@ class TenantHooks:
     ) -> None:
         """`order`: gives tenants shares of slots and memory; None: they have none."""
         self.due = due
-        self.prefill_budget, self._sizer = sizer.prefill_budget, sizer
+        self.prefill_budget = sizer.prefill_budget
+        self.spare_step = spare.step
         self.swaps = swap_choice.swaps
         self.retention = retention
         self.admits: Gate = gate
         self.peak = forecast.blocks
         self.admitted = ledger.begun
         self._ledger, self._order = ledger, order
-
-    def spare_step(self, num_others: int, others_context: int, interval: float | None) -> SpareStep:
-        others = StepWork(decode_tokens=num_others, decode_context=others_context)
-        return TimedSpareStep(self._sizer, others, interval)
 
     def weight(self, tenant: str) -> float | None:
         return self._ledger.share.account(tenant).weight if self._order is not None else None
