@@ -124,6 +124,7 @@ async def open_service(
         debts = share_debts(settings, quotas.store, admission, core)
         accounts, prompt_names = KVAccounts(core.scheduler.kv_manager), make_prompt_names(model, core)
         grammars, masks = make_grammar_compiler(settings, model), model.runner.masks
+        batches = BatchRecords(quotas.store.batches())
         metrics = Metrics(
             Sources(
                 model=settings.served_name,
@@ -134,6 +135,7 @@ async def open_service(
                 policies=tenants.policies,
                 store=quotas.store,
                 debts=debts,
+                batches=batches.counts,
                 block_bytes=kv_shape.block_bytes,
                 memory=partial(memory_by_use, model),
                 connections=connections,
@@ -154,7 +156,7 @@ async def open_service(
             effective_policies=EffectivePolicies(tenants.policies),
             quotas=quotas,
             responses=quotas.store.responses(),
-            batches=BatchRecords(quotas.store.batches()),
+            batches=batches,
             kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
             cache_limiter=CacheLimiter(admission, kv_pool, tenants.policies.current),
             prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names),

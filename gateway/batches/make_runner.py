@@ -29,6 +29,6 @@ def make_batch_runner(frontend: Frontend, service: Service, settings: Settings) 
         most_line_bytes=settings.max_body_bytes,
         width=service.core.scheduler.config.max_num_seqs,
     )
-    runner = BatchRunner(parts)
+    runner = BatchRunner(parts, service.batches.counts)
     service.batches.on_change.append(runner.look)
     return runner

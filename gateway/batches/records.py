@@ -4,6 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from gateway.telemetry.metrics.batches import BatchCounts
 from quotas.store.batches import BatchStore
 
 CANCELLABLE = ("validating", "in_progress")
@@ -14,6 +15,7 @@ class BatchRecords:
 
     def __init__(self, store: BatchStore) -> None:
         self.store = store
+        self.counts = BatchCounts()
         self.on_change: list[Callable[[str], object]] = []  # called with the id of a batch that was opened or cancelled
         self._calls: dict[str, Callable[..., Awaitable[Any]]] = {
             "file": store.file,

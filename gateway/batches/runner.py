@@ -9,7 +9,6 @@ results that the marks name.
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from gateway.batches.file_bytes import FileBytes, SealedWriter
 from gateway.batches.line_endpoints import LineAnswer, LineEndpoints
 from gateway.batches.lines import Line, check_lines, problem_object, read_line, split_lines
 from gateway.batches.objects import file_object, opened_record, sealed_record
+from gateway.telemetry.metrics.batches import BatchCounts
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.errors import QuotaError
 from quotas.quotas import Quotas
@@ -57,12 +57,11 @@ class RunnerParts:
 
 
 class BatchRunner:
-    """Runs the batches of all tenants, as long as the server does. `finished` counts lines by tenant and result."""
+    """Runs the batches of all tenants, as long as the server does."""
 
-    def __init__(self, parts: RunnerParts) -> None:
-        self.parts = parts
+    def __init__(self, parts: RunnerParts, counts: BatchCounts) -> None:
+        self.parts, self.counts = parts, counts
         self.running: dict[str, BatchRun] = {}  # by the batch's id
-        self.finished: Counter[tuple[str, str]] = Counter()
         self.slots = asyncio.Semaphore(parts.width)
         self._changed = asyncio.Event()
         self._swept = -SWEEP_SECONDS
@@ -103,9 +102,11 @@ class BatchRunner:
                 group.create_task(self._run(run, name))
 
     async def _run(self, run: "BatchRun", name: str) -> None:
+        self.counts.running += 1
         try:
             await run.run()
         finally:
+            self.counts.running -= 1
             del self.running[name]
 
     async def _sweep(self) -> None:
@@ -263,7 +264,7 @@ class BatchRun:
         if not await self._persistently(finish):
             self._is_lost = True
             raise LeaseLost
-        self._runner.finished[self._tenant, "completed" if is_completed else "failed"] += 1
+        self._runner.counts.lines[self._tenant, "completed" if is_completed else "failed"] += 1
 
     async def _answer(self, line: Line) -> LineAnswer:
         """The final answer: a line that is refused for now is tried again, without holding up others meanwhile."""
