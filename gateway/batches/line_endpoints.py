@@ -81,6 +81,12 @@ class LineAnswer:
     used: Usage
     retry_after: float | None  # seconds; None: the answer is final
 
+    @property
+    def reasoning_tokens(self) -> int:
+        usage = self.body.get("usage") or {}
+        details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+        return int(details.get("reasoning_tokens") or 0)
+
 
 class LineEndpoints:
     """Answers lines by their endpoint's path."""

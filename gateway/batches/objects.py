@@ -110,7 +110,7 @@ def batch_object(sealer: Sealer, tenant: str, name: str, fields: Mapping[str, st
     asked = opened_record(sealer, tenant, name, fields["record"]) or {}
     problems = opened_record(sealer, tenant, name, fields["errors"]) if "errors" in fields else None
     count = {what: int(fields.get(what, 0)) for what in ("total", "completed", "failed")}
-    tokens = {what: int(fields.get(f"{what}_tokens", 0)) for what in ("input", "output", "cached")}
+    tokens = {what: int(fields.get(f"{what}_tokens", 0)) for what in ("input", "output", "cached", "reasoning")}
     told: Json = {
         "id": name,
         "object": "batch",
@@ -128,7 +128,7 @@ def batch_object(sealer: Sealer, tenant: str, name: str, fields: Mapping[str, st
             "input_tokens": tokens["input"],
             "input_tokens_details": {"cached_tokens": tokens["cached"]},
             "output_tokens": tokens["output"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": tokens["reasoning"]},
             "total_tokens": tokens["input"] + tokens["output"],
         },
         "metadata": asked.get("metadata"),

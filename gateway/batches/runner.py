@@ -25,7 +25,7 @@ from gateway.telemetry.metrics.batches import BatchCounts
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.errors import QuotaError
 from quotas.quotas import Quotas
-from quotas.store.batches import OPEN, BatchStore, DoneLine
+from quotas.store.batches import OPEN, BatchStore, DoneLine, FinishedLine
 
 log = logging.getLogger(__name__)
 
@@ -259,8 +259,8 @@ class BatchRun:
         name = _result_name(self._name, line.number, self._epoch)
         await asyncio.to_thread(self._parts.files.write, self._tenant, name, result)
         key, limits = self._record["key"], self._parts.policy(self._tenant, self._record["key"]).charged
-        told = (self._name, self._epoch, line.number, is_completed)
-        finish = partial(self._parts.quotas.store.finish_line, self._tenant, key, limits, told, answer.used)
+        finished = FinishedLine(self._name, self._epoch, line.number, is_completed, answer.reasoning_tokens)
+        finish = partial(self._parts.quotas.store.finish_line, self._tenant, key, limits, finished, answer.used)
         if not await self._persistently(finish):
             self._is_lost = True
             raise LeaseLost
@@ -288,8 +288,11 @@ class BatchRun:
         """Write the results in the order of the lines, and close the batch. It may be done again after a crash."""
         policy = self._parts.policy(self._tenant, self._record["key"])
         life = self._record["output_seconds"] or policy.tenant.batches.retention
-        names = {what: f"file-{self._name[6:]}"[:-1] + digit for what, digit in (("output", "0"), ("error", "1"))}
-        done = await self._done()
+        for epoch in range(1, self._epoch):  # what an earlier holder may have left as it was killed
+            for name in self._output_names(epoch).values():
+                if await self._persistently(partial(self._store.delete_file, self._tenant, name)):
+                    self._parts.files.delete(self._tenant, name)
+        names, done = self._output_names(self._epoch), await self._done()
         sizes = await asyncio.to_thread(self._write_results, names, done, end, has_begun="in_progress_at" in fields)
         stamp = {"status": end, f"{end}_at": _now()}
         for what, size in sizes.items():
@@ -302,6 +305,11 @@ class BatchRun:
                 stamp[f"{what}_file_id"] = name
         await self._close(stamp)
         self._parts.files.delete(self._tenant, self._name)
+
+    def _output_names(self, epoch: int) -> dict[str, str]:
+        """The ids of the files of results, which no other epoch's holder writes."""
+        stem = f"file-{self._name[6:-5]}{epoch % 2**16:04x}"
+        return {"output": f"{stem}0", "error": f"{stem}1"}
 
     def _write_results(
         self, names: Mapping[str, str], done: Mapping[int, DoneLine], end: str, has_begun: bool

@@ -26,6 +26,16 @@ class DoneLine(NamedTuple):
     is_completed: bool
 
 
+class FinishedLine(NamedTuple):
+    """A line whose result is on disk, as the holder of the batch's lease reports it."""
+
+    batch: str
+    epoch: int
+    number: int
+    is_completed: bool
+    reasoning_tokens: int
+
+
 class BatchStore:
     """The records of all tenants. Every call may raise `StoreUnavailable` or `StoreFault`."""
 

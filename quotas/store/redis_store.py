@@ -31,7 +31,7 @@ from quotas.policy.policy import Outage
 from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key
 from quotas.store.announcements import Announcements
-from quotas.store.batches import BatchStore
+from quotas.store.batches import BatchStore, FinishedLine
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations, in_order
 from quotas.store.replica_name import ReplicaName
@@ -306,11 +306,10 @@ class RedisStore:
         return BatchStore(self._runner, self.lease)
 
     async def finish_line(
-        self, tenant: str, key: str, limits: tuple[Limit, ...], line: tuple[str, int, int, bool], used: Usage
+        self, tenant: str, key: str, limits: tuple[Limit, ...], line: FinishedLine, used: Usage
     ) -> bool:
-        """Settle a line of a batch once: the batch's id, the caller's epoch, the line's number, and whether it
-        succeeded. Its tokens are charged, also beyond the limits, and its use is booked. Returns False if another
-        replica has the batch by now.
+        """Settle a line of a batch once. Its tokens are charged, also beyond the limits, and its use is booked. Returns
+        False if another replica has the batch by now.
         """
         return await self._replica.finish_line(self._account(tenant, key, limits), line, used)
 

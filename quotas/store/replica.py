@@ -8,6 +8,7 @@ from typing import Any
 from quotas.errors import ConnectionLost, NotSent, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Attempt, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, replica_field
+from quotas.store.batches import FinishedLine
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
@@ -101,11 +102,11 @@ class ReplicaReservations:
         rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
 
-    async def finish_line(self, account: QuotaAccount, line: tuple[str, int, int, bool], used: Usage) -> bool:
+    async def finish_line(self, account: QuotaAccount, line: FinishedLine, used: Usage) -> bool:
         """See `RedisStore.finish_line`."""
-        batch, epoch, number, is_completed = line
-        numbers = _numbers(used.requests, used.cached_tokens, round(used.kv_byte_seconds))
-        rest = (batch.encode(), *_numbers(epoch, number), b"completed" if is_completed else b"failed", *numbers)
+        numbers = _numbers(used.requests, used.cached_tokens, round(used.kv_byte_seconds), line.reasoning_tokens)
+        how = b"completed" if line.is_completed else b"failed"
+        rest = (line.batch.encode(), *_numbers(line.epoch, line.number), how, *numbers)
         ask = Ask(0, used.input_tokens, used.output_tokens)
         answer = await self._decide(Script.FINISH_LINE, account, ask, b"-", rest)
         account.remember(answer)
