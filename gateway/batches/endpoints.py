@@ -209,7 +209,7 @@ class FileEndpoint(_StoreEndpoint):
     """Answers GET and DELETE of one file."""
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
-        tenant, name = policy.name, call.scope["path_params"]["file"]
+        tenant, name = policy.name, call.scope["path_params"]["file_id"]
         record = await self.file_record(tenant, name)
         if call.scope["method"] == "GET":
             return record
@@ -223,12 +223,12 @@ class FileEndpoint(_StoreEndpoint):
 
 
 class FileContentEndpoint(_StoreEndpoint):
-    """Answers GET /v1/files/{file}/content with the file, as it is read."""
+    """Answers GET /v1/files/{file_id}/content with the file, as it is read."""
 
     async def answer(self, call: Call) -> Outcome:
         policy = self.frontend.policy(self.authenticate(call), "inference")
         with closing(await self.charge(call, policy)) as charge:
-            record = await self.file_record(policy.name, call.scope["path_params"]["file"])
+            record = await self.file_record(policy.name, call.scope["path_params"]["file_id"])
             charge.was_served = True
         headers = encode_headers({"content-type": "application/octet-stream"})
         scope = self.frontend.active_requests.scope(call.scope, call.receive, call.send, self.frontend.telemetry.clock)
@@ -285,18 +285,18 @@ class BatchesEndpoint(_StoreEndpoint):
 
 
 class BatchEndpoint(_StoreEndpoint):
-    """Answers GET /v1/batches/{batch}."""
+    """Answers GET /v1/batches/{batch_id}."""
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
-        name = call.scope["path_params"]["batch"]
+        name = call.scope["path_params"]["batch_id"]
         return self.shown(policy.name, name, await self.batch_fields(policy.name, name))
 
 
 class CancelBatchEndpoint(_StoreEndpoint):
-    """Answers POST /v1/batches/{batch}/cancel."""
+    """Answers POST /v1/batches/{batch_id}/cancel."""
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
-        tenant, name = policy.name, call.scope["path_params"]["batch"]
+        tenant, name = policy.name, call.scope["path_params"]["batch_id"]
         await self.batch_fields(tenant, name)
         was_open = await self.ask("cancel", tenant, name)
         fields = await self.batch_fields(tenant, name)
@@ -309,9 +309,9 @@ def make_batch_routes(frontend: Frontend) -> list[Route]:
     """The routes of files and batches."""
     return [
         Route("/v1/files", FilesEndpoint(frontend), methods=["GET", "POST"]),
-        Route("/v1/files/{file}", FileEndpoint(frontend), methods=["GET", "DELETE"]),
-        Route("/v1/files/{file}/content", FileContentEndpoint(frontend), methods=["GET"]),
+        Route("/v1/files/{file_id}", FileEndpoint(frontend), methods=["GET", "DELETE"]),
+        Route("/v1/files/{file_id}/content", FileContentEndpoint(frontend), methods=["GET"]),
         Route("/v1/batches", BatchesEndpoint(frontend), methods=["GET", "POST"]),
-        Route("/v1/batches/{batch}", BatchEndpoint(frontend), methods=["GET"]),
-        Route("/v1/batches/{batch}/cancel", CancelBatchEndpoint(frontend), methods=["POST"]),
+        Route("/v1/batches/{batch_id}", BatchEndpoint(frontend), methods=["GET"]),
+        Route("/v1/batches/{batch_id}/cancel", CancelBatchEndpoint(frontend), methods=["POST"]),
     ]

@@ -1,7 +1,8 @@
 """A form is read as its parts, however its bytes are cut up on the way."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from gateway.batches.multipart import FormReader, boundary_of
-from gateway.errors import ApiError, BadRequest
+from gateway.errors import BadRequest
 from gateway.http.request_scope import BodyParts
 from tests.examples import examples
 
@@ -51,7 +52,7 @@ def test_a_form_is_its_parts_however_it_is_cut(fields: list[tuple[str, bytes]], 
     boundary = b"x-1"
     whole = form_of(boundary, [(name, value) for name, value in fields if b"--x-1" not in value])
     places = sorted({0, *[cut for cut in cuts if cut < len(whole)], len(whole)})
-    pieces = [whole[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [whole[start:end] for start, end in pairwise(places)]
     found = asyncio.run(parts_of(boundary, pieces))
     assert found == [(name, "f", value) for name, value in fields if b"--x-1" not in value]
 
@@ -61,10 +62,8 @@ def test_a_form_is_its_parts_however_it_is_cut(fields: list[tuple[str, bytes]], 
 def test_any_bytes_are_parts_or_a_typed_error(junk: bytes, size: int) -> None:
     body = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n' + junk
     pieces = [body[start : start + size] for start in range(0, len(body), size)]
-    try:
+    with suppress(BadRequest):
         asyncio.run(parts_of(b"x", pieces))
-    except ApiError as error:
-        assert error.status == 400 and error.message
 
 
 @pytest.mark.parametrize("given", [b"", b"text/plain", b"multipart/form-data", b'multipart/form-data; boundary=""'])
