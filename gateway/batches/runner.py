@@ -113,14 +113,16 @@ class BatchRunner:
         """Delete the files whose time is over, and bytes that nothing names any more."""
         files, store = self.parts.files, self.parts.store
         opened = {name for _, name in await store.open_batches()}
-        for tenant in files.tenants():
+        for tenant in await asyncio.to_thread(files.tenants):
             expiries, now = await store.expiries(tenant), time.time()
-            for name in [name for name, expires in expiries.items() if expires <= now]:
+            old = [name for name, expires in expiries.items() if expires <= now]
+            for name in old:
                 await store.delete_file(tenant, name)
-                files.delete(tenant, name)
-            for name, changed in files.entries(tenant):
-                if name not in expiries and name not in opened and now - changed > STRAY_SECONDS:
-                    files.delete(tenant, name)
+            entries = await asyncio.to_thread(files.entries, tenant)
+            known = opened | expiries.keys()
+            old += [name for name, changed in entries if name not in known and now - changed > STRAY_SECONDS]
+            for name in old:
+                await asyncio.to_thread(files.delete, tenant, name)
 
 
 class BatchRun:
@@ -291,7 +293,7 @@ class BatchRun:
         for epoch in range(1, self._epoch):  # what an earlier holder may have left as it was killed
             for name in self._output_names(epoch).values():
                 if await self._persistently(partial(self._store.delete_file, self._tenant, name)):
-                    self._parts.files.delete(self._tenant, name)
+                    await asyncio.to_thread(self._parts.files.delete, self._tenant, name)
         names, done = self._output_names(self._epoch), await self._done()
         sizes = await asyncio.to_thread(self._write_results, names, done, end, has_begun="in_progress_at" in fields)
         stamp = {"status": end, f"{end}_at": _now()}
@@ -304,7 +306,7 @@ class BatchRun:
                 await self._persistently(put)
                 stamp[f"{what}_file_id"] = name
         await self._close(stamp)
-        self._parts.files.delete(self._tenant, self._name)
+        await asyncio.to_thread(self._parts.files.delete, self._tenant, self._name)
 
     def _output_names(self, epoch: int) -> dict[str, str]:
         """The ids of the files of results, which no other epoch's holder writes."""
