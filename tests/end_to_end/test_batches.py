@@ -18,7 +18,7 @@ from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 
 POLICY = """
 tenants:
-  acme: {limits: {tokens: 10M/min, concurrent_requests: 1}}
+  acme: {limits: {tokens: 10M/min, concurrent_requests: 2}}
   globex: {}
   small: {batches: {file_bytes: 20kB, lines: 3, open: 1}}
   none: {batches: {file_bytes: 0B}}
@@ -259,11 +259,11 @@ HOSTILE: tuple[tuple[str, bytes], ...] = (
 def test_a_malformed_upload_is_a_typed_error_and_leaves_nothing(
     site: TenantSite, content_type: str, body: bytes
 ) -> None:
-    headers = site.authorization("acme") | {"content-type": content_type}
-    before = site.get("acme", "/v1/files?limit=100").json()["data"]
+    headers = site.authorization("globex") | {"content-type": content_type}
+    before = site.get("globex", "/v1/files?limit=100").json()["data"]
     reply = httpx.post(f"{site.server.url}/v1/files", content=body, headers=headers, timeout=PATIENCE)
     assert reply.status_code == 400 and error_of(reply)["message"]
-    assert site.get("acme", "/v1/files?limit=100").json()["data"] == before
+    assert site.get("globex", "/v1/files?limit=100").json()["data"] == before
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_malformed_upload_is_a_typed_error_and_leaves_nothing(
     ],
 )
 def test_a_malformed_batch_is_a_typed_error(site: TenantSite, path: str, body: bytes) -> None:
-    headers = site.authorization("acme") | {"content-type": "application/json"}
+    headers = site.authorization("globex") | {"content-type": "application/json"}
     reply = httpx.post(f"{site.server.url}{path}", content=body, headers=headers, timeout=PATIENCE)
     assert reply.status_code in (400, 404) and error_of(reply)["message"]
 
@@ -288,7 +288,7 @@ def test_a_malformed_batch_is_a_typed_error(site: TenantSite, path: str, body: b
     "path", ["files?limit=0", "files?limit=x", "batches?limit=101", "batches?after=%00", "files/%00", "batches/x%0a"]
 )
 def test_a_malformed_question_is_a_typed_error(site: TenantSite, path: str) -> None:
-    reply = site.get("acme", f"/v1/{path}")
+    reply = site.get("globex", f"/v1/{path}")
     assert reply.status_code in (400, 404) and error_of(reply)["message"]
 
 
