@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # between looks for batches that nobody has, and at the status of a running one
 SWEEP_SECONDS = 3600.0
 STRAY_SECONDS = 86400.0  # after which bytes without a record are deleted
+UNIT_BYTES = 2**16  # of lines in memory: a batch has as many units of them as the batch of the engine has rows
 MAX_TRIES = 3  # of a line that the server failed to answer
 LONGEST_RETRY_S = 60.0
 Json = dict[str, Any]
@@ -242,9 +243,12 @@ class BatchRun:
         lines = self._lines()
         async with asyncio.TaskGroup() as group:
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
-                if line.number not in done:
+                if line.number in done:
+                    continue
+                units = min(1 + len(line.body) // UNIT_BYTES, self._parts.width)
+                for _ in range(units):
                     await room.acquire()
-                    group.create_task(self._settle_line(line)).add_done_callback(lambda _: room.release())
+                group.create_task(self._settle_line(line)).add_done_callback(partial(_release, room, units))
 
     def _lines(self) -> Iterator[Line]:
         chunks = self._parts.files.chunks(self._tenant, self._record["input_file_id"])
@@ -360,6 +364,11 @@ class BatchRun:
             if self._is_lost:
                 raise LeaseLost
             await asyncio.sleep(POLL_SECONDS)
+
+
+def _release(room: asyncio.Semaphore, units: int, _: "asyncio.Task[None]") -> None:
+    for _unit in range(units):
+        room.release()
 
 
 def _now() -> str:
