@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -264,6 +265,18 @@ def test_a_malformed_upload_is_a_typed_error_and_leaves_nothing(
     reply = httpx.post(f"{site.server.url}/v1/files", content=body, headers=headers, timeout=PATIENCE)
     assert reply.status_code == 400 and error_of(reply)["message"]
     assert site.get("globex", "/v1/files?limit=100").json()["data"] == before
+
+
+@pytest.mark.parametrize("length", ["10", "999999999999", "-1", "5, 6", "x"])
+def test_a_content_length_that_lies_is_a_typed_error(site: TenantSite, length: str) -> None:
+    head = (
+        f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.keys['globex']}\r\n"
+        f"content-type: multipart/form-data; boundary=x\r\ncontent-length: {length}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", int(site.server.url.rpartition(":")[2])), PATIENCE) as connection:
+        connection.sendall(head.encode() + FORM + FILE + b"--x--\r\n")
+        answer = connection.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize(
