@@ -8,13 +8,14 @@ from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
 from admission.ledger import Ledger, work_of
 from admission.observer import CoreObserver
-from admission.order import DueOrder, WaitingOrder
+from admission.order import DueOrder
 from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl
 from admission.promise import Promise
 from admission.request import JudgedRequest
 from admission.scheduling_policy import SchedulingPolicy
+from admission.spare import SpareLast
 from admission.step_times.idle_calibration import IdleCalibration, work_of_shape
 from admission.step_times.step_time import CopyTime, Pipeline, StepTimeModel
 from backend.calibration_steps import CalibrationStep, CalibrationTimes
@@ -36,7 +37,7 @@ class Controller:
     def __init__(
         self,
         scheduler: Scheduler,
-        order: WaitingOrder,
+        queue: SpareLast,
         ledger: Ledger,
         copy_time: CopyTime,
         lengths: OutputLengths,
@@ -59,7 +60,7 @@ class Controller:
         self.lengths, self.step_time = lengths, step_time
         self.backlog, self.drain, self.control = backlog, drain, control
         self.observers: list[CoreObserver] = []  # told in this order
-        self.order = order
+        self.order, self._queue = queue.order, queue
         self.ledger, self.share = ledger, ledger.share
         self._observer_failed = observer_failed
         self._copy_time = copy_time
@@ -83,8 +84,9 @@ class Controller:
         self.scheduler.pin(sequence, cached, now)
         self.scheduler.add(sequence)
         self.ledger.admitted(sequence, promise)
-        self.backlog.add(sequence, load)
-        self.drain.sample(True, now)
+        if not sequence.is_spare:
+            self.backlog.add(sequence, load)
+            self.drain.sample(True, now)
         self._expiry.arrived(sequence, now)
         self._tell_arrived(sequence, promise, now)
         return promise
@@ -136,8 +138,10 @@ class Controller:
 
     def set_policy(self, policy: SchedulingPolicy, now: float) -> None:
         self.share.set_policy(policy.weights)
+        self.ledger.spare.set_policy(policy.weights)
         if isinstance(self.order, DueOrder):
             self.order.set_policy(Aging(offsets=policy.offsets))
+        self._queue.spare.set_policy(Aging(0.0))
         self.scheduler.weights_changed()
         self.control.set_policy(policy)
         self._tell(lambda observer: observer.policy_changed(policy, now))
@@ -186,7 +190,7 @@ class Controller:
             return None
         if self._expiry.next_due < now:
             self._expire(now)
-        self.order.set_time(now)
+        self._queue.set_time(now)
         self._copy_time.set_time(now)
         batch = scheduler.schedule(now)
         if scheduler.ended:
@@ -268,21 +272,23 @@ class Controller:
         self._ended(sequence, now)
 
     def _answered(self, sequence: Sequence, now: float) -> None:
-        """Learn from a complete answer."""
+        """Learn from a complete answer; forecasts are not made for the spare class."""
+        if sequence.is_spare:
+            return
         self.lengths.observe(sequence.tenant, sequence.request.max_tokens, len(sequence.output))
         self.control.calibration.last_token(sequence, now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:
         """Forget an ended sequence; the calibration has already recorded an expiry or an answer."""
         self.ledger.ended(sequence)
-        self.order.ended(sequence)
+        self._queue.ended(sequence)
         self.control.calibration.forget(sequence, now)
         self._leave_queue(sequence, now)
 
     def _queue_preempted(self, now: float) -> None:
         """Queue preempted sequences again, unless they run or have ended since. Idempotent."""
         for sequence in self.scheduler.preempted:
-            if sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING):
+            if not sequence.is_spare and sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING):
                 if sequence not in self.backlog:
                     output = self.lengths.mean(sequence.tenant, sequence.request.max_tokens)
                     self.backlog.add(sequence, self.backlog.load_of(sequence, output))

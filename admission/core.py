@@ -21,6 +21,7 @@ from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
 from admission.share import BURST_S, Share
+from admission.spare import SPARE_SHARE, SpareLast, SpareSizer
 from admission.step_times.step_time import CopyTime, Pipeline, StepTime, StepTimeModel
 from admission.tenant_hooks import TenantHooks
 from backend.config import EngineConfig
@@ -68,6 +69,7 @@ class CoreConfig:
     swap: SwapRule = SwapRule.MEASURED
     between_turns: BetweenTurnsRule = BetweenTurnsRule.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode has a promised token interval
+    spare_share: float = SPARE_SHARE  # by which the lines of batches may lengthen the steps of others
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.95  # that an admitted request meets its deadline
     max_waiting: int | None = 1024  # requests
@@ -150,24 +152,29 @@ def make_core(
     tariff = EngineTimeTariff(model)
     share = Share(config.weights, config.burst_s)
     backlog, drain = Backlog(tariff.estimate, engine.shares_blocks), DrainMeter()
-    order = ORDERS[config.order](OrderParts(config, engine, share, lengths, tariff, backlog))
+    spare = Share(config.weights, config.burst_s)
+    parts = OrderParts(config, engine, share, lengths, tariff, backlog)
+    order = ORDERS[config.order](parts)
     fair = order if isinstance(order, DueOrder) else None
+    spare_order = DueOrder(spare, Aging(0.0), parts.cost, parts.uncached)
+    queue = SpareLast(order, spare_order)
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
-    ledger = Ledger(share, tariff, model, copy_time)
+    ledger = Ledger(share, spare, tariff, model, copy_time)
     sizer = PrefillSizer(engine, model, copy_time, config.prefill_share)
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
     retention = make_retention(config.between_turns)
     gate = _gate(config, forecast)
-    hooks = TenantHooks(order.due, ledger, sizer, gate, forecast, swap_choice, retention, fair)
-    scheduler = Scheduler(engine, order, hooks)
+    spare_sizer = SpareSizer(sizer, config.spare_share)
+    hooks = TenantHooks(queue.due, ledger, sizer, spare_sizer, gate, forecast, swap_choice, retention, fair)
+    scheduler = Scheduler(engine, queue, hooks)
     forecaster = Forecaster(scheduler, order, backlog, pipeline, model, lengths)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
     expiry = EXPIRIES[config.overload](forecaster)
     return Controller(
         scheduler,
-        order,
+        queue,
         ledger,
         copy_time,
         lengths,

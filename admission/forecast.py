@@ -167,8 +167,10 @@ class Forecaster:
         return behind
 
     def prefilling(self) -> list[tuple[Sequence, int]]:
-        """Return the running sequences in prefill, each with its uncomputed tokens."""
-        running = self._scheduler.running.values()
+        """Return the running sequences in prefill, each with its uncomputed tokens: not those of the spare class, which
+        wait for others.
+        """
+        running = [s for s in self._scheduler.running.values() if not s.is_spare]
         return [(s, left) for s in running if (left := s.num_admitted_tokens - s.num_computed_tokens) > 0]
 
     def alone(self, sequence: Sequence) -> float:
@@ -182,7 +184,10 @@ class Forecaster:
     def _step(self, sequence: Sequence, cached: int) -> _SharedStep:
         scheduler = self._scheduler
         scheduled = scheduler.in_flight[-1] if scheduler.in_flight else None
-        decodes, context = (scheduled.batch.num_decodes, scheduled.decode_context) if scheduled else (0, 0)
+        decodes = context = 0
+        if scheduled:
+            decodes = scheduled.batch.num_decodes - scheduled.spare_decodes
+            context = scheduled.decode_context - scheduled.spare_context
         running = scheduler.running.values()
         interval = min([each for s in running if (each := s.request.token_interval) is not None], default=None)
         mean_context = (sequence.num_prompt_tokens + cached) // 2
@@ -201,9 +206,11 @@ class Forecaster:
     def _until_place(self, requests: float, sequence: Sequence, step: _SharedStep) -> tuple[int, float]:
         """Return the steps until it has a slot and memory behind `requests`, and a step's seconds without prefill."""
         scheduler, running = self._scheduler, self._scheduler.running
+        if scheduler.kv_manager.num_spare:
+            running = {name: one for name, one in running.items() if not one.is_spare}
         config, typical = scheduler.config, self.typical_prompt + self.typical_answer
         free = config.max_num_seqs - len(running)
-        memory = scheduler.kv_manager.blocks.num_available * config.block_size / typical if typical else inf
+        memory = scheduler.kv_manager.num_available_to_others * config.block_size / typical if typical else inf
         lacking, places = requests + 1 - min(free, memory), int(min(free, memory))
         if lacking <= 0 or not (running or places):
             return 0, 0.0

@@ -101,7 +101,12 @@ class AdmissionControl:
         self._patience = 0.0  # seconds until the deadlines of admitted requests, a running mean weighted by prefill
 
     def admit(self, sequence: Sequence, now: float) -> tuple[Load, Promise]:
-        """Admit the sequence to the queue, or raise an `AdmissionRefused`; returns its waiting work and its promise."""
+        """Admit the sequence to the queue, or raise an `AdmissionRefused`; returns its waiting work and its promise.
+
+        The spare class delays nobody and is promised nothing: its maker bounds what waits of it.
+        """
+        if sequence.is_spare:
+            return Load(), Promise(sequence.tenant)
         output = self._lengths.mean(sequence.tenant, sequence.request.max_tokens)
         load = self._backlog.load_of(sequence, output)
         self._offered(sequence, now)

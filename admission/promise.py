@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from admission.share import Account
+
 
 @dataclass(slots=True, eq=False)
 class Promise:
@@ -14,3 +16,4 @@ class Promise:
     last_token: float | None = None  # the same for the last token
     prepaid: float = 0.0  # engine seconds not used yet
     charged: float = 0.0  # engine seconds, to its tenant for completed steps
+    account: Account | None = None  # that is charged, from its admission to its end

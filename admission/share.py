@@ -45,8 +45,9 @@ Offsets = list[tuple[float, str]]  # a heap of accounts, by offset and tenant
 class Account:
     """One tenant's use. `credit` is in engine seconds for each unit of weight; below 0 it is debt."""
 
-    def __init__(self, tenant: str, weight: float) -> None:
-        self.tenant, self.weight = tenant, weight
+    def __init__(self, tenant: str, weight: float, share: "Share") -> None:
+        """`share` keeps the account, and charges it."""
+        self.tenant, self.weight, self.share = tenant, weight, share
         self.charged = self.served = 0.0  # engine seconds in total; `served`: each over the weight at its time
         self.num_open = 0  # requests that wait or run
         self.asked_at = -inf
@@ -86,7 +87,7 @@ class Share:
         """Return the tenant's account, created on first use."""
         account = self.accounts.get(tenant)
         if account is None:
-            account = self.accounts[tenant] = Account(tenant, weight_of(tenant, self._weights))
+            account = self.accounts[tenant] = Account(tenant, weight_of(tenant, self._weights), self)
         return account
 
     def credit(self, account: Account) -> float:

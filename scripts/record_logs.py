@@ -78,6 +78,7 @@ SCENES: dict[str, Record] = {
     "controlled_delay": log_scenes.controlled_delay,
     "requests": log_scenes.requests,
     "calibration": log_scenes.calibration,
+    "spare": log_scenes.spare,
 }
 RUNS: dict[str, Record] = {
     "fair": partial(random_run, CoreConfig(weights={"acme": 2.0, "beta": 0.5}), 1, learned=True, num_blocks=24),

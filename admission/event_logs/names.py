@@ -66,7 +66,7 @@ CORE_FIELDS = Names(
             "order", "weights", "burst_s", "seconds_per_class", "memory", "min_free_blocks", "swap", "between_turns",
             "prefill_share", "overload", "confidence", "max_waiting", "max_waiting_tokens", "max_waiting_bytes",
             "max_waiting_seconds", "tenant_max_waiting", "tenant_max_waiting_tokens", "tenant_max_waiting_bytes",
-            "tenant_max_waiting_seconds", "memory_risk", "calibration",
+            "tenant_max_waiting_seconds", "memory_risk", "calibration", "spare_share",
         )
     }
 )  # fmt: skip

@@ -37,6 +37,7 @@ class KVManager:
         self.blocks = BlockTables(config, hooks, counters)
         self.pool, self.cache, self.allowances = self.blocks.pool, self.blocks.cache, self.blocks.allowances
         self.running: dict[str, Sequence] = {}  # in the order of admission
+        self.num_spare = 0  # running sequences of the spare class
         self.freeing: dict[str, Sequence] = {}  # preempted sequences that leave
         self._config = config
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -50,6 +51,12 @@ class KVManager:
     def num_held(self) -> int:
         pool = self.blocks.pool
         return pool.num_blocks - pool.num_free - self.blocks.cache.num_idle
+
+    @property
+    def num_available_to_others(self) -> int:
+        """The blocks available to sequences that are not of the spare class, which gives up its own."""
+        spare = [s for s in self.running.values() if s.is_spare] if self.num_spare else []
+        return self.blocks.num_available + sum(map(self.blocks.num_reclaimable, spare))
 
     def begin_event(self, now: float) -> None:
         """Begin an event at `now`: holdings were constant since the last one."""
@@ -90,6 +97,7 @@ class KVManager:
         sequence.num_admitted_tokens = sequence.num_tokens
         sequence.jumps = False
         self.running[sequence.id] = sequence
+        self.num_spare += sequence.is_spare
         self.counters.admissions += 1
         sequence.admission_number = self.counters.admissions
 
@@ -97,13 +105,15 @@ class KVManager:
         """Take the sequence out of the batch; it waits again once its memory is free."""
         sequence.status = _PREEMPTED
         del self.running[sequence.id]
+        self.num_spare -= sequence.is_spare
         self.freeing[sequence.id] = sequence
         self._free_if_idle(sequence)
 
     def finish_sequence(self, sequence: Sequence, reason: FinishReason) -> None:
         """End the sequence, running or not."""
         self.blocks.unpin(sequence)
-        self.running.pop(sequence.id, None)
+        if self.running.pop(sequence.id, None) is not None:
+            self.num_spare -= sequence.is_spare
         self.freeing.pop(sequence.id, None)
         sequence.status = _FINISHED
         sequence.finish_reason = reason

@@ -22,7 +22,14 @@ from backend.scheduler.lost_steps import DeviceResync, TokenBudget
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.prefill_order import PrefillOrder
 from backend.scheduler.prefix_hit import PrefixHit
-from backend.scheduler.scheduled_step import FixedPrefillBudget, NewToken, PrefillBudget, ScheduledStep, WaitReason
+from backend.scheduler.scheduled_step import (
+    FixedPrefillBudget,
+    NewToken,
+    PrefillBudget,
+    ScheduledStep,
+    SpareStep,
+    WaitReason,
+)
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.step_rows import StepRows
 from backend.scheduler.tenant_limits import TenantLimits
@@ -72,6 +79,7 @@ class Scheduler:
         self._none_takes_a_slot_at: tuple[tuple[int, int], int] | None = None  # changes until the last vain search
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
+        self._spare: SpareStep | None = None  # of the step being planned; None: it is not open to the spare class
         parts = StepParts(
             config,
             self.kv_manager,
@@ -234,7 +242,7 @@ class Scheduler:
         slots, starts, sequences = batch.slots, batch.starts, scheduled.sequences
         block_size = self.config.block_size
         prefilling, jumping = list[Sequence](), list[Sequence]()
-        for sequence in list(self.running.values()):
+        for sequence in self._served():
             start, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
             if start < sequence.num_admitted_tokens:
                 (jumping if sequence.jumps else prefilling).append(sequence)
@@ -260,9 +268,39 @@ class Scheduler:
         batch.sampled = list(range(rows))
         scheduled.sampled = sequences.copy()
         scheduled.decode_context = sum(starts) + rows
+        if self._spare is not None:
+            scheduled.count_spare()
         if jumping:
             self._rows.add_jumps(jumping, scheduled, self._budget.tokens)
         return prefilling
+
+    def _served(self) -> list[Sequence]:
+        """Return the running sequences that may have rows in this step: of the spare class, as many decodes as there is
+        time for, earliest due first, and all prefills if those are all of its decodes.
+        """
+        self._spare, running = None, list(self.running.values())
+        if not self.kv_manager.num_spare:
+            return running
+        others, head = [s for s in running if not s.is_spare], self.waiting.head()
+        if not (head is None or head.is_spare) or any(s.num_computed_tokens < s.num_admitted_tokens for s in others):
+            return others
+        spare = sorted([s for s in running if s.is_spare], key=self.hooks.due)
+        decodes = [s for s in spare if s.num_computed_tokens >= s.num_admitted_tokens]
+        self._open_spare(others)
+        assert self._spare is not None
+        count = self._spare.num_decodes([s.num_computed_tokens + 1 for s in decodes])
+        if count < len(decodes):
+            return [*others, *decodes[:count]]
+        return [*others, *decodes, *(s for s in spare if s.num_computed_tokens < s.num_admitted_tokens)]
+
+    def _head_is_spare(self) -> bool:
+        head = self.waiting.head()
+        return head is not None and head.is_spare
+
+    def _open_spare(self, others: list[Sequence]) -> None:
+        """Open the step to the spare class, beside the decodes of others."""
+        interval = min([each for s in others if (each := s.request.token_interval) is not None], default=None)
+        self._spare = self.hooks.spare_step(len(others), sum([s.num_computed_tokens for s in others]), interval)
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
         """Plan prefill chunks of running and waiting sequences in the order of `PrefillOrder`.
@@ -275,7 +313,12 @@ class Scheduler:
         jumps = range(decodes, len(batch.slots))
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
         room = self._rule.prefill_room(prefilling, self._budget.tokens - len(batch.slots))
-        if room is None:
+        if not (prefilling or self._spare or self.kv_manager.num_spare) and self._head_is_spare():
+            self._open_spare(scheduled.sequences)
+        if self._spare is not None:
+            spare, tokens = scheduled.spare_decodes, self._budget.tokens - len(batch.slots)
+            budget = self._spare.prefill_budget(spare, scheduled.spare_context, tokens)
+        elif room is None:
             budget = self.prefill_budget(len(batch.slots), context, interval)
         else:
             budget = FixedPrefillBudget(room)
@@ -318,9 +361,13 @@ class Scheduler:
         while (sequence := self._head(scheduled)) is not None:
             if before is not None and (self._joining.still_lacks(sequence) or not order.goes_before(sequence, before)):
                 break
+            if sequence.is_spare and self._spare is None:
+                break
             hit = self._forking.find(sequence, scheduled, budget)
             length = order.chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, self._rule)
+            if self.wait_reason is WaitReason.ALLOWANCE and self._preemption.take_back(sequence):
+                continue
             if self.wait_reason in _OWN_LIMITS:
                 self._held_tenants.hold(sequence.tenant, self.wait_reason)
                 self.wait_reason = None
@@ -345,7 +392,7 @@ class Scheduler:
         if head and head.status is SequenceStatus.WAITING and head.tenant not in held:
             return head
         head, self.overtaker = self.waiting.head(), None
-        if head is None or scheduled.paused or self.kv_manager.free_slots or self.kv_manager.freeing:
+        if head is None or head.is_spare or scheduled.paused or self.kv_manager.free_slots or self.kv_manager.freeing:
             return head
         if not self._preemption.slots_are_kept_from(head):
             return head

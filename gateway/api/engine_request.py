@@ -107,9 +107,13 @@ class EngineRequest:
 
 
 def ask_of(sequences: list[Sequence], num_answers: int = 1, attempt: Attempt | None = None) -> Ask:
-    """The maximum that one request's sequences may use; each prompt has `num_answers` consecutive ones."""
+    """The maximum that one request's sequences may use; each prompt has `num_answers` consecutive ones.
+
+    A line of a batch counts as no request: it holds up none of its tenant.
+    """
     num_prompt_tokens = sum(one.num_prompt_tokens for one in sequences[::num_answers])
-    return Ask(1, num_prompt_tokens, sum(one.token_limit - one.num_prompt_tokens for one in sequences), attempt=attempt)
+    num_output_tokens = sum(one.token_limit - one.num_prompt_tokens for one in sequences)
+    return Ask(0 if sequences[0].is_spare else 1, num_prompt_tokens, num_output_tokens, attempt=attempt)
 
 
 def _later(seed: int, count: int) -> int:

@@ -12,6 +12,7 @@ from backend.sampling_params import MAX_BAD_WORD_TOKENS
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.api.body_reader import BodyReader
 from gateway.api.engine_client import EngineClient
+from gateway.batches.file_bytes import FileBytes
 from gateway.errors import BadRequest, ContextLengthExceeded, ModelNotFound, context_exceeded
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
@@ -149,6 +150,7 @@ class Frontend:
     body_reader: BodyReader
     engine: EngineClient
     sealer: Sealer
+    files: FileBytes
     encoders: Mapping[str, ServedEncoder] = field(default_factory=dict)  # by name
     cors: Cors | None = None  # None: no web page of another origin may call
     public_models: bool = False  # /v1/models needs no key

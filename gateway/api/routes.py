@@ -35,6 +35,7 @@ from gateway.api.message_dialect import MessageDialect
 from gateway.api.openapi import DocsEndpoint, OpenApiEndpoint
 from gateway.api.response_dialect import ResponseDialect
 from gateway.api.stored_responses import CancelResponseEndpoint, InputItemsEndpoint, ResponseEndpoint
+from gateway.batches.endpoints import make_batch_routes
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.http.path import route_path
 
@@ -63,6 +64,7 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
         Route("/v1/responses/{response}", ResponseEndpoint(frontend), methods=["GET", "DELETE"]),
         Route("/v1/responses/{response}/input_items", InputItemsEndpoint(frontend), methods=["GET"]),
         Route("/v1/responses/{response}/cancel", CancelResponseEndpoint(frontend), methods=["POST"]),
+        *make_batch_routes(frontend),
         Route("/v1/messages", GenerationEndpoint(frontend, MessageDialect()), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokensEndpoint(frontend), methods=["POST"]),
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in make_encoding_endpoints(frontend).items()),

@@ -13,6 +13,7 @@ from gateway.api.prompt_names import PromptNames
 from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.background import tell_all
+from gateway.batches.records import BatchRecords
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.request_record import Telemetry
@@ -42,6 +43,7 @@ class Service:
     effective_policies: EffectivePolicies
     quotas: Quotas
     responses: ResponseStore
+    batches: BatchRecords
     kv_leases: KvLeases
     cache_limiter: CacheLimiter
     prompt_pinner: PromptPinner

@@ -26,7 +26,7 @@ from gateway.errors import ApiError
 from gateway.http.responses import ResponseWriter
 from gateway.key_mask import masked
 from gateway.replica.fleet_secret import UNKNOWN, Beginnings
-from quotas.reservation import Reservation
+from quotas.reservation import Reservation, Usage
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +147,7 @@ class EngineRecord:
     grant: Granted | None = None
     timelines: list[SequenceTimeline] = field(default_factory=list)
     store_calls: list[StoreCall] = field(default_factory=list)  # at most `MAX_STORE_CALLS`
+    measure: Callable[[], Usage] | None = None  # the use of a line of a batch, which its batch books
 
     @property
     def num_output_tokens(self) -> int:

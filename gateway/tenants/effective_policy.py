@@ -25,6 +25,8 @@ class KVShape:
 class EffectivePolicy:
     """The policy as it applies to one principal, computed once and used by every request until the policy changes."""
 
+    is_line = False  # it is that of a line of a batch, whose use its batch books
+
     def __init__(self, policy: Policy, principal: Principal) -> None:
         self.name = principal.tenant
         self.key = principal.key_id
@@ -152,6 +154,8 @@ class CurrentPolicy(Protocol):
 class EffectivePolicies:
     """Caches the effective policy of every principal under the present policy."""
 
+    make: type[EffectivePolicy] = EffectivePolicy
+
     def __init__(self, policies: CurrentPolicy) -> None:
         self._policies = policies
         self._policy = policies.current
@@ -167,7 +171,7 @@ class EffectivePolicies:
             self._policy, self._known = self._policies.current, {}
         effective = self._known.get(principal)
         if effective is None:
-            effective = self._known[principal] = EffectivePolicy(self._policy, principal)
+            effective = self._known[principal] = self.make(self._policy, principal)
         return effective
 
 

@@ -73,6 +73,7 @@ class ServedWorker:
             "store_response": self._store_response,
             "read_responses": self._read_responses,
             "delete_response": client.delete_response,
+            "batches": client.batches,
             "limit_states": self._limit_states,
             "kv_memory": lambda tenant, key: client.kv_memory(self._policy(tenant, key)),
             "load": self._load,

@@ -205,6 +205,9 @@ class WorkerClient:
     async def delete_response(self, tenant: str, name: str) -> bool:
         return bool(await self.ask("delete_response", tenant, name))
 
+    async def batches(self, what: str, *told: Any) -> Any:
+        return await self.ask("batches", what, *told)
+
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Mapping[str, str], list[bytes]]:
         within = None if asked.within == inf else asked.within
         told = (policy.name, policy.key, asked.model, [*map(len, asked.inputs)], within, asked.is_relative)

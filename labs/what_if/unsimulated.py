@@ -21,6 +21,10 @@ NEVER = {  # fields of a tenant without effect in a simulation
     "max_top_logprobs": "a trace does not say what is told of tokens",
     "stored_responses.bytes": "a trace does not say what is stored",
     "stored_responses.retention": "a trace does not say what is stored",
+    "batches.file_bytes": "a trace does not say what files hold",
+    "batches.retention": "a trace does not say what files hold",
+    "batches.lines": "a trace does not say which batch a line is of",
+    "batches.open": "a trace does not say which batch a line is of",
     "prefix_cache.pinned": "a trace says how long prompts are and what they share, and not what they begin with",
 }
 NO_CONTENTS = "the trace does not say what prompts share: nothing is found in the prefix cache"

@@ -32,6 +32,7 @@ from quotas.policy.policy import Outage
 from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key
 from quotas.store.announcements import Announcements
+from quotas.store.batches import BatchStore, FinishedLine
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations, in_order
 from quotas.store.replica_name import ReplicaName
@@ -300,6 +301,18 @@ class RedisStore:
     def responses(self) -> ResponseStore:
         """Return the tenants' stored responses."""
         return ResponseStore(self._runner)
+
+    def batches(self) -> BatchStore:
+        """Return the tenants' files and batches."""
+        return BatchStore(self._runner, self.lease)
+
+    async def finish_line(
+        self, tenant: str, key: str, limits: tuple[Limit, ...], line: FinishedLine, used: Usage
+    ) -> bool:
+        """Settle a line of a batch once. Its tokens are charged, also beyond the limits, and its use is booked. Returns
+        False if another replica has the batch by now.
+        """
+        return await self._replica.finish_line(self._account(tenant, key, limits), line, used)
 
     async def heartbeat(self) -> None:
         """Renew this replica's leases and slices, and send progress and bookings. It has to be called three times a

@@ -8,6 +8,7 @@ from typing import Any
 from quotas.errors import ConnectionLost, NotSent, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Attempt, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, replica_field
+from quotas.store.batches import FinishedLine
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
@@ -100,6 +101,16 @@ class ReplicaReservations:
         ask = Ask(used.requests, used.input_tokens, used.output_tokens)
         rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
+
+    async def finish_line(self, account: QuotaAccount, line: FinishedLine, used: Usage) -> bool:
+        """See `RedisStore.finish_line`."""
+        numbers = _numbers(used.requests, used.cached_tokens, round(used.kv_byte_seconds), line.reasoning_tokens)
+        how = b"completed" if line.is_completed else b"failed"
+        rest = (line.batch.encode(), *_numbers(line.epoch, line.number), how, *numbers)
+        ask = Ask(0, used.input_tokens, used.output_tokens)
+        answer = await self._decide(Script.FINISH_LINE, account, ask, b"-", rest)
+        account.remember(answer)
+        return answer[0] == b"OK"
 
     async def adopt(self, account: QuotaAccount) -> list[TrackedReservation]:
         """Have the store take over the local reservations, also beyond its limits, and return them; `settle_ended`

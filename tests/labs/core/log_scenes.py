@@ -10,7 +10,7 @@ from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.calibration_steps import calibration_series
 from backend.scheduler.scheduled_step import WaitReason
-from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from backend.scheduler.sequence import SPARE_CLASS, FinishReason, Sequence, SequenceStatus
 from tests.admission.staged_core import StagedCore
 
 GREEDY = CoreConfig(
@@ -43,6 +43,25 @@ def refusals() -> list[str]:
         stage.arrive(f"waits-{n}", tenant=f"t{n}")
     full = stage.refused("refused-shared-bound", tenant="t0")
     assert isinstance(full, QueueFull) and not full.of_class
+    return stage.run()
+
+
+def spare() -> list[str]:
+    """The spare class runs beside a decode, not beside a prompt, and gives back slots and blocks to others."""
+    stage = StagedCore(CoreConfig(spare_share=0.5), max_num_seqs=3)
+    for name in ("spare-runs", "spare-runs-too", "spare-waits"):
+        stage.arrive(name, prompt=12, output=30, priority_class=SPARE_CLASS)
+    for _ in range(4):
+        stage.step()
+    decodes = stage.arrive("decodes", prompt=4, output=30)
+    for _ in range(4):
+        stage.step()
+    assert decodes.output, "it was not held up"
+    others = [stage.arrive(f"takes-a-slot-{n}", prompt=8, output=20) for n in range(2)]
+    for _ in range(6):
+        stage.step()
+    assert all(one.status is SequenceStatus.RUNNING for one in others)
+    assert stage.core.scheduler.counters.yields > 0
     return stage.run()
 
 
