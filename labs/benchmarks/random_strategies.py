@@ -171,6 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     numbers = range(options.first, options.first + (1 if options.quick else options.runs))
     report = Report("random_strategies", options.quick)
     found = [(strategy, strategy.gains()) for strategy in map(Strategy.drawn, numbers)]
+    show(report, found)
+    return report.finish(options.results)
+
+
+def show(report: Report, found: Sequence[tuple[Strategy, tuple[float, float]]]) -> None:
     first, later = (sorted(gains[n] for _, gains in found) for n in (0, 1))
     quantiles = {f"{share:.0%}": quantile(later, share) for share in (0.5, 0.9, 0.95)}
     report.add_table(
@@ -184,7 +189,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.add_table("the best strategy in the first 90 s, by what the bound allows", [at_first[0].row(at_first[1])])
     report.at_most("gain of the best strategy from the second minute on", later[-1], MOST_GAIN)
     report.at_most("gain in the first 90 s over the bound's", at_first[1][0] / at_first[0].most_at_first, 1.0)
-    return report.finish(options.results)
 
 
 if __name__ == "__main__":
