@@ -181,7 +181,9 @@ class AdmissionControl:
         if sequence.request.first_token_by is None:
             return None
         slack, order = sequence.request.first_token_by - now, self._order
-        excess = calibrated.first_token.likely + self._room_of_patience(forecast, slack) - slack
+        # by past errors alone nobody is refused who waits for nobody: without admissions no error could correct them
+        likely = calibrated.first_token.likely if forecast.wait else forecast.first_token
+        excess = likely + self._room_of_patience(forecast, slack) - slack
         harm = self._harm(forecast.behind, forecast.prefill, now)
         room = 0.0
         if order is not None:

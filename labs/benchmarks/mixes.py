@@ -253,7 +253,7 @@ def show(report: Report, found: Mapping[int, Mapping[str, Outcome]]) -> None:
     rows, ratios = list[dict[str, object]](), list[float]()
     for number, outcomes in found.items():
         fair, plain = outcomes[FAIR], [outcomes[order].good_within for order in PLAIN if order in outcomes]
-        ratios.append(fair.good_within / max(plain) if plain and max(plain) else 1.0)
+        ratios.append(fair.good_within / best if (best := max(plain, default=0.0)) else 1.0)
         if ratios[-1] < LEAST_OF_BEST or fair.idle or fair.open:
             shown = {order: f"{one.good_within:.3f} / {one.good:.3f}" for order, one in outcomes.items()}
             rows.append({"world": number, "ratio": ratios[-1], **shown, "idle": fair.idle, "open": fair.open})
@@ -264,9 +264,9 @@ def show(report: Report, found: Mapping[int, Mapping[str, Outcome]]) -> None:
     )
     if compared:
         goods: dict[str, object] = {o: mean(outcomes[o].good for outcomes in compared) for o in (FAIR, *PLAIN)}
-        within = {o: mean(outcomes[o].good_within for outcomes in compared) for o in (FAIR, *PLAIN)}
+        served: dict[str, object] = {o: mean(outcomes[o].good_within for outcomes in compared) for o in (FAIR, *PLAIN)}
         report.add_table(
-            "mean good of the compared worlds", [{"of": "all", **goods}, {"of": "tenants within their share", **within}]
+            "mean good of the compared worlds", [{"of": "all", **goods}, {"of": "tenants within their share", **served}]
         )
     if rows:
         report.add_table("worlds below: good of tenants within their share / of all", rows)

@@ -114,7 +114,7 @@ class Strategy(NamedTuple):
     streams: tuple[Stream, ...]
     leaves_after: float  # tokens of each answer
     honest: Stream
-    count: int
+    num_honest: int
 
     @classmethod
     def drawn(cls, number: int) -> "Strategy":
@@ -132,9 +132,9 @@ class Strategy(NamedTuple):
         core, recorder = policy.make_core(), Recorder(DEVICE, Objective(), {})
         loop = LeavingLoop(core, DEVICE, recorder, policy.engine.max_model_len, target=policy.target)
         core.observers.append(Leavers(loop, {STRATEGIST: self.leaves_after}))
-        share, random = LOAD / (self.count + 1), Random(self.number + 10**6)
+        share, random = LOAD / (self.num_honest + 1), Random(self.number + 10**6)
         asked = [arrival for stream in self.streams for arrival in stream.arrivals(STRATEGIST, share, random)]
-        others = [f"honest-{number}" for number in range(self.count)]
+        others = [f"honest-{number}" for number in range(self.num_honest)]
         asked += [arrival for name in others for arrival in self.honest.arrivals(name, share, random)]
         loop.expect(sorted(asked, key=lambda arrival: arrival.time))
         used = list[dict[str, float]]()
@@ -149,7 +149,7 @@ class Strategy(NamedTuple):
     def most_at_first(self) -> float:
         """What the bounds of docs/fairness.md allow in the first seconds."""
         is_dated = all(None not in stream.deadlines for stream in (self.honest, *self.streams))
-        return 1.0 + (DATED_BOUND_S if is_dated else UNDATED_BOUND_S) * (self.count + 1) / FIRST_SECONDS
+        return 1.0 + (DATED_BOUND_S if is_dated else UNDATED_BOUND_S) * (self.num_honest + 1) / FIRST_SECONDS
 
     def row(self, gains: tuple[float, float]) -> dict[str, object]:
         deadlines = " / ".join("none" if by is None else f"{by:g} s" for by in self.honest.deadlines)
@@ -159,7 +159,7 @@ class Strategy(NamedTuple):
             "strategy": self.number,
             "first 90 s": gains[0],
             "later": gains[1],
-            "beside": f"{self.count} with {deadlines}",
+            "beside": f"{self.num_honest} with {deadlines}",
             "streams": streams + leaves,
         }
 
@@ -171,6 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     numbers = range(options.first, options.first + (1 if options.quick else options.runs))
     report = Report("random_strategies", options.quick)
     found = [(strategy, strategy.gains()) for strategy in map(Strategy.drawn, numbers)]
+    show(report, found)
+    return report.finish(options.results)
+
+
+def show(report: Report, found: Sequence[tuple[Strategy, tuple[float, float]]]) -> None:
     first, later = (sorted(gains[n] for _, gains in found) for n in (0, 1))
     quantiles = {f"{share:.0%}": quantile(later, share) for share in (0.5, 0.9, 0.95)}
     report.add_table(
@@ -184,7 +189,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.add_table("the best strategy in the first 90 s, by what the bound allows", [at_first[0].row(at_first[1])])
     report.at_most("gain of the best strategy from the second minute on", later[-1], MOST_GAIN)
     report.at_most("gain in the first 90 s over the bound's", at_first[1][0] / at_first[0].most_at_first, 1.0)
-    return report.finish(options.results)
 
 
 if __name__ == "__main__":
