@@ -156,7 +156,8 @@ class World(ClockedTenant):
         taken, attempt = life.taken.pop(reservation), reservation.ask.attempt
         assert attempt is not None
         whole = reservation.ask
-        usage = Usage(whole.input_tokens, min(output_tokens, whole.output_tokens), requests=whole.requests)
+        computed, cached = min(output_tokens, whole.output_tokens), taken.booked.cached_tokens
+        usage = Usage(whole.input_tokens, computed, cached, requests=whole.requests)
         self.model.settle(taken, usage if has_begun else NOTHING, self.now)
         for is_there in (True, False):
             delivered = Delivered(attempt.request, has_begun, output_tokens)
@@ -219,7 +220,7 @@ class World(ClockedTenant):
                 for taken in life.taken.values():
                     booked = taken.booked
                     requests = taken.charges[0][1].requests
-                    usage = Usage(booked.input_tokens, booked.output_tokens, requests=requests)
+                    usage = booked._replace(requests=requests)
                     self.model.settle(taken, usage, self.now)
                 self.dead.remove(life)
 
