@@ -1,4 +1,4 @@
-"""What the gateway asks of one engine's core, at the engine's time."""
+"""The gateway's access to one engine's core, at the engine's time."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -23,14 +23,14 @@ class Admission:
         """Returns the length in tokens that the tenant's answers rarely exceed."""
         return self._core.lengths.quantile(tenant, max_tokens, RESERVED_LENGTH_QUANTILE)
 
-    def extend(self, stream: TokenStream, tokens: int) -> None:
+    def raise_token_limit(self, stream: TokenStream, tokens: int) -> None:
         """Raise the stream's token limit by `tokens`."""
-        self._core.extend(stream.sequence, tokens, self.clock())
+        self._core.raise_token_limit(stream.sequence, tokens, self.clock())
         self._engine.schedule_soon()
 
-    def charge(self, tenant: str, seconds: float) -> None:
+    def charge_side_work(self, tenant: str, seconds: float) -> None:
         """Charge a tenant for processor seconds spent beside the engine; a request of it has been admitted before."""
-        self._core.charge(tenant, seconds, self.clock())
+        self._core.charge_side_work(tenant, seconds, self.clock())
 
     def debts_changed(self, served: Mapping[str, float], replicas: int) -> None:
         """Charge tenants for the engine time that the other replicas have served them since the last call; `replicas`
@@ -38,8 +38,8 @@ class Admission:
         """
         self._core.debts_changed(served, replicas, self.clock())
 
-    def policy_changed(self, policy: SchedulingPolicy) -> None:
-        self._core.policy_changed(policy, self.clock())
+    def set_policy(self, policy: SchedulingPolicy) -> None:
+        self._core.set_policy(policy, self.clock())
 
     def allow(self, tenant: str, blocks: int | None) -> None:
         """Set the tenant's lease: the KV blocks that it may hold; None: no limit."""

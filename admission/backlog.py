@@ -1,4 +1,4 @@
-"""The waiting work: in total, by tenant, and by tenant and class."""
+"""The backlog: the waiting work in total, by tenant, and by tenant and class. The controller writes it."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ class Load:
         self.seconds += other.seconds
         self.pairs += other.pairs
 
-    def take(self, other: "Load") -> None:
+    def subtract(self, other: "Load") -> None:
         """Subtract `other`. Without requests the seconds are exactly 0, free of rounding errors."""
         self.count -= other.count
         self.tokens -= other.tokens
@@ -100,11 +100,11 @@ class Backlog:
             self._groups[group] -= 1
             if not self._groups[group]:
                 del self._groups[group]
-        self.total.take(load)
-        self._of_class[sequence.request.priority_class].take(load)
+        self.total.subtract(load)
+        self._of_class[sequence.request.priority_class].subtract(load)
         for level in (None, sequence.request.priority_class):
             own = self._of[sequence.tenant, level]
-            own.take(load)
+            own.subtract(load)
             if not own.count:
                 del self._of[sequence.tenant, level]
                 self._tenants_of[level] -= 1
@@ -165,7 +165,7 @@ class DrainMeter:
         self.sample(still_waiting, now)
 
     def sample(self, waiting: bool, now: float) -> None:
-        """Note whether the queue has waiting work now."""
+        """Record that the queue has waiting work now, or none."""
         if not waiting:
             self._since = None
         elif self._since is None:

@@ -1,8 +1,9 @@
-"""Turns estimates of first and last tokens into bounds that hold with a stated confidence.
+"""The calibration of estimates: bounds on first and last tokens that hold with a stated confidence.
 
-Each estimate of a waiting sequence is compared with the measured time of its token; the next bounds are made of past
-errors, grouped by class, tenant, prompt length and deadline. A bound counts as missed when its time passes without the
-token, not when the token comes, so that a burst of arrivals is not given bounds that no longer hold.
+Admission tracks each promise, the controller reports its tokens. Each estimate of a waiting sequence is compared with
+the measured time of its token; the next bounds are made of past errors, grouped by class, tenant, prompt length and
+deadline. A bound counts as missed when its time passes without the token, not when the token comes, so that a burst of
+arrivals is not given bounds that no longer hold.
 """
 
 from collections import defaultdict
@@ -110,7 +111,7 @@ class TokenCalibration:
         self._decided(given.estimate + unforeseen, seconds)
 
     def was_kept(self, given: LatencyBounds, seconds: float, has_passed: bool) -> None:
-        """Record whether the reported bound held for a token that came after `seconds`, and no residual."""
+        """Record a kept or missed reported bound for a token that came after `seconds`, and no residual."""
         if not has_passed:
             self._is_known(seconds > given.reported)
 
@@ -161,7 +162,8 @@ class _Tracked:
 
 
 class EstimateCalibration:
-    """Calibrates the estimates of first and of last tokens, separately by class. Untracked sequences are ignored.
+    """Calibrates the estimates of first tokens, by class and whether a deadline presses, and those of last tokens, by
+    class. Untracked sequences are ignored.
 
     A sequence that expires before its first token counts as a miss of that bound: the token would have come later
     still, by the time of its own prefill. O(log open) for each event; the groups kept are bounded.
@@ -172,18 +174,18 @@ class EstimateCalibration:
         that steps have stalled.
         """
         self._pipeline = pipeline or Pipeline()
-        self._first = defaultdict[int, TokenCalibration](lambda: TokenCalibration.of_first_tokens(decisive))
+        self._first = defaultdict[_Kind, TokenCalibration](lambda: TokenCalibration.of_first_tokens(decisive))
         self._last = defaultdict[int, TokenCalibration](TokenCalibration.of_last_tokens)
         self._open: dict[Sequence, _Tracked] = {}
         # heap of both bounds; entries of known tokens leave it lazily
         self._due: list[tuple[float, int, bool, Sequence]] = []
         self._numbers = count()
-        self._tolerated = 64  # entries, before those of known tokens are cleared out
+        self._tolerated = 64  # entries, before the entries of known tokens are cleared out
 
     def calibrate(self, sequence: Sequence, estimate: Forecast, now: float) -> CalibratedEstimate:
         """Return the estimate with the present bounds of its class."""
         self._pass(now)
-        first = self._first[sequence.request.priority_class].bounds(estimate.first_token, _first_groups(sequence))
+        first = self._first[_kind(sequence)].bounds(estimate.first_token, _first_groups(sequence))
         last = self._last[sequence.request.priority_class].bounds(estimate.last_token, _last_groups(sequence), first)
         return CalibratedEstimate(now, estimate.prefill, first, last)
 
@@ -199,9 +201,9 @@ class EstimateCalibration:
             heapify(self._due)
             self._tolerated = 2 * len(self._due) + 64
 
-    def likely(self, priority_class: int) -> BoundLine:
-        """Return the decisive bounds of first tokens of the class."""
-        return self._first[priority_class].likely
+    def likely(self, priority_class: int, is_pressing: bool) -> BoundLine:
+        """Return the decisive bounds of first tokens of the class, with pressing deadlines or others."""
+        return self._first[priority_class, is_pressing].likely
 
     def overtaken(self, sequences: list[Sequence], seconds: float) -> None:
         """Note that a sequence predicted to take `seconds` was admitted ahead of these."""
@@ -214,7 +216,7 @@ class EstimateCalibration:
         self._pass(now)
         if (promise := self._open.get(sequence)) is not None:
             promise.has_first = True
-            given, calibration = promise.given, self._first[sequence.request.priority_class]
+            given, calibration = promise.given, self._first[_kind(sequence)]
             seconds, unforeseen = now - given.arrival, promise.unforeseen + self._pipeline.stalled
             calibration.came(given.first_token, _first_groups(sequence), seconds, promise.first_passed, unforeseen)
 
@@ -235,7 +237,7 @@ class EstimateCalibration:
         given, groups = promise.given, _first_groups(sequence)
         waited = now - given.arrival
         if not sequence.output:
-            first = self._first[sequence.request.priority_class]
+            first = self._first[_kind(sequence)]
             least, unforeseen = waited + given.prefill, promise.unforeseen + self._pipeline.stalled
             first.never_came(given.first_token, groups, least, promise.first_passed, unforeseen)
         if promise.knows_length:
@@ -250,12 +252,12 @@ class EstimateCalibration:
     @property
     def coverage(self) -> float:
         """The share of the bounds on first tokens that held."""
-        return _coverage(self._first)
+        return _coverage(list(self._first.values()))
 
     @property
     def completion_coverage(self) -> float:
         """The share of the bounds on last tokens that held, of those of which it is known."""
-        return _coverage(self._last)
+        return _coverage(list(self._last.values()))
 
     def _pass(self, now: float) -> None:
         """Record a miss for every bound that has passed without its token."""
@@ -265,7 +267,7 @@ class EstimateCalibration:
                 continue
             if is_first:
                 self._open[sequence].first_passed = True
-                self._first[sequence.request.priority_class].passed()
+                self._first[_kind(sequence)].passed()
             else:
                 self._open[sequence].last_passed = True
                 self._last[sequence.request.priority_class].passed()
@@ -273,6 +275,16 @@ class EstimateCalibration:
     def _is_open(self, sequence: Sequence, is_first: bool) -> bool:
         promise = self._open.get(sequence)
         return promise is not None and not (is_first and promise.has_first)
+
+
+_Kind = tuple[int, bool]
+"""The class, and whether a deadline presses: other requests wait for their tenant's share, however far off that is, and
+for their errors requests with deadlines would be refused while nothing waits.
+"""
+
+
+def _kind(sequence: Sequence) -> _Kind:
+    return sequence.request.priority_class, sequence.is_pressing
 
 
 def _alike(sequence: Sequence) -> Hashable:
@@ -293,7 +305,7 @@ def _last_groups(sequence: Sequence) -> Groups:
     return (_alike(sequence),)
 
 
-def _coverage(calibrations: dict[int, TokenCalibration]) -> float:
-    kept = sum(each.kept for each in calibrations.values())
-    broken = sum(each.broken for each in calibrations.values())
+def _coverage(calibrations: list[TokenCalibration]) -> float:
+    kept = sum(each.kept for each in calibrations)
+    broken = sum(each.broken for each in calibrations)
     return kept / max(1, kept + broken)

@@ -1,7 +1,6 @@
 """The core: every decision between a request's arrival and its last token, driven by timed events alone."""
 
 from collections.abc import Callable, Collection, Mapping
-from collections.abc import Sequence as Listed
 from math import inf
 
 from admission.aging import Aging
@@ -9,16 +8,17 @@ from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
 from admission.ledger import Ledger, work_of
 from admission.observer import CoreObserver
-from admission.order import DueOrder, WaitingOrder
+from admission.order import DueOrder
 from admission.outcome import AdmissionRefused
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import JudgedRequest
 from admission.scheduling_policy import SchedulingPolicy
+from admission.spare import SpareLast
 from admission.step_times.idle_calibration import IdleCalibration, work_of_shape
 from admission.step_times.step_time import CopyTime, Pipeline, StepTimeModel
-from backend.calibration_steps import CalibrationStep
+from backend.calibration_steps import CalibrationStep, CalibrationTimes
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken, ScheduledStep
@@ -37,7 +37,7 @@ class Controller:
     def __init__(
         self,
         scheduler: Scheduler,
-        order: WaitingOrder,
+        queue: SpareLast,
         ledger: Ledger,
         copy_time: CopyTime,
         lengths: OutputLengths,
@@ -60,7 +60,7 @@ class Controller:
         self.lengths, self.step_time = lengths, step_time
         self.backlog, self.drain, self.control = backlog, drain, control
         self.observers: list[CoreObserver] = []  # told in this order
-        self.order = order
+        self.order, self._queue = queue.order, queue
         self.ledger, self.share = ledger, ledger.share
         self._observer_failed = observer_failed
         self._copy_time = copy_time
@@ -68,7 +68,7 @@ class Controller:
         self._expiry = expiry
         self.given_up: list[Sequence] = []  # by the core itself, and not taken yet
 
-    def requested(self, asked: Asked, now: float) -> None:
+    def requested(self, asked: JudgedRequest, now: float) -> None:
         """Tell observers of a request put to its tenant's limits. The core decides nothing by it."""
         self._tell(lambda observer: observer.requested(asked, now))
 
@@ -84,13 +84,14 @@ class Controller:
         self.scheduler.pin(sequence, cached, now)
         self.scheduler.add(sequence)
         self.ledger.admitted(sequence, promise)
-        self.backlog.add(sequence, load)
-        self.drain.sample(True, now)
+        if not sequence.is_spare:
+            self.backlog.add(sequence, load)
+            self.drain.sample(True, now)
         self._expiry.arrived(sequence, now)
         self._tell_arrived(sequence, promise, now)
         return promise
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """End the sequence in any state; a no-op once it has ended."""
         self._finish(sequence, reason, now)
         self._tell(lambda observer: observer.finished(sequence, reason, now))
@@ -114,17 +115,17 @@ class Controller:
         self.scheduler.kv_manager.pin_prefixes(tenant, names, now)
         self._tell(lambda observer: observer.prefixes_pinned(tenant, names, now))
 
-    def extend(self, sequence: Sequence, tokens: int, now: float) -> None:
+    def raise_token_limit(self, sequence: Sequence, tokens: int, now: float) -> None:
         """Raise the sequence's token limit by `tokens`."""
         if sequence.status is not SequenceStatus.FINISHED:
-            self.scheduler.extend(sequence, tokens)
+            self.scheduler.raise_token_limit(sequence, tokens)
         self._tell(lambda observer: observer.extended(sequence, tokens, now))
 
-    def charge(self, tenant: str, seconds: float, now: float) -> None:
+    def charge_side_work(self, tenant: str, seconds: float, now: float) -> None:
         """Charge a tenant for work beside the steps: batches of inputs to embed, and processor seconds, which count as
         engine seconds.
         """
-        self.ledger.charge(tenant, seconds, now)
+        self.ledger.charge_side_work(tenant, seconds, now)
         self._tell(lambda observer: observer.charged(tenant, seconds, now))
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
@@ -135,12 +136,14 @@ class Controller:
             self.share.use(self.share.account(tenant), seconds)
         self._tell(lambda observer: observer.debts_changed(served, replicas, now))
 
-    def policy_changed(self, policy: SchedulingPolicy, now: float) -> None:
-        self.share.policy_changed(policy.weights)
+    def set_policy(self, policy: SchedulingPolicy, now: float) -> None:
+        self.share.set_policy(policy.weights)
+        self.ledger.spare.set_policy(policy.weights)
         if isinstance(self.order, DueOrder):
-            self.order.policy_changed(Aging(offsets=policy.offsets))
+            self.order.set_policy(Aging(offsets=policy.offsets))
+        self._queue.spare.set_policy(Aging(0.0))
         self.scheduler.weights_changed()
-        self.control.policy_changed(policy)
+        self.control.set_policy(policy)
         self._tell(lambda observer: observer.policy_changed(policy, now))
 
     def calibrate(self, now: float) -> CalibrationStep | None:
@@ -149,16 +152,16 @@ class Controller:
         """
         if not self.calibrates or self.scheduler.has_work:
             return None
-        step = self.idle_calibration.begin(now)
+        step = self.idle_calibration.next_step(now)
         if step is not None:
             self._tell(lambda observer: observer.calibrating(step, now))
         return step
 
-    def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
-        """Record the times of calibration steps, in seconds: all those of the start, or the one run while idle, which
-        may have been lost.
+    def calibrated(self, measured: CalibrationTimes, now: float) -> None:
+        """Record the times of calibration steps, in seconds: of all steps at the start, or of the one run while idle,
+        which may have been lost.
         """
-        self.idle_calibration.end(measured, now)
+        self.idle_calibration.record_times(measured, now)
         self.step_time.calibrate([(work_of_shape(step), seconds) for step, seconds in measured])
         self._tell(lambda observer: observer.calibrated(measured, now))
 
@@ -187,8 +190,8 @@ class Controller:
             return None
         if self._expiry.next_due < now:
             self._expire(now)
-        self.order.at(now)
-        self._copy_time.at(now)
+        self._queue.set_time(now)
+        self._copy_time.set_time(now)
         batch = scheduler.schedule(now)
         if scheduler.ended:
             for sequence in scheduler.take_ended():
@@ -263,27 +266,29 @@ class Controller:
         self._tell(lambda observer: observer.gave_up(sequence, now))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        self.scheduler.finish(sequence, reason, now)
+        self.scheduler.finish_sequence(sequence, reason, now)
         if reason is FinishReason.STOP:
             self._answered(sequence, now)
         self._ended(sequence, now)
 
     def _answered(self, sequence: Sequence, now: float) -> None:
-        """Learn from a complete answer."""
+        """Learn from a complete answer; forecasts are not made for the spare class."""
+        if sequence.is_spare:
+            return
         self.lengths.observe(sequence.tenant, sequence.request.max_tokens, len(sequence.output))
         self.control.calibration.last_token(sequence, now)
 
     def _ended(self, sequence: Sequence, now: float) -> None:
         """Forget an ended sequence; the calibration has already recorded an expiry or an answer."""
         self.ledger.ended(sequence)
-        self.order.ended(sequence)
+        self._queue.ended(sequence)
         self.control.calibration.forget(sequence, now)
         self._leave_queue(sequence, now)
 
     def _queue_preempted(self, now: float) -> None:
         """Queue preempted sequences again, unless they run or have ended since. Idempotent."""
         for sequence in self.scheduler.preempted:
-            if sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING):
+            if not sequence.is_spare and sequence.status in (SequenceStatus.PREEMPTED, SequenceStatus.WAITING):
                 if sequence not in self.backlog:
                     output = self.lengths.mean(sequence.tenant, sequence.request.max_tokens)
                     self.backlog.add(sequence, self.backlog.load_of(sequence, output))

@@ -1,4 +1,4 @@
-"""Makes a core from its configuration: order, unit of account, and memory gate."""
+"""The configuration of a core, and the making of one: order, unit of account, and memory gate."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,16 +10,18 @@ from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller
 from admission.expiry import DeadlineExpiry, Expiry, NoExpiry
 from admission.forecast import Forecaster
+from admission.keyed_order import KeyedOrder
 from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate
-from admission.kv.retention import Between, make_retention
-from admission.kv.swap_choice import Swap, SwapChoice
+from admission.kv.retention import BetweenTurnsRule, make_retention
+from admission.kv.swap_choice import SwapChoice, SwapRule
 from admission.ledger import EngineTimeTariff, Ledger
-from admission.order import DueOrder, KeyedOrder, WaitingOrder
+from admission.order import DueOrder, WaitingOrder
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
 from admission.scheduling_policy import QueueBounds
 from admission.share import BURST_S, Share
+from admission.spare import SPARE_SHARE, SpareLast, SpareSizer
 from admission.step_times.step_time import CopyTime, Pipeline, StepTime, StepTimeModel
 from admission.tenant_hooks import TenantHooks
 from backend.config import EngineConfig
@@ -64,9 +66,10 @@ class CoreConfig:
     min_free_blocks: int = 0
     memory_risk: float = MEMORY_RISK_DEVIATIONS  # of the forecast
     calibration: bool = True  # the engine runs calibration steps, before the first and while idle
-    swap: Swap = Swap.MEASURED
-    between_turns: Between = Between.MEASURED
+    swap: SwapRule = SwapRule.MEASURED
+    between_turns: BetweenTurnsRule = BetweenTurnsRule.MEASURED
     prefill_share: float = 1.0  # of the token budget, where no decode has a promised token interval
+    spare_share: float = SPARE_SHARE  # by which the lines of batches may lengthen the steps of others
     overload: Overload = Overload.DEADLINE
     confidence: float = 0.95  # that an admitted request meets its deadline
     max_waiting: int | None = 1024  # requests
@@ -127,7 +130,7 @@ EXPIRIES: dict[Overload, Callable[[Forecaster], Expiry]] = {
     Overload.BOUNDED: lambda forecaster: NoExpiry(),
     Overload.UNBOUNDED: lambda forecaster: NoExpiry(),
 }
-"""What expires under each rule of overload control; other packages add theirs."""
+"""The rule by which sequences expire, by the rule of overload control; other packages add theirs."""
 
 
 def raise_failure(error: Exception) -> None:
@@ -141,32 +144,37 @@ def make_core(
     model: StepTimeModel | None = None,
     observer_failed: Callable[[Exception], object] = raise_failure,
 ) -> Controller:
-    """Make a fresh core; a `model` given keeps what it has learned. `observer_failed` is called with the exception of
-    an observer.
+    """Make a fresh core; a given `model` keeps its learned state. `observer_failed` is called with the exception of an
+    observer.
     """
     model = model or StepTimeModel(PRIOR_STEP_TIME)
     lengths = OutputLengths()
     tariff = EngineTimeTariff(model)
     share = Share(config.weights, config.burst_s)
     backlog, drain = Backlog(tariff.estimate, engine.shares_blocks), DrainMeter()
-    order = ORDERS[config.order](OrderParts(config, engine, share, lengths, tariff, backlog))
+    spare = Share(config.weights, config.burst_s)
+    parts = OrderParts(config, engine, share, lengths, tariff, backlog)
+    order = ORDERS[config.order](parts)
     fair = order if isinstance(order, DueOrder) else None
+    spare_order = DueOrder(spare, Aging(0.0), parts.cost, parts.uncached)
+    queue = SpareLast(order, spare_order)
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
-    ledger = Ledger(share, tariff, model, copy_time)
+    ledger = Ledger(share, spare, tariff, model, copy_time)
     sizer = PrefillSizer(engine, model, copy_time, config.prefill_share)
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
     retention = make_retention(config.between_turns)
     gate = _gate(config, forecast)
-    hooks = TenantHooks(order.due, ledger, sizer, gate, forecast, swap_choice, retention, fair)
-    scheduler = Scheduler(engine, order, hooks)
+    spare_sizer = SpareSizer(sizer, config.spare_share)
+    hooks = TenantHooks(queue.due, ledger, sizer, spare_sizer, gate, forecast, swap_choice, retention, fair)
+    scheduler = Scheduler(engine, queue, hooks)
     forecaster = Forecaster(scheduler, order, backlog, pipeline, model, lengths)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
     expiry = EXPIRIES[config.overload](forecaster)
     return Controller(
         scheduler,
-        order,
+        queue,
         ledger,
         copy_time,
         lengths,

@@ -1,4 +1,4 @@
-"""Predicts when running sequences end: where slots or memory are lacking, a newcomer waits for that."""
+"""Departures: the predicted ends of running sequences, for which a newcomer waits if slots or memory are lacking."""
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping

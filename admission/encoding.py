@@ -1,11 +1,12 @@
-"""Inputs to embed or to score wait here, and are computed in batches between the steps of the answers.
+"""The queue of inputs to embed or to score, which are computed in batches between the steps of the answers.
 
-Tenants are served in the order of their debts, as everywhere: what a batch takes is charged to them when it is
-measured, and counted while the batch is made. Of one tenant's requests the one goes next that has had the least, so
-that a short request passes a long list. An input is computed as a whole, and in one batch.
+Tenants are served in the order of their debts: a batch's seconds are charged when they are measured, and their
+prediction counts while the batch is made. Among one tenant's requests the one with the least service goes next, so that
+a short request passes a long list. An input is computed as a whole, and in one batch.
 
-A batch is taken as soon as the device is free. Waiting for more inputs pays where the next is expected so soon that all
-who wait lose less by it than the fixed cost of one more batch (`EncodingQueue.taken_at`): never at low load.
+A batch is taken as soon as the device is free. Waiting for more inputs pays if the next one is expected so soon that
+all waiting inputs together lose less time by it than the fixed cost of one more batch (`EncodingQueue.taken_at`): never
+at low load.
 """
 
 from collections import deque
@@ -16,13 +17,13 @@ from typing import NamedTuple
 
 from admission.share import Share
 
-KEEP_OF_EVIDENCE = 0.98  # of the weight of each measured batch, when another is added
-KEEP_OF_GAP = 0.7  # of the mean gap between requests, when another comes
-PRIOR_BATCH_S, PRIOR_TOKEN_S = 2e-3, 1e-5  # until batches were measured
+EVIDENCE_SHARE_KEPT = 0.98  # the share of the evidence that is kept when another batch is measured
+GAP_SHARE_KEPT = 0.7  # the share of the mean gap between requests that is kept when another comes
+PRIOR_BATCH_S, PRIOR_TOKEN_S = 2e-3, 1e-5  # before batches are measured
 
 
 class EncodingLimits(NamedTuple):
-    """`longest_wait_s`: for others, before a batch is taken; `batch_tokens`: the most that a batch takes, one long
+    """`longest_wait_s`: before a batch is taken, for further inputs; `batch_tokens`: the most of a batch, one long
     input excepted; `waiting_tokens`: the most that may wait; `beside_s`: a batch's seconds while answers are generated,
     and `alone_s` while none are, since one may come.
     """
@@ -35,7 +36,9 @@ class EncodingLimits(NamedTuple):
 
 
 class BatchTime:
-    """Predicts the seconds of a batch from its tokens: a line fitted to those measured, by weighted least squares."""
+    """Predicts the seconds of a batch from its tokens: a line fitted to the measured batches by weighted least
+    squares.
+    """
 
     def __init__(self) -> None:
         self._weight = self._tokens = self._squares = self._seconds = self._products = 0.0
@@ -45,11 +48,11 @@ class BatchTime:
         return self.batch_s + self.token_s * tokens
 
     def tokens(self, seconds: float) -> int:
-        """Return the tokens of a batch that takes so long; at least 1."""
+        """Return the tokens of a batch of these seconds; at least 1."""
         return max(1, int((seconds - self.batch_s) / self.token_s))
 
     def measured(self, tokens: int, seconds: float) -> None:
-        keep = KEEP_OF_EVIDENCE
+        keep = EVIDENCE_SHARE_KEPT
         self._weight = keep * self._weight + 1.0
         self._tokens = keep * self._tokens + tokens
         self._squares = keep * self._squares + tokens * tokens
@@ -63,7 +66,7 @@ class BatchTime:
 
 
 class EncodingRequest:
-    """One request: the lengths of its inputs in tokens, and how far it is."""
+    """One request: the lengths of its inputs in tokens, and its progress."""
 
     def __init__(self, tenant: str, lengths: Sequence[int], arrival: float) -> None:
         self.tenant, self.lengths, self.arrival = tenant, lengths, arrival
@@ -71,7 +74,7 @@ class EncodingRequest:
         self.is_cancelled = False
 
 
-class Taken(NamedTuple):
+class BatchInput(NamedTuple):
     """One input of a batch: `request.lengths[ordinal]` tokens."""
 
     request: EncodingRequest
@@ -84,18 +87,18 @@ class EncodingQueue:
     def __init__(self, share: Share, limits: EncodingLimits) -> None:
         self.limits = limits
         self.time = BatchTime()
-        self.num_tokens = 0  # that wait
+        self.num_tokens = 0  # waiting
         self._share = share
         self._waiting: dict[str, list[tuple[int, float, int, EncodingRequest]]] = {}  # heaps, by tenant
-        self._tokens_of: dict[str, int] = {}  # that wait, by tenant
-        self._arrivals = deque[EncodingRequest]()  # the oldest first; those taken leave lazily
-        self._gap_s = inf  # mean, between two requests
+        self._tokens_of: dict[str, int] = {}  # waiting, by tenant
+        self._arrivals = deque[EncodingRequest]()  # the oldest first; taken requests leave it lazily
+        self._gap_s = inf  # the mean between two requests
         self._last_arrival = -inf
         self._num_requests = 0
 
     def fits(self, request: EncodingRequest) -> bool:
-        """Return True if a request may wait. Beyond the limit on all tokens a tenant that has some waiting may have an
-        equal part of that limit.
+        """Return True if a request may wait. Beyond the limit on all tokens, a tenant may have an equal part of that
+        limit waiting.
         """
         tokens, most = sum(request.lengths), self.limits.waiting_tokens
         own = self._tokens_of.get(request.tenant, 0)
@@ -104,8 +107,8 @@ class EncodingQueue:
         return own + tokens <= most // len(self._tokens_of)
 
     def wait_s(self, request: EncodingRequest) -> float:
-        """Return the seconds in which a newcomer is computed, if nothing but inputs is: behind what its tenant has
-        waiting, while each other tenant is given as much by weight, and no more than it has waiting.
+        """Return the seconds until a newcomer is computed, if only inputs are: behind its tenant's waiting inputs,
+        while every other tenant is served by weight, at most its own waiting inputs.
         """
         weight = self._share.weight_for(request.tenant)
         own = self._tokens_of.get(request.tenant, 0) + sum(request.lengths)
@@ -120,7 +123,7 @@ class EncodingQueue:
     def add(self, request: EncodingRequest) -> None:
         now = request.arrival
         if self._last_arrival > -inf:
-            gap, kept = now - self._last_arrival, KEEP_OF_GAP
+            gap, kept = now - self._last_arrival, GAP_SHARE_KEPT
             self._gap_s = gap if self._gap_s == inf else kept * self._gap_s + (1 - kept) * gap
         self._last_arrival = now
         self._count(request.tenant, sum(request.lengths))
@@ -128,7 +131,7 @@ class EncodingQueue:
         self._push(request)
 
     def cancel(self, request: EncodingRequest) -> None:
-        """Forget what of a request was not taken yet."""
+        """Drop the inputs of a request that are not in a batch yet."""
         if not request.is_cancelled:
             request.is_cancelled = True
             self._count(request.tenant, -sum(request.lengths[request.num_taken :]))
@@ -138,7 +141,7 @@ class EncodingQueue:
         return min([self._share.payback_of(tenant) for tenant in self._waiting], default=inf)
 
     def taken_at(self, now: float) -> float:
-        """Return when a batch is taken if nobody comes before: now, or later; inf: nothing waits."""
+        """Return the time at which a batch is taken if no request comes before: now, or later; inf: no input waits."""
         while self._arrivals and self._is_gone(self._arrivals[0]):
             self._arrivals.popleft()
         if not self._arrivals:
@@ -147,24 +150,24 @@ class EncodingQueue:
         lost_s = len(self._arrivals) * next_s
         latest = self._arrivals[0].arrival + self.limits.longest_wait_s
         if self.num_tokens >= self.limits.batch_tokens or lost_s >= self.time.batch_s or now + next_s > latest:
-            return now  # nobody is expected in time, or not soon enough
+            return now  # no request is expected in time, or not soon enough
         return now + next_s
 
-    def take(self, *, is_beside: bool) -> list[Taken]:
+    def take_batch(self, *, is_beside: bool) -> list[BatchInput]:
         """Take a batch. `is_beside`: answers are generated meanwhile, which it must not delay for long."""
         limits = self.limits
         most = min(limits.batch_tokens, self.time.tokens(limits.beside_s if is_beside else limits.alone_s))
         ranked: list[tuple[float, float, str]] = []
         for tenant in list(self._waiting):
             self._rank(tenant, 0.0, ranked)
-        batch, tokens = list[Taken](), 0
+        batch, tokens = list[BatchInput](), 0
         while ranked:
             owed, _, tenant = heappop(ranked)
             request = self._waiting[tenant][0][3]
             length = request.lengths[request.num_taken]
             if batch and tokens + length > most:
                 break
-            batch.append(Taken(request, request.num_taken))
+            batch.append(BatchInput(request, request.num_taken))
             tokens += length
             self._advance(request, length)
             self._count(tenant, -length)
@@ -172,8 +175,8 @@ class EncodingQueue:
             self._rank(tenant, owed + cost, ranked)
         return batch
 
-    def measured(self, batch: Sequence[Taken], seconds: float) -> dict[str, float]:
-        """Note what a batch took. Return the seconds of each tenant, by its tokens."""
+    def measured(self, batch: Sequence[BatchInput], seconds: float) -> dict[str, float]:
+        """Record the seconds of a batch. Return the seconds of each tenant, by its tokens."""
         lengths = [(taken.request.tenant, taken.request.lengths[taken.ordinal]) for taken in batch]
         tokens, by_tenant = sum([length for _, length in lengths]), dict[str, float]()
         self.time.measured(tokens, seconds)
@@ -200,7 +203,7 @@ class EncodingQueue:
         heappush(self._waiting.setdefault(request.tenant, []), entry)
 
     def _rank(self, tenant: str, owed: float, ranked: list[tuple[float, float, str]]) -> None:
-        """Put a tenant into the ranking, if anything of it waits. `owed` is what it has of this batch already."""
+        """Rank a tenant, if any of its inputs wait. `owed` is its part of this batch so far."""
         heap = self._waiting[tenant]
         while heap and self._is_gone(heap[0][3]):
             heappop(heap)

@@ -1,4 +1,4 @@
-"""Rules that expire sequences whose deadlines have passed or cannot be met."""
+"""Expiry: rules that select sequences whose deadlines have passed or cannot be met. The controller ends them."""
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
@@ -17,7 +17,7 @@ class Expiry(Protocol):
     def arrived(self, sequence: Sequence, now: float) -> None: ...
 
     def left_queue(self, sequence: Sequence, now: float) -> None:
-        """Note that a sequence was admitted, or has ended."""
+        """Record that a sequence was admitted, or has ended."""
         ...
 
     def due(self, now: float) -> list[Sequence]:
@@ -26,7 +26,7 @@ class Expiry(Protocol):
 
 
 class NoExpiry:
-    """No sequence expires."""
+    """The rule under which no sequence expires."""
 
     next_due = inf
 
@@ -53,7 +53,7 @@ class DeadlineExpiry:
         self._heap: list[tuple[float, int, Sequence]] = []  # entries of ended sequences leave it lazily
         self.next_due = inf
         self._numbers = count()
-        self._tolerated = 64  # entries, before those of ended sequences are cleared out
+        self._tolerated = 64  # entries, before the entries of ended sequences are cleared out
 
     def arrived(self, sequence: Sequence, now: float) -> None:
         deadlines = _deadlines(sequence)

@@ -1,4 +1,4 @@
-"""Explains from an event log why one request waited, was refused, or was preempted."""
+"""The explanation of one request, from an event log: why it waited, was refused, or was preempted."""
 
 import json
 from collections import Counter
@@ -26,8 +26,8 @@ PAUSED_PREFIX = "paused: "  # followed by the limit that a running sequence has 
 MAX_TENANTS_NAMED = 3  # of requests due earlier
 
 
-class _Asked(NamedTuple):
-    """An open request, as far as its order is explained by it."""
+class _OpenRequest(NamedTuple):
+    """An open request, with the facts that explain its order."""
 
     request: str
     tenant: str
@@ -44,14 +44,16 @@ class _SequenceHistory:
     lines: list[str] = field(default_factory=list)
     waiting_since: float | None = None
     waits: dict[str, float] = field(default_factory=dict)  # seconds by reason
-    ahead: dict[str, dict[_Asked, None]] = field(default_factory=dict)  # by reason, the requests served first meanwhile
+    ahead: dict[str, dict[_OpenRequest, None]] = field(
+        default_factory=dict
+    )  # by reason, the requests served first meanwhile
     has_deadline: bool = False
     over: bool = False
 
     def say(self, now: float, text: str) -> None:
         self.lines.append(f"{now - self.arrived:9.3f} s  {text}")
 
-    def wait(self, reason: str, ahead: Iterable[_Asked], seconds: float) -> None:
+    def add_wait(self, reason: str, ahead: Iterable[_OpenRequest], seconds: float) -> None:
         self.waits[reason] = self.waits.get(reason, 0.0) + seconds
         self.ahead.setdefault(reason, {}).update(dict.fromkeys(ahead))
 
@@ -77,7 +79,7 @@ class _SequenceHistory:
             self.lines.append(f"{'':13}{seconds:.3f} s: {'; '.join(filter(None, told))}")
         self.waiting_since, self.waits, self.ahead = None, {}, {}
 
-    def _before(self, ahead: Iterable[_Asked], how: str) -> Iterator[str]:
+    def _before(self, ahead: Iterable[_OpenRequest], how: str) -> Iterator[str]:
         """Yield the counts of requests that went first, and why."""
         of_others, of_its_tenant, has_siblings = Counter[str](), 0, False
         for one in ahead:
@@ -140,12 +142,12 @@ class _LogReader:
         # tenants that the queue passes over, each with the limit of its own that it has met
         self._held: dict[str, str] = {}
         self._prompts: dict[str, int] = {}  # lengths in tokens
-        self._asked_for: dict[str, _Asked] = {}  # open sequences
+        self._asked_for: dict[str, _OpenRequest] = {}  # open sequences
         self._not_begun: set[str] = set()
-        # began with the last plan, or is the head of the queue that waits by it; and of those, who took a slot
-        self._ahead: dict[str, _Asked] = {}
+        # requests that began with the last plan, or its waiting head; and the ones of them that took a slot
+        self._ahead: dict[str, _OpenRequest] = {}
         self._overtook: set[str] = set()
-        self._overtakers: set[str] = set()  # open sequences that took a slot, which those due before them could not
+        self._overtakers: set[str] = set()  # open sequences that took a slot ahead of earlier due ones
         self._engine: dict[str, Any] = {}  # its settings
         self._why: list[str] | None = None  # the queue's obstacle by the last plan, and its head
         self._readers: dict[str, Callable[..., None]] = {
@@ -188,7 +190,7 @@ class _LogReader:
         self._previous = now
 
     def _asked(self, now: float, name: str, tenant: str, *rest: Any) -> None:
-        """Note a request refused before it came to the core; others are noted when they arrive."""
+        """Note a request that was refused before it reached the core; others are noted when they arrive."""
         *_, prompts, refusal = rest
         if refusal is None or name != self._request:
             return
@@ -211,7 +213,7 @@ class _LogReader:
     ) -> None:
         _, _, first_by, done_by, _, first, last, refusal, *_, grammar = rest
         if refusal is None:
-            self._asked_for[name] = _Asked(request_of(name), tenant, first_by is not None)
+            self._asked_for[name] = _OpenRequest(request_of(name), tenant, first_by is not None)
             self._not_begun.add(name)
         if self._request not in (name, request_of(name)):
             return
@@ -281,13 +283,13 @@ class _LogReader:
         ahead = {name: asked for name, asked in self._ahead.items() if name != history.name}
         due_earlier = [asked for name, asked in ahead.items() if name not in self._overtook]
         if limit is not None:
-            history.wait(REASONS[limit], (), seconds)
+            history.add_wait(REASONS[limit], (), seconds)
         elif due_earlier:
-            history.wait(BEHIND_PREFIX + obstacle, due_earlier, seconds)
+            history.add_wait(BEHIND_PREFIX + obstacle, due_earlier, seconds)
         elif ahead:
-            history.wait(REASONS["slots"], ahead.values(), seconds)
+            history.add_wait(REASONS["slots"], ahead.values(), seconds)
         else:
-            history.wait(obstacle or "until the next step was planned", (), seconds)
+            history.add_wait(obstacle or "until the next step was planned", (), seconds)
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:
@@ -332,7 +334,7 @@ _ENDINGS = {
 }
 _GIVEN_UP = {
     "expired": "given up: its deadline had passed, or could not be met any more",
-    "preempted": "ended: it lost its memory as often as it may, and nobody else could give any",
+    "preempted": "ended: it lost its memory as often as it may, and no other sequence could give any",
 }
 
 
@@ -340,4 +342,4 @@ def _evicted(cached: dict[str, Any]) -> str:
     """Return the text for evictions since the last plan that reported any."""
     if "evicted" not in cached:
         return ""
-    return f"; {cached['evicted']} cached blocks were given up for memory, {cached['idle']} that nobody holds are left"
+    return f"; {cached['evicted']} cached blocks were given up for memory, {cached['idle']} idle ones are left"

@@ -1,13 +1,13 @@
-"""Forecasts a newcomer's first and last token, by the order in force.
+"""The forecast of a newcomer's first and last token, by the order in force.
 
     first token = steps in flight + half a step + max(tokens ahead * seconds a token, until it has a slot and memory)
                   + its own prompt * seconds a token
     last token  = first token + its expected output, in steps as long as now while prompts are computed, then as lately
 
 Seconds a token are those of a step with the present decodes and as much prefill as a step may carry. Ahead of a
-newcomer are running prefills due earlier and waiting requests due earlier (`Foreseen.ahead`). Where the requests ahead
-need more slots or memory than are free, running sequences have to end first (`departures`). So it is forecast for the
-requests due later too.
+newcomer are running prefills and waiting requests that are due earlier (`ForecastOrder.ahead`). If the requests ahead
+need more slots or memory than are free, running sequences have to end first (`departures`). The requests due later are
+forecast too, in the same way.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
 OUTPUT_QUANTILE = 0.9  # of the output length, for which the last token is forecast
-TYPICAL_WEIGHT = 0.02  # of each newcomer in the running means of prompt and output tokens
+NEWCOMER_WEIGHT = 0.02  # of each newcomer in the running means of prompt and output tokens
 
 
-class Ahead(NamedTuple):
+class WorkAhead(NamedTuple):
     """The waiting work due before a newcomer."""
 
     tokens: float = 0.0
@@ -34,7 +34,7 @@ class Ahead(NamedTuple):
     own_tokens: float = 0.0  # of the newcomer's tenant
 
 
-class Due(NamedTuple):
+class DueRequest(NamedTuple):
     """A waiting request, comparable by the time at which it is due."""
 
     due: float
@@ -44,7 +44,7 @@ class Due(NamedTuple):
 
 
 @dataclass(slots=True)
-class Delayed:
+class DelayedRequests:
     """Requests with deadlines due after a newcomer, in their order, with the seconds from now until the first token of
     each.
     """
@@ -53,16 +53,16 @@ class Delayed:
     first_tokens: list[float]
 
 
-class Foreseen(Protocol):
-    """The forecast's view of an order."""
+class ForecastOrder(Protocol):
+    """The forecast's view of an order of waiting requests."""
 
     def due(self, sequence: Sequence) -> float: ...
 
-    def ahead(self, sequence: Sequence, due: float) -> Ahead:
+    def ahead(self, sequence: Sequence, due: float) -> WorkAhead:
         """Return the waiting work due before a newcomer, which is due then and does not wait yet."""
         ...
 
-    def behind(self, sequence: Sequence, due: float) -> list[Due]:
+    def behind(self, sequence: Sequence, due: float) -> list[DueRequest]:
         """Return the waiting requests with deadlines that are due later, in order; the caller may change the list."""
         ...
 
@@ -77,26 +77,26 @@ class Forecast:
     own_wait: float  # the part of it caused by its tenant's waiting requests
     each: float  # seconds of the wait for each token ahead
     prefill: float  # its own
-    behind: Delayed
+    behind: DelayedRequests
 
 
-class _Step(NamedTuple):
+class _SharedStep(NamedTuple):
     """The step that a prefill would share now."""
 
     prefill_tokens: int
     seconds: float
-    of_prefill: float  # the part of the seconds that it would not take without prefill
+    of_prefill: float  # the part of the seconds that is due to prefill
     decodes: int
     decode_context: int
 
 
 class Forecaster:
-    """Reads the scheduler and the order; changes neither. O(running + the cost of `Foreseen`)."""
+    """Reads the scheduler and the order; changes neither. O(running + the cost of `ForecastOrder`)."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        order: Foreseen,
+        order: ForecastOrder,
         backlog: Backlog,
         pipeline: Pipeline,
         model: StepTimeModel,
@@ -109,9 +109,9 @@ class Forecaster:
         self._step_number = 0
         self.typical_prompt = self.typical_answer = 0.0  # tokens, running means over newcomers
 
-    def arrived(self, prompt: int, answer: float) -> None:
+    def add_newcomer(self, prompt: int, answer: float) -> None:
         """Update the running means by a newcomer's uncomputed prompt tokens and expected output tokens."""
-        weight = TYPICAL_WEIGHT if self.typical_prompt else 1.0
+        weight = NEWCOMER_WEIGHT if self.typical_prompt else 1.0
         self.typical_prompt += weight * (prompt - self.typical_prompt)
         self.typical_answer += weight * (max(1.0, answer) - self.typical_answer)
 
@@ -127,7 +127,7 @@ class Forecaster:
             if running_due <= due:
                 in_progress += left
             else:
-                later.append(Due(running_due, 0, running, left))
+                later.append(DueRequest(running_due, 0, running, left))
         ahead = order.ahead(sequence, due)
         place, decodes = self._until_place(ahead.requests, sequence, step)
         wait = _wait(in_progress + ahead.tokens, place, decodes, step)
@@ -139,10 +139,12 @@ class Forecaster:
         each = wait / max(1.0, in_progress + ahead.tokens)
         return Forecast(first, last, wait, ahead.own_tokens * each, each, prompt * a_token, behind)
 
-    def _behind(self, later: list[Due], total: float, requests: float, soonest: float, step: _Step) -> Delayed:
-        """Return when requests due later have their first tokens, behind `total` tokens of `requests`.
+    def _behind(
+        self, later: list[DueRequest], total: float, requests: float, soonest: float, step: _SharedStep
+    ) -> DelayedRequests:
+        """Return the times at which requests due later have their first tokens, behind `total` tokens of `requests`.
 
-        Where they wait for slots or memory, the first and the last are asked about, and the others are taken to follow
+        If they wait for slots or memory, the first and the last are forecast, and the others are assumed to follow
         evenly in between.
         """
         later.sort(key=itemgetter(0))
@@ -153,7 +155,7 @@ class Forecaster:
             if last:
                 first, _ = self._until_place(requests, waiting[0], step)
                 place, each = float(first), max(0.0, float(last - first)) / max(1, len(waiting) - 1)
-        behind, a_token = Delayed([], []), step.seconds / step.prefill_tokens
+        behind, a_token = DelayedRequests([], []), step.seconds / step.prefill_tokens
         for _, _, sequence, tokens in later:
             waits = sequence.status is SequenceStatus.WAITING
             wait = _wait(total, place if waits else 0.0, decodes, step)
@@ -165,8 +167,10 @@ class Forecaster:
         return behind
 
     def prefilling(self) -> list[tuple[Sequence, int]]:
-        """Return the running sequences in prefill, each with its uncomputed tokens."""
-        running = self._scheduler.running.values()
+        """Return the running sequences in prefill, each with its uncomputed tokens: not those of the spare class, which
+        wait for others.
+        """
+        running = [s for s in self._scheduler.running.values() if not s.is_spare]
         return [(s, left) for s in running if (left := s.num_admitted_tokens - s.num_computed_tokens) > 0]
 
     def alone(self, sequence: Sequence) -> float:
@@ -177,10 +181,13 @@ class Forecaster:
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
         return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
 
-    def _step(self, sequence: Sequence, cached: int) -> _Step:
+    def _step(self, sequence: Sequence, cached: int) -> _SharedStep:
         scheduler = self._scheduler
         scheduled = scheduler.in_flight[-1] if scheduler.in_flight else None
-        decodes, context = (scheduled.batch.num_decodes, scheduled.decode_context) if scheduled else (0, 0)
+        decodes = context = 0
+        if scheduled:
+            decodes = scheduled.batch.num_decodes - scheduled.spare_decodes
+            context = scheduled.decode_context - scheduled.spare_context
         running = scheduler.running.values()
         interval = min([each for s in running if (each := s.request.token_interval) is not None], default=None)
         mean_context = (sequence.num_prompt_tokens + cached) // 2
@@ -188,20 +195,22 @@ class Forecaster:
         prefill = max(1, budget.fits(mean_context, scheduler.token_budget - decodes))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         seconds, alone = self._model.fitted.seconds(work), self._model.fitted.seconds(StepWork(0, decodes, context))
-        return _Step(prefill, seconds, seconds - alone, decodes, context)
+        return _SharedStep(prefill, seconds, seconds - alone, decodes, context)
 
-    def _decoding(self, tokens: float, waiting: float, sequence: Sequence, step: _Step) -> float:
+    def _decoding(self, tokens: float, waiting: float, sequence: Sequence, step: _SharedStep) -> float:
         """Return the seconds of an output of `tokens`, in full steps until `waiting` prompt tokens are computed."""
         full = min(tokens, waiting / step.prefill_tokens)
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
-    def _until_place(self, requests: float, sequence: Sequence, step: _Step) -> tuple[int, float]:
+    def _until_place(self, requests: float, sequence: Sequence, step: _SharedStep) -> tuple[int, float]:
         """Return the steps until it has a slot and memory behind `requests`, and a step's seconds without prefill."""
         scheduler, running = self._scheduler, self._scheduler.running
+        if scheduler.kv_manager.num_spare:
+            running = {name: one for name, one in running.items() if not one.is_spare}
         config, typical = scheduler.config, self.typical_prompt + self.typical_answer
         free = config.max_num_seqs - len(running)
-        memory = scheduler.kv_manager.blocks.num_available * config.block_size / typical if typical else inf
+        memory = scheduler.kv_manager.num_available_to_others * config.block_size / typical if typical else inf
         lacking, places = requests + 1 - min(free, memory), int(min(free, memory))
         if lacking <= 0 or not (running or places):
             return 0, 0.0
@@ -217,7 +226,7 @@ class Forecaster:
         return steps, self._model.fitted.seconds(decodes)
 
 
-def _wait(tokens: float, place: float, decodes: float, step: _Step) -> float:
+def _wait(tokens: float, place: float, decodes: float, step: _SharedStep) -> float:
     """Return the seconds until a prefill behind `tokens` that has a slot and memory in `place` steps; `decodes` are the
     seconds of each without prefill.
     """

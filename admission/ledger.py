@@ -1,15 +1,15 @@
-"""Charges each step to the sequences that it serves.
+"""The ledger charges each step to the sequences that it serves. It charges the accounts of the share.
 
 A step's predicted cost is charged when it is planned and corrected when it completes, with the time from completion to
-completion; the fixed part of a step is split pro rata to the marginal parts, so that the charges of all steps add up to
-the time the device was busy.
+completion. The fixed part of a step is split pro rata to the marginal parts, so that the charges of all steps add up to
+the time that the device was busy.
 """
 
 from collections import deque
 from collections.abc import Mapping
 
 from admission.promise import Promise
-from admission.share import Share
+from admission.share import Account, Share
 from admission.step_times.step_time import CopyTime, StepTimeModel, StepWork, plain_sum, prefill_pairs
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import ScheduledStep
@@ -88,27 +88,33 @@ def work_of(scheduled: ScheduledStep) -> StepWork:
     return StepWork(tokens, decodes, scheduled.decode_context, context, pairs)
 
 
-_Charge = tuple[list[Promise], StepWork, float, list[float], Mapping[str, float]]
+_Charge = tuple[list[Promise], StepWork, float, list[float], Mapping[Account, float]]
 """The charge of a step in flight: the promises to its rows, its work, the seconds of its copies, and the costs of its
-rows and of tenants.
+rows and of accounts.
 """
 
 
 class Ledger:
-    """Charges steps to the accounts of their tenants, in the order in which steps are planned and completed."""
+    """Charges steps to the accounts of their tenants, in the order in which steps are planned and completed. A tenant
+    has an account of its own for the spare class, in another share: neither use counts against the other.
+    """
 
-    def __init__(self, share: Share, tariff: EngineTimeTariff, model: StepTimeModel, copy_time: CopyTime) -> None:
-        self.share = share
+    def __init__(
+        self, share: Share, spare: Share, tariff: EngineTimeTariff, model: StepTimeModel, copy_time: CopyTime
+    ) -> None:
+        self.share, self.spare = share, spare
         self._tariff = tariff
         self._model = model
         self._copy_time = copy_time
         self._open: deque[_Charge] = deque()
-        self._corrections: dict[str, float] = {}  # of completed steps, by tenant: charged with the next step
+        self._corrections: dict[Account, float] = {}  # of completed steps: charged with the next step
         self.promises: dict[Sequence, Promise] = {}  # to sequences admitted to the queue and not ended
 
     def admitted(self, sequence: Sequence, promise: Promise) -> None:
         self.promises[sequence] = promise
-        self.share.opened(self.share.account(promise.tenant))
+        share = self.spare if sequence.is_spare else self.share
+        promise.account = account = share.account(promise.tenant)
+        share.opened(account)
 
     def begun(self, sequence: Sequence, *, follows: bool) -> None:
         """Take the cost of its prompt from the credit of a newcomer's tenant, once: a preempted sequence has prepaid
@@ -121,9 +127,10 @@ class Ledger:
         promise, prompt = self.promises[sequence], len(sequence.request.prompt)
         cached = prompt - 1 if follows else sequence.num_computed_tokens
         promise.prepaid = cost = self._tariff.estimate(prompt, 0.0, cached)
-        self.share.spend(self.share.account(promise.tenant), cost)
+        account = _account_of(promise)
+        account.share.spend(account, cost)
 
-    def charge(self, tenant: str, seconds: float, now: float) -> None:
+    def charge_side_work(self, tenant: str, seconds: float, now: float) -> None:
         """Charge a tenant for seconds of work beside the steps, for which it counts as asking."""
         account = self.share.account(tenant)
         self.share.asked(account, now)
@@ -139,42 +146,42 @@ class Ledger:
         self._open.append((promises, work, copying, costs, self._charge_rows(promises, costs)))
         return seconds
 
-    def _charge_rows(self, promises: list[Promise], costs: list[float]) -> Mapping[str, float]:
-        """Charge each sequence with its cost, from its prepaid seconds first; returns the sums by tenant."""
-        sums, returned = dict[str, float](), dict[str, float]()
+    def _charge_rows(self, promises: list[Promise], costs: list[float]) -> Mapping[Account, float]:
+        """Charge each sequence with its cost, from its prepaid seconds first; returns the sums by account."""
+        sums, returned = dict[Account, float](), dict[Account, float]()
         sum_of = sums.get
         for promise, cost in zip(promises, costs):  # noqa: B905 - being strict takes as long as ten rows
-            tenant = promise.tenant
-            sums[tenant] = sum_of(tenant, 0.0) + cost
+            account = _account_of(promise)
+            sums[account] = sum_of(account, 0.0) + cost
             if promise.prepaid > 0.0:
                 used = min(promise.prepaid, cost)
                 promise.prepaid -= used
-                returned[tenant] = returned.get(tenant, 0.0) + used
-        for tenant, paid in returned.items():
-            self.share.spend(self.share.account(tenant), -paid)
+                returned[account] = returned.get(account, 0.0) + used
+        for account, paid in returned.items():
+            account.share.spend(account, -paid)
         corrections = self._corrections
-        for tenant, cost in sums.items():
-            self.share.charge(self.share.account(tenant), cost + corrections.pop(tenant, 0.0))
+        for account, cost in sums.items():
+            account.share.charge(account, cost + corrections.pop(account, 0.0))
         self._correct()
         return sums
 
     def _correct(self) -> None:
         """Charge the corrections that no step has been charged with."""
-        for tenant, seconds in self._corrections.items():
-            self.share.charge(self.share.account(tenant), seconds)
+        for account, seconds in self._corrections.items():
+            account.share.charge(account, seconds)
         self._corrections.clear()
 
     def completed(self, elapsed: float) -> None:
         """Correct the charges of the oldest planned step, which took `elapsed` seconds: at once if no other is in
         flight, else with the charges of the next.
         """
-        promises, work, copying, costs, by_tenant = self._open.popleft()
-        total = plain_sum(by_tenant.values())
+        promises, work, copying, costs, by_account = self._open.popleft()
+        total = plain_sum(by_account.values())
         correction = (elapsed - total) / total if total else 0.0
         if correction:
             corrections = self._corrections
-            for tenant, cost in by_tenant.items():
-                corrections[tenant] = corrections.get(tenant, 0.0) + correction * cost
+            for account, cost in by_account.items():
+                corrections[account] = corrections.get(account, 0.0) + correction * cost
             if not self._open:
                 self._correct()
         factor = 1 + correction
@@ -183,20 +190,25 @@ class Ledger:
         self._model.observe(work, elapsed - copying)
 
     def lost(self) -> None:
-        """Return the charges of all steps in flight, none of which took place. What they used of prepaid seconds stays
-        in the credit of the tenant: the rows that are computed again are charged without it.
+        """Return the charges of all steps in flight, none of which took place. Prepaid seconds that they used stay in
+        the credit of the tenant: the rows that are computed again are charged without it.
         """
         while self._open:
-            *_, by_tenant = self._open.pop()
-            for tenant, cost in by_tenant.items():
-                self.share.charge(self.share.account(tenant), -cost)
+            *_, by_account = self._open.pop()
+            for account, cost in by_account.items():
+                account.share.charge(account, -cost)
         self._correct()
         self._copy_time.lost()
 
     def ended(self, sequence: Sequence) -> None:
         """Return the unused prepaid seconds of an ended sequence to its tenant. Idempotent."""
         if (promise := self.promises.pop(sequence, None)) is not None:
-            account = self.share.account(promise.tenant)
-            self.share.closed(account)
+            account = _account_of(promise)
+            account.share.closed(account)
             if promise.prepaid:
-                self.share.spend(account, -promise.prepaid)
+                account.share.spend(account, -promise.prepaid)
+
+
+def _account_of(promise: Promise) -> Account:
+    assert promise.account is not None, "it was admitted"
+    return promise.account

@@ -1,13 +1,12 @@
 """The core's events, as observers receive them: the event log, telemetry, a monitor of fairness."""
 
 from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Sequenced
 
 from admission.outcome import AdmissionRefused
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import JudgedRequest
 from admission.scheduling_policy import SchedulingPolicy
-from backend.calibration_steps import CalibrationStep
+from backend.calibration_steps import CalibrationStep, CalibrationTimes
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep
@@ -21,7 +20,7 @@ class CoreObserver:
     clock. An observer's exception never reaches the core: see `make_core`.
     """
 
-    def requested(self, asked: Asked, now: float) -> None:
+    def requested(self, asked: JudgedRequest, now: float) -> None:
         """A tenant's limits were asked for the prompts of one HTTP request, which arrive next or were refused."""
 
     def arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
@@ -57,7 +56,7 @@ class CoreObserver:
     def calibrating(self, step: CalibrationStep, now: float) -> None:
         """The device is idle, and is to run this step to measure its time."""
 
-    def calibrated(self, measured: Sequenced[tuple[CalibrationStep, float]], now: float) -> None:
+    def calibrated(self, measured: CalibrationTimes, now: float) -> None:
         """Calibration steps took these times, in seconds."""
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:

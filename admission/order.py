@@ -6,15 +6,18 @@ client that gives up after minutes, is due when half of its class's target has p
 what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
 (`Share.payback`); earlier, if the tenant has credit. The time is fixed when the request begins.
 
-The offset of a class runs down while the oldest of its requests waits, for all of them: classes age, and inside a class
-tenants differ by debts and not by how long their requests have waited. Otherwise a tenant with a backlog would go
-before another tenant's newcomer by its age, until debts of that many seconds had been made.
+The offset of a class counts from that of the most urgent class that is asked for (`ASKING_S`): where nobody asks for a
+more urgent one, requests of a class yield to none, nor to its own deadlines. The offset runs down while the oldest
+request of the class waits, for all of them: classes age, and inside a class tenants differ by debts and not by how long
+their requests have waited. Otherwise a tenant with a backlog would go before another tenant's newcomer by its age,
+until debts of that many seconds had been made.
 
 Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and
 `OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so that none waits for ever.
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
@@ -24,8 +27,8 @@ from operator import attrgetter
 from typing import Protocol
 
 from admission.aging import Aging
-from admission.forecast import Ahead, Due, Foreseen
-from admission.share import Account, Share
+from admission.forecast import DueRequest, ForecastOrder, WorkAhead
+from admission.share import ASKING_S, Account, Share
 from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -41,7 +44,7 @@ DEBT_TOLERANCE_S = 2.0
 DEBT_RAMP_S = 16.0
 """Engine seconds of debt beyond the tolerance, over which the room that a debtor leaves grows to the whole guard."""
 
-MIN_AGES = 64  # requests that may have left a class before its heap is made anew
+MIN_STALE_ENTRIES = 64  # requests that may have left a heap before it is made anew
 MAX_TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
 OWED_TO_OLDEST_LIMIT_S = 1.0  # engine seconds that a tenant's oldest may be owed: the cost of a few requests
 
@@ -65,7 +68,7 @@ def half_target_at(sequence: Sequence) -> float:
 
 
 @dataclass(slots=True)
-class Work:
+class BacklogWork:
     """An amount of waiting work: engine seconds as predicted, tokens to compute, and requests."""
 
     seconds: float = 0.0
@@ -73,7 +76,7 @@ class Work:
     requests: int = 0
 
 
-class Undated:
+class UndatedBacklog:
     """One tenant's waiting requests without deadlines. Each operation costs O(log waiting)."""
 
     def __init__(self, account: Account, number: int, aging: Aging) -> None:
@@ -83,7 +86,7 @@ class Undated:
         self.is_early = False  # True: its oldest is not due yet
         self.timed_at = -inf  # the time for which the ranking has last noted that its oldest is due
         self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
-        self._classes: dict[int, Work] = {}
+        self._classes: dict[int, BacklogWork] = {}
         self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; removed requests leave them lazily
         self._by_size: list[tuple[int, float, int, Sequence]] = []
         self._owed_to_oldest = 0.0  # engine seconds; below 0: the oldest is ahead
@@ -91,10 +94,11 @@ class Undated:
     def add(self, sequence: Sequence, number: int, seconds: float, tokens: int) -> None:
         self.sizes[sequence] = number, seconds, tokens
         self._count(sequence.request.priority_class, seconds, tokens, 1)
-        begun = has_begun(sequence)
-        heappush(self._by_age, (-inf if begun else self._due_with_offset(sequence), number, sequence))
-        if not begun:
+        heappush(self._by_age, (self._rank_by_age(sequence), number, sequence))
+        if not has_begun(sequence):
             heappush(self._by_size, (sequence.request.priority_class, seconds, number, sequence))
+        if max(len(self._by_age), len(self._by_size)) > 4 * len(self.sizes) + MIN_STALE_ENTRIES:
+            self._rebuild()
 
     def remove(self, sequence: Sequence, now: float) -> None:
         is_oldest = sequence is self._top_by_age()
@@ -109,15 +113,33 @@ class Undated:
         else:
             self._owed_to_oldest = min(self._owed_to_oldest + OLDEST_SHARE_OF_SERVICE * seconds, OWED_TO_OLDEST_LIMIT_S)
 
-    def work(self, priority_class: int) -> Work:
+    def set_policy(self, aging: Aging) -> None:
+        """Order its requests by these class offsets; it has to be ranked anew."""
+        self.aging, self.level = aging, -1
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Make both heaps anew: a removed request that never comes to the top would stay in memory."""
+        waiting = self.sizes.items()
+        self._by_age = [(self._rank_by_age(one), number, one) for one, (number, _, _) in waiting]
+        new = [(one, found) for one, found in waiting if not has_begun(one)]
+        self._by_size = [(one.request.priority_class, seconds, number, one) for one, (number, seconds, _) in new]
+        heapify(self._by_age)
+        heapify(self._by_size)
+
+    def work(self, priority_class: int) -> BacklogWork:
         """Return the waiting work of this class and higher ones. O(classes)."""
-        total = Work()
+        total = BacklogWork()
         for level, work in self._classes.items():
             if level <= priority_class:
                 total.seconds += work.seconds
                 total.tokens += work.tokens
                 total.requests += work.requests
         return total
+
+    def classes_below(self, priority_class: int) -> list[int]:
+        """Return the less urgent classes with waiting work. O(classes)."""
+        return [level for level in self._classes if level > priority_class]
 
     @property
     def most_urgent(self) -> int:
@@ -149,7 +171,7 @@ class Undated:
         return oldest
 
     def _count(self, priority_class: int, seconds: float, tokens: int, requests: int) -> None:
-        work = self._classes.setdefault(priority_class, Work())
+        work = self._classes.setdefault(priority_class, BacklogWork())
         work.seconds = max(0.0, work.seconds + seconds)
         work.tokens += tokens
         work.requests += requests
@@ -173,11 +195,13 @@ class Undated:
         in_time_s = IN_TIME_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
         return now > sequence.arrival + in_time_s + self.aging.offset(level)
 
-    def _due_with_offset(self, sequence: Sequence) -> float:
+    def _rank_by_age(self, sequence: Sequence) -> float:
+        if has_begun(sequence):
+            return -inf
         return half_target_at(sequence) + self.aging.offset(sequence.request.priority_class)
 
 
-_Ranks = list[tuple[float, int, Undated]]  # a heap; outdated entries leave it lazily
+_Ranks = list[tuple[float, int, UndatedBacklog]]  # a heap; outdated entries leave it lazily
 
 
 class TenantRanking:
@@ -187,15 +211,15 @@ class TenantRanking:
     from plan to plan. The others are ranked by the sum of due time and debt, valid as long as no tenant comes or goes.
     """
 
-    def __init__(self, share: Share, tenants: Mapping[str, Undated], level: int) -> None:
-        """`tenants`: all of them, by name, whatever the class."""
+    def __init__(self, share: Share, tenants: Mapping[str, UndatedBacklog], level: int) -> None:
+        """`tenants` holds all tenants by name, of every class."""
         self._share, self._of, self._level = share, tenants, level
         self._by_time: _Ranks = []  # of tenants whose oldest is not due yet, by its due time
         self._early: _Ranks = []  # the same tenants, by due time plus debt
         self._late: _Ranks = []  # of all other tenants, by offset
         self._scale = 1.0  # seconds that pay a second of debt, when `_early` was made
 
-    def place(self, undated: Undated, now: float) -> None:
+    def place(self, undated: UndatedBacklog, now: float) -> None:
         """Rank a tenant anew: its oldest request has changed, or it is released from hold."""
         due_at = undated.due_at
         if undated.level != self._level:
@@ -204,10 +228,10 @@ class TenantRanking:
         if undated.is_early and undated.timed_at != due_at:
             undated.timed_at = due_at
             heappush(self._by_time, (due_at, undated.number, undated))
-        self.push(undated)
+        self.rerank(undated)
 
-    def first(self, now: float, held: Set[str]) -> tuple[float, Undated] | None:
-        """Return the due time and the tenant due first of those not on hold. O(log tenants)."""
+    def first(self, now: float, held: Set[str]) -> tuple[float, UndatedBacklog] | None:
+        """Return the tenant due first among tenants not on hold, with its due time. O(log tenants)."""
         self._follow(now)
         late, early = self._top(self._late, held, is_early=False), self._top(self._early, held, is_early=True)
         ranked = [(self._due(one, now), one.number, one) for one in (late, early) if one is not None]
@@ -216,7 +240,7 @@ class TenantRanking:
         due, _, undated = min(ranked)
         return due, undated
 
-    def _due(self, undated: Undated, now: float) -> float:
+    def _due(self, undated: UndatedBacklog, now: float) -> float:
         return max(undated.due_at, now) + self._share.payback(undated.account)
 
     def _follow(self, now: float) -> None:
@@ -229,7 +253,7 @@ class TenantRanking:
             self._scale = self._share.scale
             self._early = self._ranked(is_early=True)
 
-    def _top(self, ranks: _Ranks, held: Set[str], *, is_early: bool) -> Undated | None:
+    def _top(self, ranks: _Ranks, held: Set[str], *, is_early: bool) -> UndatedBacklog | None:
         while ranks:
             rank, number, undated = ranks[0]
             if not self._has(undated) or undated.is_early is not is_early or undated.account.tenant in held:
@@ -240,10 +264,10 @@ class TenantRanking:
                 return undated
         return None
 
-    def _has(self, undated: Undated) -> bool:
+    def _has(self, undated: UndatedBacklog) -> bool:
         return bool(undated.sizes) and undated.level == self._level
 
-    def push(self, undated: Undated) -> None:
+    def rerank(self, undated: UndatedBacklog) -> None:
         """Rank a tenant anew, whose credit has grown otherwise than by grants."""
         ranks = self._early if undated.is_early else self._late
         heappush(ranks, (self._rank(undated), undated.number, undated))
@@ -257,20 +281,20 @@ class TenantRanking:
         heapify(ranks)
         return ranks
 
-    def _rank(self, undated: Undated) -> float:
+    def _rank(self, undated: UndatedBacklog) -> float:
         offset = undated.account.offset
         return undated.due_at + offset * self._scale if undated.is_early else offset
 
 
 class ClassAges:
-    """How long the oldest request of each class has waited, of requests without deadlines that have not begun."""
+    """The waiting time of the oldest request of each class, among requests without deadlines that have not begun."""
 
     def __init__(self, waits: Callable[[Sequence, int], bool]) -> None:
-        """`waits` says whether a request still waits under the number with which it was added."""
+        """`waits` tells if a request still waits under the number with which it was added."""
         self._waits = waits
         self._arrivals: dict[int, list[tuple[float, int, Sequence]]] = {}  # heaps; removed requests leave them lazily
         self._held: dict[str, list[tuple[float, int, Sequence]]] = {}  # requests of tenants on hold, by tenant
-        self._limit = MIN_AGES  # length of a heap above which removed requests are taken out
+        self._limit = MIN_STALE_ENTRIES  # length of a heap above which removed requests are taken out
 
     def add(self, sequence: Sequence, number: int) -> None:
         heap = self._arrivals.setdefault(sequence.request.priority_class, [])
@@ -278,7 +302,7 @@ class ClassAges:
         if len(heap) > self._limit:
             heap[:] = [entry for entry in heap if self._waits(entry[2], entry[1])]
             heapify(heap)
-            self._limit = 2 * len(heap) + MIN_AGES
+            self._limit = 2 * len(heap) + MIN_STALE_ENTRIES
 
     def released(self, tenant: str) -> None:
         """Count a tenant's requests again, which is no longer on hold."""
@@ -309,14 +333,17 @@ class DueOrder:
         """
         self.share, self.aging, self._seconds, self._uncached = share, aging, seconds, uncached
         self.now = 0.0
-        self.dated: list[Due] = []  # sorted
-        self.undated: dict[str, Undated] = {}  # by tenant, never empty
+        self.dated: list[DueRequest] = []  # sorted
+        self.undated: dict[str, UndatedBacklog] = {}  # by tenant, never empty
         self._held: set[str] = set()  # tenants on hold
         self._dues: dict[Sequence, float] = {}  # as they last left the queue: of prefills and victims, until they end
-        self._waiting: dict[Sequence, Due | None] = {}
+        self._waiting: dict[Sequence, DueRequest | None] = {}
         self._numbers = count()
         self._rankings: dict[int, TenantRanking] = {}  # by class
         self._ages = ClassAges(self._waits)
+        self._asked_at: dict[int, float] = {}  # by class: when it was last asked for, admitted or refused
+        self._num_waiting: Counter[int] = Counter()  # by class
+        self.asked_classes: list[int] = []  # those asked for within `ASKING_S`, and those of waiting requests
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -334,11 +361,11 @@ class DueOrder:
         return max(half_target_at(sequence), self.now) + self._offset(sequence.request.priority_class) + payback
 
     def _offset(self, level: int) -> float:
-        """Return what is left of the offset of a class."""
-        offset = self.aging.offset(level)
-        return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset else 0.0
+        """Return what is left of the offset of a class, beyond that of the most urgent class asked for."""
+        offset = self.aging.offset(level) - self.aging.offset(min(self.asked_classes, default=0))
+        return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset > 0.0 else 0.0
 
-    def _due_of(self, undated: Undated) -> float:
+    def _due_of(self, undated: UndatedBacklog) -> float:
         """Return when a tenant's requests without deadlines are due."""
         return max(undated.due_at, self.now) + self._offset(undated.level) + self.share.payback(undated.account)
 
@@ -347,14 +374,14 @@ class DueOrder:
         found = None if undated is None else undated.sizes.get(sequence)
         return found is not None and found[0] == number
 
-    def _place(self, undated: Undated) -> None:
+    def _place(self, undated: UndatedBacklog) -> None:
         level = undated.due_class
         ranking = self._rankings.get(level)
         if ranking is None:
             ranking = self._rankings[level] = TenantRanking(self.share, self.undated, level)
         ranking.place(undated, self.now)
 
-    def backlog_of(self, tenant: str) -> Undated | None:
+    def backlog_of(self, tenant: str) -> UndatedBacklog | None:
         """Return a tenant's waiting requests without deadlines, a new object for each new backlog; None if there are
         none, or the tenant is on hold.
         """
@@ -365,16 +392,17 @@ class DueOrder:
     def add(self, sequence: Sequence) -> None:
         self.now = max(self.now, sequence.arrival)
         self._dues.pop(sequence, None)
+        self._num_waiting[sequence.request.priority_class] += 1
         number, tokens = next(self._numbers), self._uncached(sequence)
         if sequence.is_pressing:
-            self._waiting[sequence] = entry = Due(_deadline(sequence), number, sequence, tokens)
+            self._waiting[sequence] = entry = DueRequest(_deadline(sequence), number, sequence, tokens)
             insort(self.dated, entry)
             return
         self._waiting[sequence] = None
         undated = self.undated.get(sequence.tenant)
         if undated is None:
             account = self.share.account(sequence.tenant)
-            undated = self.undated[sequence.tenant] = Undated(account, number, self.aging)
+            undated = self.undated[sequence.tenant] = UndatedBacklog(account, number, self.aging)
         undated.add(sequence, number, self._seconds(sequence), tokens)
         if not has_begun(sequence):
             self._ages.add(sequence, number)
@@ -387,6 +415,7 @@ class DueOrder:
     def remove(self, sequence: Sequence) -> None:
         self._dues[sequence] = self.due(sequence)
         entry = self._waiting.pop(sequence)
+        self._num_waiting[sequence.request.priority_class] -= 1
         if entry is not None:
             del self.dated[bisect_left(self.dated, entry)]
             return
@@ -408,14 +437,14 @@ class DueOrder:
             return dated.sequence if dated is not None else None
         return first[1].first(self.now)
 
-    def _first_tenant(self) -> tuple[float, Undated] | None:
-        """Return the due time and the tenant due first of those not on hold. O(classes log tenants)."""
+    def _first_tenant(self) -> tuple[float, UndatedBacklog] | None:
+        """Return the tenant due first among tenants not on hold, with its due time. O(classes log tenants)."""
         repaid, self.share.repaid = self.share.repaid, []
         for account in repaid:
             account.is_repaid = False
             if (waiting := self.undated.get(account.tenant)) is not None:
-                self._rankings[waiting.level].push(waiting)
-        found: tuple[float, Undated] | None = None
+                self._rankings[waiting.level].rerank(waiting)
+        found: tuple[float, UndatedBacklog] | None = None
         for level, ranking in self._rankings.items():
             if (first := ranking.first(self.now, self._held)) is not None:
                 due = first[0] + self._offset(level)
@@ -439,12 +468,12 @@ class DueOrder:
                 return first
         return dated.sequence if dated is not None else None
 
-    def policy_changed(self, aging: Aging) -> None:
+    def set_policy(self, aging: Aging) -> None:
         """Order by these class offsets, and by the share's present weights."""
         self.aging = aging
         self._rankings.clear()
         for undated in self.undated.values():
-            undated.aging, undated.level = aging, -1
+            undated.set_policy(aging)
             self._place(undated)
 
     def hold(self, tenant: str, reason: str | None) -> None:
@@ -461,14 +490,22 @@ class DueOrder:
         if reason is None:
             self._ages.released(tenant)
 
-    def _count_waiting(self, undated: Undated) -> None:
+    def _count_waiting(self, undated: UndatedBacklog) -> None:
         """Lift the limit of the tenant's credit while it waits for other tenants, and not for a limit of its own."""
         tenant = undated.account.tenant
         self.share.waits(undated.account, is_waiting=bool(undated.sizes) and tenant not in self._held)
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         self.now = max(self.now, now)
-        self.share.at(self.now)
+        self.share.set_time(self.now)
+        since, waiting = self.now - ASKING_S, self._num_waiting
+        self.asked_classes = [level for level, at in self._asked_at.items() if at > since or waiting[level]]
+
+    def asked(self, sequence: Sequence, now: float) -> None:
+        """Note a request of its tenant and its class, admitted or refused."""
+        self._asked_at[sequence.request.priority_class] = max(self.now, now)
+        self.set_time(now)
+        self.share.asked(self.share.account(sequence.tenant), self.now)
 
     def ended(self, sequence: Sequence) -> None:
         """Forget a request that has ended."""
@@ -476,7 +513,7 @@ class DueOrder:
 
     # the forecast
 
-    def ahead(self, sequence: Sequence, due: float) -> Ahead:
+    def ahead(self, sequence: Sequence, due: float) -> WorkAhead:
         """Return the waiting work due before a newcomer: requests with earlier deadlines and, of each tenant's others,
         the work that its share of the engine computes between the due time of its first and the newcomer's.
 
@@ -488,7 +525,7 @@ class DueOrder:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
             due += work.seconds * max(self.share.weight, weight) / weight
-        tenant, held = sequence.tenant, self._held  # nobody can foresee for how long a limit of its own holds a tenant
+        tenant, held = sequence.tenant, self._held  # the end of a hold cannot be foreseen
         for _, _, waiting, uncached in self.due_by(due):
             if waiting.tenant not in held:
                 tokens += uncached
@@ -498,17 +535,21 @@ class DueOrder:
         for undated, times in self._examined(None if sequence.is_pressing else tenant):
             if undated.account.tenant in held:
                 continue
-            until = due - self._due_of(undated)
-            work = undated.work(level)
+            lowest, until = level, due - self._due_of(undated)
+            soonest = self.now + self.share.payback(undated.account)
+            for lower in undated.classes_below(level):  # due earlier than the newcomer too, where the class has aged
+                if (left := due - soonest - self._offset(lower)) > 0.0:
+                    lowest, until = max(lowest, lower), max(until, left)
+            work = undated.work(lowest)
             if until > 0.0 and work.seconds > 0.0:
                 weight = undated.account.weight
                 part = times * min(1.0, until * weight / max(weight_of_all, weight) / work.seconds)
                 tokens += part * work.tokens
                 requests += part * work.requests
                 own += part * work.tokens if undated.account.tenant == tenant else 0.0
-        return Ahead(tokens, requests, own)
+        return WorkAhead(tokens, requests, own)
 
-    def _examined(self, besides: str | None) -> list[tuple[Undated, float]]:
+    def _examined(self, besides: str | None) -> list[tuple[UndatedBacklog, float]]:
         """Return tenants with requests without deadlines, each with the number of tenants that it stands for: a sample,
         where there are many. No tenant counts for more than its share, however long its backlog.
         """
@@ -518,11 +559,11 @@ class DueOrder:
         stride = len(others) / MAX_TENANTS_EXAMINED
         return [(others[int(n * stride)], stride) for n in range(MAX_TENANTS_EXAMINED)]
 
-    def behind(self, sequence: Sequence, due: float) -> list[Due]:
+    def behind(self, sequence: Sequence, due: float) -> list[DueRequest]:
         later = self.dated[bisect_right(self.dated, due, key=_DUE) :]
         return [entry for entry in later if entry.sequence.tenant not in self._held] if self._held else later
 
-    def due_by(self, due: float) -> list[Due]:
+    def due_by(self, due: float) -> list[DueRequest]:
         """Return the waiting requests with deadlines due no later than `due`, in order."""
         return self.dated[: bisect_right(self.dated, due, key=_DUE)]
 
@@ -531,91 +572,29 @@ class DueOrder:
         return max(0.0, min(1.0, (self.share.debt(account) - DEBT_TOLERANCE_S) / DEBT_RAMP_S))
 
     def makes_way_for(self, newcomer: Sequence) -> Callable[[Sequence], bool]:
-        """Return a test of other requests: True if admission refuses the other rather than the newcomer, because its
-        class is lower, or its tenant is in debt and the newcomer's is not.
+        """Return a test of other requests: True if admission refuses the other rather than a newcomer, whose tenant is
+        not in debt, because its class is lower, or its tenant is in debt.
         """
-        level, is_debtor, debtors = newcomer.request.priority_class, self._is_debtor(newcomer.tenant), dict[str, bool]()
+        level, debtors = newcomer.request.priority_class, dict[str, bool]()
 
         def makes_way(other: Sequence) -> bool:
-            if other.request.priority_class > level or is_debtor:
-                return other.request.priority_class > level
+            if other.request.priority_class > level:
+                return True
             owes = debtors.get(other.tenant)
             if owes is None:
-                owes = debtors[other.tenant] = self._is_debtor(other.tenant)
+                owes = debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0
             return owes
 
         return makes_way
 
-    def _is_debtor(self, tenant: str) -> bool:
-        return self.ramp(self.share.account(tenant)) > 0.0
 
-
-class WaitingOrder(WaitingQueue, Foreseen, Protocol):
+class WaitingOrder(WaitingQueue, ForecastOrder, Protocol):
     """An order of waiting requests, as the scheduler and the forecast use it."""
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """Set the time, in seconds of the engine's clock."""
         ...
 
     def ended(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
         ...
-
-
-class KeyedOrder:
-    """A `WaitingQueue` ordered by a key fixed at arrival, for example the arrival time.
-
-    Tenants have no shares in it.
-    """
-
-    def __init__(self, key: Callable[[Sequence], float], uncached: Callable[[Sequence], int]) -> None:
-        """`uncached` as `DueOrder` takes it."""
-        self._key, self._uncached = key, uncached
-        self._line: list[Due] = []  # sorted
-        self._keys: dict[Sequence, float] = {}  # of requests that have not ended
-        self._entries: dict[Sequence, Due] = {}
-        self._held: set[str] = set()  # tenants on hold for limits of their own
-        self._numbers = count()
-
-    def __len__(self) -> int:
-        return len(self._line)
-
-    def due(self, sequence: Sequence) -> float:
-        key = self._keys.get(sequence)
-        return self._key(sequence) if key is None else key
-
-    def add(self, sequence: Sequence) -> None:
-        key = self._keys[sequence] = self.due(sequence)
-        entry = self._entries[sequence] = Due(key, next(self._numbers), sequence, self._uncached(sequence))
-        insort(self._line, entry)
-
-    def restore(self, sequence: Sequence) -> None:
-        self.add(sequence)
-
-    def remove(self, sequence: Sequence) -> None:
-        del self._line[bisect_left(self._line, self._entries.pop(sequence))]
-
-    def head(self) -> Sequence | None:
-        return next((entry.sequence for entry in self._line if entry.sequence.tenant not in self._held), None)
-
-    def hold(self, tenant: str, reason: str | None) -> None:
-        if reason is None:
-            self._held.discard(tenant)
-        else:
-            self._held.add(tenant)
-
-    def ahead(self, sequence: Sequence, due: float) -> Ahead:
-        before = self._line[: bisect_right(self._line, due, key=_DUE)]
-        others = [entry for entry in before if entry.sequence.tenant not in self._held]
-        own = sum([entry.tokens for entry in others if entry.sequence.tenant == sequence.tenant])
-        return Ahead(float(sum([entry.tokens for entry in others])), float(len(others)), float(own))
-
-    def behind(self, sequence: Sequence, due: float) -> list[Due]:
-        later = self._line[bisect_right(self._line, due, key=_DUE) :]
-        return [entry for entry in later if entry.sequence.tenant not in self._held]
-
-    def ended(self, sequence: Sequence) -> None:
-        self._keys.pop(sequence, None)
-
-    def at(self, now: float) -> None:
-        pass

@@ -1,4 +1,6 @@
-"""Predicts output lengths from those of earlier answers, by tenant and by the client's max_tokens."""
+"""Output lengths, predicted from earlier answers by tenant and by the client's max_tokens. The controller reports
+answers.
+"""
 
 from bisect import bisect_right, insort
 from collections import defaultdict, deque

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration
-from admission.forecast import Delayed, Forecast, Forecaster
+from admission.forecast import DelayedRequests, Forecast, Forecaster
 from admission.order import DueOrder
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.output_length import OutputLengths
@@ -26,7 +26,7 @@ from admission.step_times.step_time import Pipeline
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
 
-PATIENCE_WEIGHT = 0.02  # of each newcomer in the running mean of deadlines
+PATIENCE_MEAN_S = 10.0  # seconds of admitted prefill, some 50 requests, over which the mean deadline is taken
 MAX_PATIENCE_S = 30.0  # longer deadlines count as this
 HOPELESS_SHARE_OF_ESTIMATE = 0.5  # of the time of a first token on an idle machine
 PATIENCE_ROOM_PREFILLS = 16.0
@@ -50,37 +50,30 @@ class OverloadConfig:
     class_bounds: bool = True  # bounds of classes hold
 
 
-class Guard:
+class LearnedGuard:
     """The part of their slack that debtors and lower classes leave free, by the class protected."""
 
     def __init__(self) -> None:
         self._parts: dict[int, float] = {}
-        self._asked_at: dict[int, float] = {}
-
-    def asked(self, priority_class: int, now: float) -> None:
-        self._parts.setdefault(priority_class, FIRST_GUARD_SHARE)
-        self._asked_at[priority_class] = now
+        self._learned_at: dict[int, float] = {}  # by class
 
     def kept_for(self, priority_class: int, ramp: float, now: float) -> float:
-        """Return the part of its slack that a request of the class leaves, `ramp` being its tenant's debt
-        (`DueOrder.ramp`).
+        """Return the part of its slack that a newcomer of the class with a deadline leaves, `ramp` being its tenant's
+        debt (`DueOrder.ramp`). A higher class counts while requests of it are admitted or wronged: others need no room.
         """
-        part = 0.0
-        for level, kept in self._parts.items():
-            if now - self._asked_at[level] < ASKING_S:
-                if level < priority_class:
-                    part = max(part, kept)
-                elif level == priority_class:
-                    part = max(part, ramp * kept)
-        return part
+        own = ramp * self._parts.get(priority_class, FIRST_GUARD_SHARE)
+        higher = [level for level, at in self._learned_at.items() if level < priority_class and now - at < ASKING_S]
+        return max([own, *[self._parts[level] for level in higher]])
 
-    def learn(self, priority_class: int, was_wronged: bool) -> None:
+    def learn(self, priority_class: int, was_wronged: bool, now: float) -> None:
         change = (
             GUARD_STEP_SHARE * (1.0 - WRONGED_SHARE_OF_REQUESTS)
             if was_wronged
             else -GUARD_STEP_SHARE * WRONGED_SHARE_OF_REQUESTS
         )
-        self._parts[priority_class] = min(1.0, max(0.0, self._parts[priority_class] + change))
+        part = self._parts.get(priority_class, FIRST_GUARD_SHARE)
+        self._parts[priority_class] = min(1.0, max(0.0, part + change))
+        self._learned_at[priority_class] = now
 
 
 class AdmissionControl:
@@ -104,11 +97,16 @@ class AdmissionControl:
         self._config, self._scheduler, self._backlog = config, scheduler, backlog
         self._drain, self._lengths, self.forecaster = drain, lengths, forecaster
         self._policy = SchedulingPolicy()
-        self._order, self._guard = order, Guard()
-        self._patience = 0.0  # seconds until the deadlines of newcomers, a running mean
+        self._order, self._guard = order, LearnedGuard()
+        self._patience = 0.0  # seconds until the deadlines of admitted requests, a running mean weighted by prefill
 
     def admit(self, sequence: Sequence, now: float) -> tuple[Load, Promise]:
-        """Admit the sequence to the queue, or raise an `AdmissionRefused`; returns its waiting work and its promise."""
+        """Admit the sequence to the queue, or raise an `AdmissionRefused`; returns its waiting work and its promise.
+
+        The spare class delays nobody and is promised nothing: its maker bounds what waits of it.
+        """
+        if sequence.is_spare:
+            return Load(), Promise(sequence.tenant)
         output = self._lengths.mean(sequence.tenant, sequence.request.max_tokens)
         load = self._backlog.load_of(sequence, output)
         self._offered(sequence, now)
@@ -116,21 +114,16 @@ class AdmissionControl:
             self._check_bounds(sequence, load)
         has_estimate = self._config.deadlines and _has_target(sequence)
         promise = self._check_deadline(sequence, now) if has_estimate else Promise(sequence.tenant)
-        self.forecaster.arrived(load.tokens, output)
+        self.forecaster.add_newcomer(load.tokens, output)
         return load, promise
 
-    def policy_changed(self, policy: SchedulingPolicy) -> None:
+    def set_policy(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
 
     def _offered(self, sequence: Sequence, now: float) -> None:
         """Note the request's demand, admitted or refused."""
         if self._order is not None:
-            self._order.at(now)
-            self._order.share.asked(self._order.share.account(sequence.tenant), now)
-        self._guard.asked(sequence.request.priority_class, now)
-        if sequence.request.first_token_by is not None:
-            slack = min(max(0.0, sequence.request.first_token_by - now), MAX_PATIENCE_S)
-            self._patience += (PATIENCE_WEIGHT if self._patience else 1.0) * (slack - self._patience)
+            self._order.asked(sequence, now)
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
         own = self._backlog.of(sequence.tenant)
@@ -160,6 +153,7 @@ class AdmissionControl:
         calibrated = self.calibration.calibrate(sequence, forecast, now)
         if self.refuses_late:
             self._refuse_late(sequence, forecast, calibrated, now)
+        self._learn_patience(sequence, forecast, now)
         self.calibration.overtaken(forecast.behind.sequences, forecast.prefill)
         knows_length = self._lengths.knows(sequence.tenant, sequence.request.max_tokens)
         self.calibration.track(sequence, calibrated, knows_length)
@@ -194,10 +188,10 @@ class AdmissionControl:
             level, ramp = sequence.request.priority_class, order.ramp(order.share.account(sequence.tenant))
             room = self._guard.kept_for(level, ramp, now) * slack
             if max(excess, harm) > 0.0:
-                if self._is_wronged(order, sequence, forecast, excess, now):
-                    self._guard.learn(level, was_wronged=True)
+                if not ramp and self._is_wronged(order, sequence, forecast, excess, now):
+                    self._guard.learn(level, True, now)
             elif excess + room <= 0.0 and not ramp:
-                self._guard.learn(level, was_wronged=False)
+                self._guard.learn(level, False, now)
         excess = max(excess + room, harm)
         if excess <= 0.0:
             return None
@@ -205,7 +199,9 @@ class AdmissionControl:
         return DeadlineInfeasible("first", calibrated.first_token.most, slack, forecast.own_wait >= excess, until)
 
     def _is_wronged(self, order: DueOrder, sequence: Sequence, forecast: Forecast, excess: float, now: float) -> bool:
-        """Return True if it would be in time, and make no other late, without the work that makes way for it."""
+        """Return True if a request, of a tenant without debt, would be in time and make no other late without the work
+        that makes way for it.
+        """
         makes_way, due = order.makes_way_for(sequence), order.due(sequence)
         waiting = sum([entry.tokens for entry in order.due_by(due) if makes_way(entry.sequence)])
         prefilling = self.forecaster.prefilling()
@@ -213,6 +209,15 @@ class AdmissionControl:
         if excess > (waiting + computing) * forecast.each:
             return False
         return self._harm(forecast.behind, forecast.prefill, now, makes_way) <= 0.0
+
+    def _learn_patience(self, sequence: Sequence, forecast: Forecast, now: float) -> None:
+        """Count the deadline of an admitted request by its prefill: refused requests and many tiny ones cost too little
+        to decide what is patient.
+        """
+        if sequence.request.first_token_by is not None:
+            slack = min(max(0.0, sequence.request.first_token_by - now), MAX_PATIENCE_S)
+            weight = min(1.0, forecast.prefill / PATIENCE_MEAN_S) if self._patience else 1.0
+            self._patience += weight * (slack - self._patience)
 
     def _room_of_patience(self, forecast: Forecast, slack: float) -> float:
         if not self._patience or slack <= 0.0:
@@ -226,20 +231,20 @@ class AdmissionControl:
         )
 
     def _harm(
-        self, behind: Delayed, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
+        self, behind: DelayedRequests, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
     ) -> float:
         """Return the most seconds by which the newcomer makes a waiting request late that would be in time without it;
         requests that make way for it do not count; 0 if none is late. O(requests behind), the main cost where many
         wait.
         """
-        worst, of = 0.0, 0
-        likely = self.calibration.likely(of)
+        worst, of = 0.0, (0, True)
+        likely = self.calibration.likely(*of)
         for sequence, first_token in zip(behind.sequences, behind.first_tokens, strict=True):
-            due, level = sequence.request.first_token_by, sequence.request.priority_class
+            due, kind = sequence.request.first_token_by, (sequence.request.priority_class, sequence.is_pressing)
             assert due is not None, "it has a deadline"
-            if of != level:
-                of = level
-                likely = self.calibration.likely(of)
+            if of != kind:
+                of = kind
+                likely = self.calibration.likely(*of)
             excess = likely.at(first_token) - (due - now)
             if (
                 excess > worst

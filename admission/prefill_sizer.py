@@ -1,4 +1,4 @@
-"""Sizes a step's prefill so that its decodes get their tokens in time."""
+"""The prefill sizer: the prefill that a step may carry so that its decodes get their tokens in time."""
 
 from bisect import bisect_right
 from math import inf, sqrt
@@ -32,7 +32,7 @@ class TimedPrefillBudget:
     """
 
     def __init__(
-        self, step: StepWork, seconds: float, times: StepTime, least: int, most: int, copies: "_Copies"
+        self, step: StepWork, seconds: float, times: StepTime, least: int, most: int, copies: "Copies"
     ) -> None:
         self._step = step
         self._seconds = seconds
@@ -55,7 +55,7 @@ class TimedPrefillBudget:
             low, high = self._narrowed(start, low, high, (low + high + 1) // 2)
         return low
 
-    def take(self, start: int, length: int) -> None:
+    def spend(self, start: int, length: int) -> None:
         self._step = self._step.with_prefill(start, length)
         self._least -= length
         self._most -= length
@@ -94,7 +94,7 @@ class TimedPrefillBudget:
         return tokens if tokens <= below_knee else _root(pairs / 2, each + beyond, left + beyond * below_knee)
 
 
-class _Copies:
+class Copies:
     """The copies of a step, planned so far and expected for further blocks."""
 
     def __init__(self, time: CopyTime, block_size: int) -> None:
@@ -132,23 +132,25 @@ class PrefillSizer:
     ) -> None:
         if not 0 < prefill_share <= 1:
             raise ValueError(f"prefill_share must be above 0 and at most 1, got {prefill_share}")
-        self._block, self._is_chunked = config.block_size, config.prefill_chunk is not None
-        self._share = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
-        self._model = model
-        self._copy_time = copy_time
+        self.block_size, self._is_chunked = config.block_size, config.prefill_chunk is not None
+        self.most_tokens = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
+        self.model = model
+        self.copy_time = copy_time
 
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
     ) -> PrefillBudget:
-        decodes, times = StepWork(decode_tokens=num_decodes, decode_context=decode_context), self._model.fitted
+        decodes, times = StepWork(decode_tokens=num_decodes, decode_context=decode_context), self.model.fitted
         if interval is None:
-            most = min(self._share, tokens) if num_decodes else tokens
+            most = min(self.most_tokens, tokens) if num_decodes else tokens
             if not self._is_chunked:
                 return FixedPrefillBudget(most)
-            copies = _Copies(self._copy_time, self._block)
-            return TimedPrefillBudget(decodes, LONGEST_STEP_S, times, self._block, most, copies)
-        error = max(self._model.relative_error, MIN_RELATIVE_ERROR)
-        cautious, alone = interval / (1 + CAUTION_MEAN_ERRORS * error), times.seconds(decodes)
-        least = alone + MIN_PREFILL_SHARE * (interval - alone)
-        copies = _Copies(self._copy_time, self._block)
-        return TimedPrefillBudget(decodes, max(cautious, least), times, self._block, tokens, copies)
+            copies = Copies(self.copy_time, self.block_size)
+            return TimedPrefillBudget(decodes, LONGEST_STEP_S, times, self.block_size, most, copies)
+        copies, seconds = Copies(self.copy_time, self.block_size), self.seconds_within(interval, times.seconds(decodes))
+        return TimedPrefillBudget(decodes, seconds, times, self.block_size, tokens, copies)
+
+    def seconds_within(self, interval: float, alone: float) -> float:
+        """Return the predicted seconds of a step that keeps a promised interval, `alone` being those of its decodes."""
+        error = max(self.model.relative_error, MIN_RELATIVE_ERROR)
+        return max(interval / (1 + CAUTION_MEAN_ERRORS * error), alone + MIN_PREFILL_SHARE * (interval - alone))

@@ -1,14 +1,19 @@
-"""What admission promises to a sequence, and what its tenant pays for it."""
+"""A promise is admission's forecast for one sequence, with its tenant's payment for it."""
 
 from dataclasses import dataclass
+
+from admission.share import Account
 
 
 @dataclass(slots=True, eq=False)
 class Promise:
-    """The account of one admitted sequence. Admission alone writes it, the ledger until the sequence's last step."""
+    """The account of one admitted sequence. Admission makes it; the ledger alone writes it, until the sequence's last
+    step.
+    """
 
-    tenant: str  # that is charged
+    tenant: str  # the charged tenant
     first_token: float | None = None  # seconds from arrival, the ninetieth percentile; None: no deadline and no target
     last_token: float | None = None  # the same for the last token
     prepaid: float = 0.0  # engine seconds not used yet
     charged: float = 0.0  # engine seconds, to its tenant for completed steps
+    account: Account | None = None  # that is charged, from its admission to its end

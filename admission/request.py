@@ -9,7 +9,7 @@ EXTEND_TIMEOUT_S = 60.0  # the longest wait of an answer for more tokens from it
 
 
 @dataclass(slots=True)
-class AskedPrompt:
+class JudgedPrompt:
     """One prompt of an HTTP request; immutable. Lengths are in tokens; `most` is the most output tokens."""
 
     prompt_tokens: int
@@ -19,7 +19,7 @@ class AskedPrompt:
 
 
 @dataclass(slots=True)
-class Asked:
+class JudgedRequest:
     """An HTTP request as its tenant's limits judged it, before any of its prompts came to the core; immutable. The core
     ignores it; it is recorded, so that other limits and classes can be tried on the same requests.
 
@@ -34,7 +34,7 @@ class Asked:
     first_token: float | None  # seconds in which the client wants it, from its headers; None: not given
     last_token: float | None
     interval: float | None
-    prompts: tuple[AskedPrompt, ...]  # one for each answer; empty if the request was refused unread
+    prompts: tuple[JudgedPrompt, ...]  # one for each answer; empty if the request was refused unread
     refusal: str | None = None  # the limit that refused it, or the failure of its check; None: admitted
 
     @property
@@ -43,18 +43,18 @@ class Asked:
         return len(self.prompts) // max(1, sum([not prompt.is_repeated for prompt in self.prompts]))
 
     @staticmethod
-    def unread(request_id: str, tenant: str, key: str | None, refusal: str) -> "Asked":
+    def unread(request_id: str, tenant: str, key: str | None, refusal: str) -> "JudgedRequest":
         """Return a request refused unread, because its tenant had used up a limit."""
-        return Asked(request_id, tenant, key, None, 0, None, None, None, (), refusal)
+        return JudgedRequest(request_id, tenant, key, None, 0, None, None, None, (), refusal)
 
 
-class AsIfRead:
+class AssumedRequests:
     """Assumes that each request refused unread is like its tenant's previous read request."""
 
     def __init__(self) -> None:
-        self._last: dict[str, Asked] = {}
+        self._last: dict[str, JudgedRequest] = {}
 
-    def of(self, asked: Asked) -> Asked | None:
+    def of(self, asked: JudgedRequest) -> JudgedRequest | None:
         """Return the assumed request; None if no earlier request was read."""
         if asked.prompts:
             self._last[asked.tenant] = asked

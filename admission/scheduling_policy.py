@@ -1,11 +1,11 @@
-"""The core's policy, which an admin may change while the core runs."""
+"""The core's policy: weights, classes and bounds, which an admin may change while the core runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from admission.backlog import Load
 
-MAX_SHARED_QUEUE_FILL = 2  # times its bound: the most that tenants within their shares may fill a shared queue
+MAX_SHARED_QUEUE_FILL_BOUNDS = 2  # times its bound: the most that tenants within their shares may fill a shared queue
 
 
 _UNITS = {"count": "requests", "tokens": "tokens", "bytes": "bytes", "seconds": "seconds of engine time"}
@@ -68,7 +68,7 @@ class QueueBounds:
             return None
         sharing = num_tenants + (own.count == 0)
         is_within_share = self._scaled(over=sharing).excess(own, newcomer) is None
-        has_space = self._scaled(times=MAX_SHARED_QUEUE_FILL).excess(waiting + own, newcomer) is None
+        has_space = self._scaled(times=MAX_SHARED_QUEUE_FILL_BOUNDS).excess(waiting + own, newcomer) is None
         return None if is_within_share and has_space else excess
 
     def _scaled(self, times: int = 1, over: int = 1) -> "QueueBounds":

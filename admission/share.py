@@ -45,8 +45,9 @@ Offsets = list[tuple[float, str]]  # a heap of accounts, by offset and tenant
 class Account:
     """One tenant's use. `credit` is in engine seconds for each unit of weight; below 0 it is debt."""
 
-    def __init__(self, tenant: str, weight: float) -> None:
-        self.tenant, self.weight = tenant, weight
+    def __init__(self, tenant: str, weight: float, share: "Share") -> None:
+        """`share` keeps the account, and charges it."""
+        self.tenant, self.weight, self.share = tenant, weight, share
         self.charged = self.served = 0.0  # engine seconds in total; `served`: each over the weight at its time
         self.num_open = 0  # requests that wait or run
         self.asked_at = -inf
@@ -86,7 +87,7 @@ class Share:
         """Return the tenant's account, created on first use."""
         account = self.accounts.get(tenant)
         if account is None:
-            account = self.accounts[tenant] = Account(tenant, weight_of(tenant, self._weights))
+            account = self.accounts[tenant] = Account(tenant, weight_of(tenant, self._weights), self)
         return account
 
     def credit(self, account: Account) -> float:
@@ -128,7 +129,7 @@ class Share:
         """Return the weight of a tenant that may have no account yet."""
         return weight_of(tenant, self._weights)
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """Stop counting tenants as asking that have had no open request for `ASKING_S`. A tenant in debt takes part
         until it has paid.
         """
@@ -146,7 +147,7 @@ class Share:
 
     def asked(self, account: Account, now: float) -> None:
         """Note a request of the tenant, admitted or refused."""
-        self.at(now)
+        self.set_time(now)
         account.asked_at = self._now
         if not account.is_listed:
             self._list(account)
@@ -170,8 +171,8 @@ class Share:
             self._idle[account] = None
 
     def waits(self, account: Account, *, is_waiting: bool) -> None:
-        """Note whether the tenant's share decides about waiting work of it. While it does, the tenant's credit has no
-        limit: it is unserved work, not savings.
+        """Record that the tenant has waiting work that its share decides about, or no longer. While it has, the
+        tenant's credit has no limit: it is unserved work, not savings.
         """
         if account.is_waiting == is_waiting:
             return
@@ -244,18 +245,20 @@ class Share:
             left -= room * self._gaining
             self._cap(nearest)
 
-    def policy_changed(self, weights: Mapping[str, float]) -> None:
+    def set_policy(self, weights: Mapping[str, float]) -> None:
         """Use these weights from now on. Past grants keep the old weights."""
         self.grant()
         self._weights = dict(weights)
         for account in self.accounts.values():
-            credit = self.credit(account) * account.weight
+            seconds = self.credit(account) * account.weight
             account.weight = weight_of(account.tenant, self._weights)
-            if account.is_listed and not account.is_capped:
-                most = inf if account.is_waiting else self.burst_s
-                account.offset = self._level - min(credit / account.weight, most)
-            elif not account.is_listed:
-                account.saved = min(credit / account.weight, self.burst_s)
+            credit = max(seconds / account.weight, -self.debt_limit_s)
+            if account.is_listed:
+                account.is_capped = credit >= self.burst_s and not account.is_waiting
+                account.offset = self._level - credit
+            else:
+                account.saved = min(credit, self.burst_s)
+        self._num_capped = sum([a.is_capped for a in self.accounts.values()])
         self.weight = sum([a.weight for a in self.accounts.values() if a.is_listed])
         self._rebuild()
         self._gaining = sum([a.weight for a in self.accounts.values() if a.is_listed and not a.is_capped])

@@ -7,6 +7,7 @@ from admission.kv.swap_choice import SwapChoice
 from admission.ledger import Ledger
 from admission.order import DueOrder
 from admission.prefill_sizer import PrefillSizer
+from admission.spare import SpareSizer
 from backend.scheduler.retention import Retention
 from backend.scheduler.sequence import Sequence
 
@@ -19,6 +20,7 @@ class TenantHooks:
         due: Callable[[Sequence], float],
         ledger: Ledger,
         sizer: PrefillSizer,
+        spare: SpareSizer,
         gate: Gate,
         forecast: FuturePeak,
         swap_choice: SwapChoice,
@@ -28,6 +30,7 @@ class TenantHooks:
         """`order`: gives tenants shares of slots and memory; None: they have none."""
         self.due = due
         self.prefill_budget = sizer.prefill_budget
+        self.spare_step = spare.step
         self.swaps = swap_choice.swaps
         self.retention = retention
         self.admits: Gate = gate

@@ -1,6 +1,6 @@
 """The engine package: `LLM` is for offline use, and the gateway builds on `backend.engine.Engine`.
 
-The names below are imported when first used: they bring torch, which the command line's help does not need.
+The names below are imported when first used: they import torch, which the command line's help does not need.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Commands that do not outlive the process that has started them."""
+"""Commands that do not outlive the process that started them."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ alive=$1; shift
 exec {alive}<&-
 exec "$@"
 """
-_alive, _end_of_life = os.pipe()  # reads nothing as long as this process, the only one that could write to it, lives
+_alive, _end_of_life = os.pipe()  # has no data while this process lives, the only process that could write to it
 
 
 def _begin_a_life() -> None:
@@ -26,9 +26,9 @@ os.register_at_fork(after_in_child=_begin_a_life)
 
 
 def bound(command: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
-    """Return what `subprocess.Popen` and `subprocess.run` are given, so that a command does not outlive this process.
+    """Return arguments of `subprocess.Popen` and `subprocess.run` with which a command does not outlive this process.
 
-    It leads a process group of its own, in which a shell waits for this process to end, however it does, and then kills
-    the group. PR_SET_PDEATHSIG would kill as soon as the thread ends that has started the command.
+    The command leads a process group of its own, in which a shell waits for this process to end, however it ends, and
+    then kills the group. PR_SET_PDEATHSIG would kill as soon as the thread ends that started the command.
     """
     return {"args": [BASH, "-c", LEASH, "bash", str(_alive), *command], "process_group": 0, "pass_fds": (_alive,)}

@@ -1,23 +1,24 @@
-"""Calibration steps have shapes by which a fit can separate costs that the steps of a busy engine mix.
+"""Calibration steps: shapes by which a fit can separate costs that the steps of a busy engine mix.
 
 A busy engine fills every step: prefill and decode tokens add up to the budget, and contexts grow with the number of
 decodes, so that only the sum of their costs can be measured. So an engine computes steps of few and many tokens over
 short and long contexts, before it serves, and one at a time while it is idle.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from backend.config import EngineConfig
 
 SHORT_CONTEXT_TOKENS = 16  # of context
-LONG_CONTEXT_TOKENS = 8192  # of context, at most
+LONG_CONTEXT_TOKENS = 8192  # the most of context
 MAX_CHUNKS_PER_STEP = 16  # chunks in one step
-SERIES_RATIO = 4  # times as large as the one before it in its series
+SERIES_RATIO = 4  # the growth from one step of a series to the next
 
 
 class CalibrationStep(NamedTuple):
-    """The shape of a step: decodes over `context` tokens each, and chunks of `length` tokens behind `start`
-    computed ones.
+    """The shape of a step: decodes over `context` tokens each, and chunks of `length` tokens behind `start` computed
+    ones.
     """
 
     num_decodes: int = 0
@@ -30,6 +31,9 @@ class CalibrationStep(NamedTuple):
     def num_tokens(self) -> int:
         return self.num_decodes + self.num_prefills * self.length
 
+
+CalibrationTimes = Sequence[tuple[CalibrationStep, float]]
+"""Calibration steps, each with the seconds that it took."""
 
 Series = list[CalibrationStep]
 """Shapes of one kind, each of at most `SERIES_RATIO` times the work of the one before."""
@@ -64,7 +68,7 @@ def calibration_series(config: EngineConfig) -> list[Series]:
             SHORT_CONTEXT_TOKENS, min(longest - lengths[0], max(SHORT_CONTEXT_TOKENS, tokens // together))
         )
         series.append([CalibrationStep(0, 0, together, start, lengths[0]) for start in starts[1:]])
-    beside = {min(count, most - 1) for count in decodes[1:]}  # a prompt
+    beside = {min(count, most - 1) for count in decodes[1:]}  # decodes beside a prompt
     rooms = [(count, min(lengths[-1], budget - count)) for count in sorted(beside) if 0 < count < budget]
     series.append([CalibrationStep(count, min(SHORT_CONTEXT_TOKENS, longest), 1, 0, room) for count, room in rooms])
     return [each for each in series if each]

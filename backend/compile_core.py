@@ -1,7 +1,7 @@
-"""Compiles the core: python -m backend.compile_core
+"""Compiles the core: `python -m backend.compile_core`.
 
-It takes mypy and setuptools, a C compiler and Python's headers, 1 GB of memory and some three minutes of a core. See
-`compiled_core`: it is optional, and the interpreted core decides the same.
+Compilation takes mypy and setuptools, a C compiler and Python's headers, 1 GB of memory and some three minutes of a
+core. See `compiled_core`: it is optional, and the interpreted core decides the same.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from backend.timed_run import end_on_signals, run_within
 log = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 900.0
-OPTIMIZATION = 2  # as a C compiler counts it
+OPTIMIZATION = 2  # the level of the C compiler
 SETUP = """\
 from setuptools import setup
 from mypyc.build import mypycify
@@ -30,8 +30,10 @@ setup(name={group!r}, ext_modules=modules, packages=[], py_modules=[])
 """
 
 
-def build(optimization: int = OPTIMIZATION) -> Path | None:
-    """Compile now, and delete what was compiled of other sources. Returns where it is, or None and logs the reason."""
+def compile_core(optimization: int = OPTIMIZATION) -> Path | None:
+    """Compile now, and delete modules compiled from other sources. Returns the directory, or None with the reason
+    logged.
+    """
     if not has_tools():
         log.warning("mypy and setuptools are needed to compile the core: %s", how_to_compile())
         return None
@@ -54,7 +56,7 @@ def build(optimization: int = OPTIMIZATION) -> Path | None:
 
 
 def _compile(contents: Mapping[str, bytes], scratch: Path, optimization: int) -> Path:
-    """Compile a copy of the sources, which nobody edits meanwhile; returns the directory of the modules."""
+    """Compile a copy of the sources, which no edit changes meanwhile; returns the directory of the modules."""
     copy, made = scratch / "sources", scratch / "made"
     for name, content in contents.items():
         path = copy / name
@@ -77,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if (directory := compiled()) is not None:
         sys.stdout.write(f"up to date: {directory}\n")
-    elif (directory := build(options.optimization)) is not None:
+    elif (directory := compile_core(options.optimization)) is not None:
         sys.stdout.write(f"compiled the core into {directory}\n")
     return 0 if directory is not None else 1
 

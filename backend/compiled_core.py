@@ -1,4 +1,4 @@
-"""The core, compiled: the same sources as machine code, which decides the same in less than half of the time.
+"""The compiled core: the same sources as machine code, which decides the same in less than half of the time.
 
 `python -m backend.compile_core` compiles them (mypyc) into a directory of the environment whose name is a digest of the
 sources. `use` has Python import them from there. After an edit or a checkout the digest differs, and the sources are
@@ -28,7 +28,7 @@ FOLDERS = (
     "admission/kv",
     "admission/step_times",
 )
-"""Where the sources are that are compiled, and those whose types are compiled in."""
+"""The folders of the compiled sources, and of the sources whose types are compiled in."""
 
 
 def _modules(folder: str, *interpreted: str) -> tuple[str, ...]:
@@ -46,9 +46,9 @@ MODULES = (
     *_modules("admission/kv"),
     *_modules("admission/step_times"),
 )  # fmt: skip
-"""What is compiled: every module of these folders but those named. Left out is what others derive classes from, refer
-to weakly, or pickle: compiled, it cannot be. So is what tells a whole number from another where a `float` may be
-either: compiled, a `float` is a float.
+"""The compiled modules: every module of these folders but the named ones. A module is left out if other modules derive
+classes from its own, refer to them weakly, or pickle them, which compiled classes do not allow; or if it tells a whole
+number from another where a `float` may be either, because a compiled `float` is always a float.
 """
 
 GROUP = "sluice_core"
@@ -61,9 +61,9 @@ def is_used() -> bool:
 
 
 def use() -> bool:
-    """Have the core imported as compiled, if it was compiled from the sources as they are; returns whether it is.
+    """Have the core imported as compiled, if it was compiled from the present sources; returns True if so.
 
-    Nothing of the core may have been imported before: where something was, all of it stays interpreted.
+    No module of the core may have been imported before: otherwise all of it stays interpreted.
     """
     if is_used():
         return True
@@ -82,18 +82,18 @@ def use() -> bool:
 
 
 def compiled() -> Path | None:
-    """Return the directory of what was compiled from the sources as they are; None where nothing was."""
+    """Return the directory of the modules that were compiled from the present sources; None if there is none."""
     directory = home() / directory_name(sources())
     return directory if directory.is_dir() else None
 
 
 def has_tools() -> bool:
-    """Return True if this environment has what compiles the core; all but developers' lacks it."""
+    """Return True if this environment can compile the core, as only developers' can."""
     return find_spec("mypyc") is not None and find_spec("setuptools") is not None
 
 
 def how_to_compile() -> str:
-    """Return what to run to have the core compiled."""
+    """Return the command that compiles the core."""
     if has_tools():
         return "python -m backend.compile_core"
     if (ROOT / "scripts" / "compile").is_file():
@@ -102,18 +102,18 @@ def how_to_compile() -> str:
 
 
 def home() -> Path:
-    """Return the directory in which everything lies that was compiled for this environment."""
+    """Return the directory of all modules that were compiled for this environment."""
     return Path(sys.prefix, "share", "sluice")
 
 
 def sources() -> dict[str, bytes]:
-    """Return the sources that what is compiled depends on, by their paths below the root."""
+    """Return the sources that the compiled modules depend on, by their paths below the root."""
     paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
     return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths}
 
 
 def directory_name(contents: Mapping[str, bytes]) -> str:
-    """Return the name of the directory of what these sources are compiled to, for this Python."""
+    """Return the name of the directory for modules compiled from these sources, for this Python."""
     digest = sha256("\0".join((EXTENSION_SUFFIXES[0], *MODULES)).encode())
     for name, content in contents.items():
         digest.update(f"\0{name}\0{len(content)}\0".encode() + content)

@@ -1,4 +1,4 @@
-"""An engine is configured by these classes, which check the limits against each other when they are made."""
+"""The configuration of an engine: classes that check the limits against each other when they are made."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,8 +14,8 @@ KVCacheDtype = Literal["auto", "fp8"]
 
 
 class Batching(StrEnum):
-    """Batching decides when waiting sequences may join, and which rows a step computes: see `scheduler.batching`, and
-    `labs.batchings` for all but the first.
+    """A batching rule decides when waiting sequences may join, and which rows a step computes: see
+    `scheduler.batching`, and `labs.batchings` for all but the first.
     """
 
     CONTINUOUS = "continuous"
@@ -34,7 +34,7 @@ class Batching(StrEnum):
 
 
 class KVAllocation(StrEnum):
-    """KV allocation decides how blocks are handed out. Contiguous, the baseline: prompt + max_tokens in one run."""
+    """KV allocation decides how blocks are allocated. Contiguous, the baseline: prompt + max_tokens in one run."""
 
     PAGED = "paged"
     CONTIGUOUS = "contiguous"
@@ -73,7 +73,7 @@ class EngineConfig:
     block_size: int = 16
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
-    prefill_chunk: int | None = 256  # tokens of one prompt a step computes at most; None: whole prompts only
+    prefill_chunk: int | None = 256  # the most tokens of one prompt in a step; None: whole prompts only
     batching: Batching = Batching.CONTINUOUS
     max_batch_delay: float | None = None  # seconds that a window, or WAIT, waits for others; None: the rule's own
     preferred_batch_sizes: tuple[int, ...] = ()  # of a window's batches; none: max_num_seqs
@@ -81,9 +81,9 @@ class EngineConfig:
     steps_in_flight: int = 2
     max_preemptions: int = 8  # of one sequence
     num_host_blocks: int = 0  # in the host's memory, to which blocks are swapped
-    block_copy_seconds: float = 0.0  # that copying one block to the host, or back, takes
-    copies_run_ahead: bool = False  # beside the steps in flight, and not as a part of their own step
-    prefix_cache: bool = True  # sequences that begin with the same tokens share blocks; not where it is contiguous
+    block_copy_seconds: float = 0.0  # of one block to the host, or back
+    copies_run_ahead: bool = False  # copies run beside the steps in flight, not as a part of their own step
+    prefix_cache: bool = True  # sequences that begin with the same tokens share blocks; not with contiguous blocks
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -132,16 +132,16 @@ class EngineConfig:
 
     @property
     def max_table_entries(self) -> int:
-        """The blocks that the tables of all running sequences may name together, shared ones as often as they are.
+        """The blocks that the tables of all running sequences may name together, shared ones counted for each table.
 
-        A step may have to tell the device all of them, so the memory in which it is staged grows with this: it is what
-        every sequence could need, up to what sixteen million tokens do.
+        A step may have to tell the device all of them, so its staging memory grows with this number: every sequence's
+        need, up to the blocks of sixteen million tokens.
         """
         needed = self.max_num_seqs * self.blocks_for(self.max_model_len)
         return min(needed, max(2 * self.num_blocks, MAX_TABLE_ENTRIES))
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens."""
+        """Return the number of blocks that hold `num_tokens` tokens."""
         return blocks_for(num_tokens, self.block_size)
 
 

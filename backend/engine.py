@@ -1,14 +1,13 @@
-"""The engine on the event loop hands planned steps to the device thread, and sampled tokens to the streams."""
+"""The engine on the event loop: it passes planned steps to the device thread, and sampled tokens to the streams."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Listed
 from contextlib import suppress
 from typing import Any, Protocol
 
-from backend.calibration_steps import CalibrationStep
+from backend.calibration_steps import CalibrationStep, CalibrationTimes
 from backend.errors import DeviceError, MemoryExhausted
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import NewToken
@@ -22,36 +21,36 @@ from backend.worker.side_job import SideJob
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0  # for the steps in flight of an engine that is stopped
-CALIBRATION_CHECK_SECONDS = 1.0  # between two looks whether a calibration step is due
-ABANDON_SECONDS = 1.0  # the same, after a failure: they may never end
+CALIBRATION_CHECK_SECONDS = 1.0  # between two checks whether a calibration step is due
+ABANDON_SECONDS = 1.0  # the same as STOP_SECONDS, after a failure: the steps may never end
 _STEP_RESULTS = (StepOutput, MemoryExhausted)
 
 
-CORE_FAILED = "the core failed"  # a step that is half accounted for cannot be gone back to
+CORE_FAILED = "the core failed"  # a step that is half accounted for cannot be repeated
 
 
 class ServingCore(Core, Protocol):
-    """A core to which requests come while it runs."""
+    """A core that requests reach while it runs."""
 
     def arrive(self, sequence: Sequence, now: float) -> object:
-        """Queue a sequence, or raise a typed refusal and keep nothing of it."""
+        """Queue a sequence, or raise a typed refusal and keep no trace of it."""
         ...
 
     def take_ended(self) -> list[Sequence]:
-        """Return the sequences that the core has ended itself since the last call."""
+        """Return the sequences that the core itself has ended since the last call."""
         ...
 
     def calibrate(self, now: float) -> CalibrationStep | None:
-        """Return a step to run for its time, if there is nothing else to do; none is planned until `calibrated`."""
+        """Return a calibration step to run if there is nothing else to do; no step is planned until `calibrated`."""
         ...
 
-    def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
-        """Learn what calibration steps took, in seconds; what is not among them was lost."""
+    def calibrated(self, measured: CalibrationTimes, now: float) -> None:
+        """Learn the seconds of calibration steps; a step that is not among them was lost."""
         ...
 
 
 class SideWork(Protocol):
-    """Work for the device beside the steps."""
+    """Jobs for the device beside the steps."""
 
     def next_job(self) -> SideJob[Any] | None:
         """Return the job to run now; None: none is due."""
@@ -61,7 +60,7 @@ class SideWork(Protocol):
 class Engine:
     """Runs a core's plans on an executor, up to two steps ahead.
 
-    Owned by one event loop: every method is called there. On a completed step it accounts, plans and submits before any
+    One event loop owns it: every method is called there. On a completed step it accounts, plans and submits before any
     token is delivered. A step for which the device has no memory is planned again with less. After any other failure of
     the device or of the core every stream raises `DeviceError`, and so does `submit`; `failed` is set.
 
@@ -76,7 +75,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         calibration_batch: Callable[[CalibrationStep], Batch] | None = None,
     ) -> None:
-        """`calibration_batch`: makes the batch of a calibration step; without it none is run."""
+        """`calibration_batch` makes the batch of a calibration step; without it no calibration step is run."""
         self.core = core
         self.clock = clock
         self._loop = asyncio.get_running_loop()
@@ -86,12 +85,12 @@ class Engine:
         self._device = DeviceThread(executor, self._post, steps_in_flight)
         self._steps = StepLoop(core, self._device.submit, clock)
         self._is_scheduling = False
-        self._wake: asyncio.TimerHandle | None = None  # to plan again, if nothing happens before
+        self._wake: asyncio.TimerHandle | None = None  # to plan again, if no event comes before
         self._calibration_batch = calibration_batch
-        self.calibrating: CalibrationStep | None = None  # in flight
-        self._has_warmed = False  # the device, by a first run of the step in flight
+        self.calibrating: CalibrationStep | None = None  # the calibration step in flight
+        self._has_warmed = False  # a first run of the step in flight has warmed the device
         self._side_work: SideWork | None = None  # asked once a step, and by `side_work_soon`
-        self._has_side_job = False  # in flight: one at a time
+        self._has_side_job = False  # a job is in flight: one at a time
         self._is_asking_side_work = False
 
     def start(self) -> None:
@@ -99,11 +98,11 @@ class Engine:
         if self._calibration_batch is not None:
             self._loop.call_later(CALIBRATION_CHECK_SECONDS, self._guarded, self._calibrate_now_and_then)
 
-    async def stop(self) -> None:
+    async def shut_down(self) -> None:
         """Finish the steps in flight and end the device thread. Streams still open end with `DeviceError`."""
         seconds = ABANDON_SECONDS if self.failed.done() else STOP_SECONDS
         self.fail(DeviceError("the engine was stopped"))
-        await asyncio.to_thread(self._device.stop, seconds)
+        await asyncio.to_thread(self._device.drain, seconds)
 
     @property
     def num_streams(self) -> int:
@@ -111,13 +110,13 @@ class Engine:
 
     @property
     def sequences(self) -> Iterable[Sequence]:
-        """The sequences that have not ended, be they waiting or running."""
+        """The sequences that have not ended, waiting or running."""
         return self._streams.keys()
 
     def submit(self, sequence: Sequence, make_stream: Callable[[Sequence], TokenStream] = TokenStream) -> TokenStream:
         """Queue a sequence and return the stream of its tokens; the caller ends it with `finish`, on every path.
 
-        Raises `DeviceError` when the engine has failed, and what the core refuses the sequence with.
+        Raises `DeviceError` when the engine has failed, and the core's refusals.
         """
         if self.failed.done():
             raise self.failed.result()
@@ -126,10 +125,10 @@ class Engine:
         self.schedule_soon()
         return stream
 
-    def finish(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a sequence in any state, once; its stream gets no token after this."""
         if self._streams.pop(sequence, None) is not None:
-            self.core.finish(sequence, reason, self.clock())
+            self.core.finish_sequence(sequence, reason, self.clock())
             self.schedule_soon()
 
     def fail(self, error: DeviceError) -> None:
@@ -146,7 +145,7 @@ class Engine:
             self._loop.call_soon_threadsafe(self.fail, error)
 
     def device_stacks(self) -> str:
-        """Return the stacks of the threads at the device, for a report on one that does not come back."""
+        """Return the stacks of the device's threads, for a report on a thread that does not return."""
         return self._device.stacks()
 
     def schedule_soon(self) -> None:
@@ -188,7 +187,7 @@ class Engine:
     def _on_step(self, result: StepOutput | SideJob[Any] | BaseException) -> None:
         if isinstance(result, SideJob):
             self._has_side_job = False
-            result.finish()
+            result.report()
             self._ask_side_work()
         elif not isinstance(result, _STEP_RESULTS):
             self._device_failed(result)
@@ -200,7 +199,7 @@ class Engine:
             self._ask_side_work()
 
     def _guarded(self, part: Callable[..., None], *given: object) -> None:
-        """Run one callback of the event loop; an error ends the engine, which would else go on with half of it done."""
+        """Run one callback of the event loop; an error ends the engine, whose state would otherwise be half changed."""
         try:
             part(*given)
         except MemoryExhausted as error:
@@ -210,8 +209,8 @@ class Engine:
             self.fail(DeviceError(CORE_FAILED))
 
     def _step(self, output: StepOutput | MemoryExhausted | None) -> None:
-        """Account for a step's output, if there is one, launch what may follow, deliver its tokens, and end the streams
-        of sequences that the core gave up.
+        """Account for a step's output, if there is one, launch the steps that may follow, deliver its tokens, and end
+        the streams of sequences that the core gave up.
         """
         if output is None:
             self._steps.schedule()
@@ -224,7 +223,7 @@ class Engine:
                 stream.end(sequence.finish_reason or FinishReason.PREEMPTED)
 
     def _wake_in_time(self) -> None:
-        """Have the core plan when it says, unless a step ends before."""
+        """Have the core plan at the time that it tells, unless a step ends before."""
         if self._wake is not None:
             self._wake.cancel()
         seconds = self._steps.seconds_to_wake()

@@ -1,4 +1,4 @@
-"""Everything that the backend raises on purpose is in this tree, drawn once:
+"""The errors that the backend raises on purpose:
 
 BackendError
 ├── ConfigError          settings that contradict each other or the model; the message carries the arithmetic
@@ -6,7 +6,7 @@ BackendError
 ├── InvalidRequest       one request that can never run: names the field, the limit and the request's value
 │   ├── TooManyTokens    a text that encodes to more tokens than was asked for
 │   └── GrammarInvalid   a grammar that cannot be enforced; the message names the part
-│       └── GrammarTooComplex  one that takes more time or memory to compile than it may
+│       └── GrammarTooComplex  a grammar that takes more time or memory to compile than it may
 └── DeviceError          the device failed and cannot be trusted again; every stream ends, the process exits
     └── MemoryExhausted  it had no memory for one step, which is planned again with less if possible
 
@@ -38,7 +38,9 @@ class InvalidRequest(BackendError):
 
 
 class TooManyTokens(InvalidRequest):
-    """The text encodes to `num_tokens` tokens, or to more if they are `at_least` as many: more than it may have."""
+    """The text encodes to more tokens than it may have: to `num_tokens`, or to more if they are `at_least` the
+    count.
+    """
 
     def __init__(self, num_tokens: int, most: int, at_least: bool = False) -> None:
         super().__init__(f"the text has {num_tokens} tokens, and at most {most} may be had", "prompt")
@@ -54,7 +56,7 @@ class GrammarInvalid(InvalidRequest):
 
 
 class GrammarTooComplex(GrammarInvalid):
-    """Compiling the grammar takes more than it may."""
+    """Compiling the grammar takes more time or memory than it may."""
 
 
 class DeviceError(BackendError):

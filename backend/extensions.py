@@ -1,4 +1,4 @@
-"""Packages beside the product may add commands and choices. `labs` is one, where it is: a checkout has it."""
+"""Packages beside the product that add commands and choices. `labs` is one, in a checkout or with its extra."""
 
 from functools import cache
 from importlib import import_module
@@ -12,7 +12,7 @@ PACKAGES = ("labs",)
 
 @cache
 def extensions() -> tuple[ModuleType, ...]:
-    """Return the module `extension` of each package that lies beside this one; one elsewhere is a stranger's.
+    """Return the module `extension` of each package that lies beside this one; a package elsewhere is a stranger's.
 
     It has `COMMANDS`, the place `module:function` of each command that it adds to `sluice` by the command's name, and
     `CHOICES` and `ROUTINGS`, the names of modules that add choices to those of the core and of a router when imported.

@@ -1,4 +1,4 @@
-"""The JSON files of a model directory are read so that every complaint names the file, the key and the value."""
+"""A JSON file of a model directory, read so that every error names the file, the key and the value."""
 
 import json
 import stat
@@ -8,6 +8,7 @@ from typing import Any
 from backend.errors import ModelLoadError
 
 MAX_COUNT = 2**31  # more than any count in a model
+MAX_LAYERS = 2**12  # more than any model has; what is made of each would fill the memory
 MAX_SHOWN_CHARS = 500  # of a wrong value
 MAX_BYTES = 2**26  # of a file; an index of 100,000 tensors has a fifth of it
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, in which models compute
@@ -24,17 +25,17 @@ def _text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file holds. Raises `ModelLoadError` for a file that is missing or no JSON."""
+    """Return the content of a file. Raises `ModelLoadError` for a file that is missing or no JSON."""
     try:
         return json.loads(_text(path))
     except FileNotFoundError:
         raise ModelLoadError(f"{path} does not exist; a model directory needs it") from None
-    except (OSError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, a plain ValueError
+    except (OSError, ValueError, RecursionError) as error:  # a number of 5,000 digits raises a plain ValueError
         raise ModelLoadError(f"{path} is not readable JSON ({error}); download it again") from error
 
 
 class JsonFile:
-    """A JSON object in a file. To all but `mentions` a key that holds null counts as absent.
+    """A JSON object in a file. A key that holds null counts as absent, except to `mentions`.
 
     Getters raise ModelLoadError for a missing key without a default and for a value of the wrong type or range.
     """
@@ -42,7 +43,7 @@ class JsonFile:
     def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
         self.path = path
         self.values = values
-        self._prefix = prefix  # where this object stands inside the file, for messages: "rope_scaling."
+        self._prefix = prefix  # this object's place inside the file, for messages: "rope_scaling."
 
     @classmethod
     def read(cls, path: Path) -> "JsonFile":
@@ -52,22 +53,22 @@ class JsonFile:
         return cls(path, values)
 
     def get(self, key: str) -> Any:
-        """Return the value as it is; None where it is absent."""
+        """Return the unchecked value; None if it is absent."""
         return self.values.get(key)
 
     def mentions(self, key: str) -> bool:
-        """Return True if the key is there at all, be it with null."""
+        """Return True if the key is present, even with null."""
         return key in self.values
 
     def wrong(self, key: str, expected: str) -> ModelLoadError:
-        """Return the error for a value that is not what it must be; the caller raises it."""
+        """Return the error for a wrong value; the caller raises it."""
         found = f"{self.values[key]!r:.{MAX_SHOWN_CHARS}}" if key in self.values else "missing"
         return ModelLoadError(f"{self.path}: {self._prefix}{key} is {found}; {expected}")
 
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, minimum: int = 1, below: int = MAX_COUNT) -> int:
         value = self._or_default(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value < MAX_COUNT:
-            raise self.wrong(key, f"an integer of at least {minimum} and below {MAX_COUNT:,} is expected")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value < below:
+            raise self.wrong(key, f"an integer of at least {minimum} and below {below:,} is expected")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -84,7 +85,7 @@ class JsonFile:
         return value
 
     def nested(self, key: str) -> "JsonFile | None":
-        """Return the nested object under `key`; None where it is absent or empty."""
+        """Return the nested object under `key`; None if it is absent or empty."""
         value = self.values.get(key) or {}
         if not isinstance(value, dict):
             raise self.wrong(key, "an object is expected")

@@ -1,4 +1,4 @@
-"""Offline use takes a list of prompts and returns texts, on the same scheduler, kernels and sampler as the server."""
+"""Offline use: a list of prompts in, a list of texts out, on the server's scheduler, kernels and sampler."""
 
 import json
 import random
@@ -29,7 +29,7 @@ from backend.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from backend.text.detokenizer import IncrementalDetokenizer
 from backend.worker.executor import Executor, InlineDevice
 
-GRAMMAR_BYTES = 1 << 30  # that compiled grammars take at most, those that are in use aside
+GRAMMAR_BYTES = 1 << 30  # of compiled grammars, besides the ones in use
 
 Prompt = str | abc.Sequence[int] | abc.Sequence[abc.Mapping[str, str]]
 """A prompt is a text, token ids, or chat messages ({"role": ..., "content": ...})."""
@@ -42,9 +42,9 @@ class Completion:
     prompt_token_ids: list[int]
     token_ids: list[int]
     text: str
-    finish_reason: Literal["stop", "length", "grammar"]  # "grammar": no token could follow by it
+    finish_reason: Literal["stop", "length", "grammar"]  # "grammar": it allows no further token
     num_cached_tokens: int = field(default=0, compare=False)  # of the prompt, found in the prefix cache or forked
-    logprobs: list[TokenLogprobs] | None = None  # of each of `token_ids`, where they were asked for
+    logprobs: list[TokenLogprobs] | None = None  # of each of `token_ids`, if they were asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt from its second token on
 
 
@@ -68,7 +68,7 @@ class LLM:
         tensor_parallel: int = 1,
         seed: int = 0,
     ) -> None:
-        """Load `model`, a name or directory as `sluice serve` takes it. Raises `ModelLoadError` or `ConfigError`."""
+        """Load `model`, a name or directory as for `sluice serve`. Raises `ModelLoadError` or `ConfigError`."""
         engine_options = options or EngineOptions()
         loaded = load_model(
             model, engine_options, dtype=dtype, device=device, kernels=kernels, tensor_parallel=tensor_parallel
@@ -78,9 +78,9 @@ class LLM:
 
     @classmethod
     def of(cls, model: LoadedModel, executor: Executor, seed: int = 0) -> Self:
-        """Make an LLM over a model that is loaded already, on an executor of the caller's choice.
+        """Make an LLM over a loaded model, on an executor of the caller's choice.
 
-        The memory of keys and values is this one's from now on: it finds there what it has left.
+        The LLM owns the memory of keys and values from now on, and relies on finding its own blocks there.
         """
         llm = cls.__new__(cls)
         llm._set_up(model, executor, seed)
@@ -94,10 +94,10 @@ class LLM:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin with nothing waiting, running or in flight."""
-        config = replace(self.model.engine_config, max_preemptions=sys.maxsize)  # nobody is given up for others
+        """Begin with no sequence waiting and no step in flight."""
+        config = replace(self.model.engine_config, max_preemptions=sys.maxsize)  # no sequence is given up for others
         if not self._executor.runs_ahead:
-            config = replace(config, steps_in_flight=1)  # one planned behind another would only know less of it
+            config = replace(config, steps_in_flight=1)  # a step planned behind another would only know less of it
         self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
         self._engine = OfflineEngine(self.scheduler, self._executor)
         self._names = self.model.block_names(secrets.token_bytes(32))
@@ -115,8 +115,8 @@ class LLM:
 
         `sampling` is shared, or one for each prompt; None is greedy until the model ends its text. Without `detokenize`
         completions have token ids and an empty text. Raises `InvalidRequest` before anything runs when a prompt does
-        not fit or is none, or a stop string has no text to be looked for in. When it is interrupted, these completions
-        are lost, and others may be asked for.
+        not fit or is none, or a stop string has no text to be found in. An interrupted call loses its completions, and
+        the next call works as usual.
         """
         if isinstance(prompts, str):
             raise InvalidRequest("prompts is one text; a list of prompts is expected", "prompts")
@@ -132,7 +132,7 @@ class LLM:
             for text in texts:
                 self.scheduler.add(text.sequence)
             with _bar(len(texts), progress) as bar:
-                self._run(lambda delta: bar.update(by_sequence[delta[0]].take(delta, self.scheduler)))
+                self._run(lambda delta: bar.update(by_sequence[delta[0]].add_token(delta, self.scheduler)))
         except BaseException:
             self._begin()
             raise
@@ -141,7 +141,7 @@ class LLM:
         return [text.completion() for text in texts]
 
     def _compile_grammars(self, each: list[SamplingParams]) -> Callable[[], object]:
-        """Have all grammars compiled, and return what releases them. Raises `GrammarInvalid`."""
+        """Have all grammars compiled, and return the function that releases them. Raises `GrammarInvalid`."""
         grammars = {one.grammar: None for one in each if one.grammar is not None}
         if not grammars:
             return bool
@@ -160,7 +160,7 @@ class LLM:
         return release
 
     def step(self) -> list[NewToken]:
-        """Return the tokens of the oldest step in flight; those that follow it are planned and launched first."""
+        """Return the tokens of the oldest step in flight; the steps that follow it are planned and launched first."""
         return self._engine.step()
 
     def _run(self, on_delta: Callable[[NewToken], object]) -> None:
@@ -178,7 +178,7 @@ class LLM:
             raise InvalidRequest(f"{len(sampling)} sampling parameters were given for {count} prompts", "sampling")
         return list(sampling)
 
-    def _text(self, index: int, prompt: Prompt, sampling: SamplingParams, detokenize: bool) -> "_Text":
+    def _text(self, index: int, prompt: Prompt, sampling: SamplingParams, detokenize: bool) -> "_GrowingCompletion":
         token_ids = self._encode(index, prompt)
         self._check_in_vocabulary(f"prompt {index}", token_ids, "prompts")
         self._check_in_vocabulary("stop_token_ids", sampling.stop_token_ids, "stop_token_ids")
@@ -201,16 +201,20 @@ class LLM:
         )
         sequence = Sequence(request, arrival=float(index))
         if not detokenize:
-            return _Text(sequence, None)
+            return _GrowingCompletion(sequence, None)
         tail = () if _is_chat(prompt) else token_ids
         detokenizer = IncrementalDetokenizer(
-            self.model.tokenizer, sampling.stop, prompt_tail=tail, min_tokens=sampling.min_tokens
+            self.model.tokenizer,
+            sampling.stop,
+            prompt_tail=tail,
+            min_tokens=sampling.min_tokens,
+            keeps_spaces=sampling.grammar is not None,
         )
-        return _Text(sequence, detokenizer)
+        return _GrowingCompletion(sequence, detokenizer)
 
     def _name(self, sequences: abc.Iterable[Sequence]) -> None:
-        """Name the blocks of prompts, by which they are found. One whose log probabilities are asked is computed again:
-        only the answers to it share its blocks.
+        """Name the blocks of prompts, by which the cache finds them. A prompt whose log probabilities are asked for is
+        computed again: only the answers to it share its blocks.
         """
         if not self.scheduler.config.shares_blocks:
             return
@@ -232,7 +236,7 @@ class LLM:
     def _encode(self, index: int, prompt: Prompt) -> list[int]:
         tokenizer = self.model.tokenizer
         if isinstance(prompt, str):
-            return tokenizer.encode(prompt, add_special_tokens=True)
+            return tokenizer.encode_text(prompt, add_special_tokens=True)
         if not isinstance(prompt, abc.Sequence):
             expected = "a text, a list of token ids or a list of messages"
             raise InvalidRequest(
@@ -245,21 +249,21 @@ class LLM:
                 raise InvalidRequest(
                     f"prompt {index} is not valid Unicode: it holds a lone surrogate", "prompts"
                 ) from None
-            return tokenizer.encode(tokenizer.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
+            return tokenizer.encode_text(tokenizer.render_chat(prompt), add_special_tokens=False)  # type: ignore[arg-type]
         return list(prompt)  # type: ignore[arg-type]
 
 
 class OfflineEngine:
-    """An engine for a program that has one thread for it: the caller waits for the device itself."""
+    """An engine for a program with one thread: the caller itself waits for the device."""
 
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
         self._device = InlineDevice(executor)
         self._steps = StepLoop(scheduler, self._device.launch, time.perf_counter)
 
     def step(self) -> list[NewToken]:
-        """Have the device finish its oldest step, once those that may follow it are launched; returns its tokens.
+        """Have the device finish its oldest step, once the steps that may follow it are launched; returns its tokens.
 
-        Raises `DeviceError`: also where the model computed no numbers, and as `MemoryExhausted` where no step is small
+        Raises `DeviceError`: also when the model computed no numbers, and as `MemoryExhausted` when no step is small
         enough.
         """
         self._steps.schedule()
@@ -277,27 +281,27 @@ def _is_chat(prompt: Prompt) -> bool:
 
 
 def _bar(total: int, shown: bool) -> Any:
-    """Return a progress bar, imported when it is shown: the engine itself does without the package."""
+    """Return a progress bar, imported when it is shown: the engine itself does not need the package."""
     if not shown:
         return nullcontext(SimpleNamespace(update=bool))
     return import_module("tqdm").tqdm(total=total, desc="generating", unit="prompt")
 
 
-class _Text:
+class _GrowingCompletion:
     """The completion of one prompt while it grows."""
 
     def __init__(self, sequence: Sequence, detokenizer: IncrementalDetokenizer | None) -> None:
         self.sequence = sequence
-        self._detokenizer = detokenizer  # None: token ids are all that is asked for
+        self._detokenizer = detokenizer  # None: only token ids are asked for
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
 
-    def take(self, delta: NewToken, scheduler: Scheduler) -> bool:
-        """Take one token. Returns True if the text is complete."""
+    def add_token(self, delta: NewToken, scheduler: Scheduler) -> bool:
+        """Add one token. Returns True if the text is complete."""
         _, token_id, reason = delta
         detokenizer = self._detokenizer
         if detokenizer is not None and detokenizer.stopped is not None:
-            return False  # a step may bring several tokens, and one before this has ended the text
+            return False  # a step may bring several tokens, and an earlier one has ended the text
         if token_id >= 0:
             self._token_ids.append(token_id)
         if detokenizer is None:
@@ -305,10 +309,10 @@ class _Text:
         if token_id >= 0:
             self._pieces.append(detokenizer.push((token_id,)))
         if detokenizer.stopped is not None:
-            scheduler.finish(self.sequence, FinishReason.STOP)
+            scheduler.finish_sequence(self.sequence, FinishReason.STOP)
             return True
         if reason is not None:
-            self._pieces.append(detokenizer.finish())
+            self._pieces.append(detokenizer.flush())
         return reason is not None
 
     def completion(self) -> Completion:

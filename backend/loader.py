@@ -1,4 +1,4 @@
-"""Loading takes a model from its name to a device that can execute batches."""
+"""Loads a model, from its name to a runner that can execute batches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ from backend.worker.device_errors import placing
 from backend.worker.model_runner import ModelRunner
 
 Progress = Callable[[int, int], None]
-"""This is called with (bytes read by now, bytes in all) while weights load."""
+"""The callback for (bytes read so far, bytes in all) while weights load."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Everything of a model that outlives a request."""
+    """The parts of a model that outlive a request."""
 
     directory: Path
     config: ModelConfig
@@ -41,8 +41,8 @@ class LoadedModel:
     runner: ModelRunner
     dtype: torch.dtype
     num_parameters: int
-    sampling_defaults: Mapping[str, Any]  # what a request that leaves a field of SamplingParams unsaid gets
-    shard: Shard | None = None  # what this process holds, if it is one of several ranks
+    sampling_defaults: Mapping[str, Any]  # values of the SamplingParams fields that a request leaves out
+    shard: Shard | None = None  # this process's part of the model, if it is one of several ranks
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -54,8 +54,8 @@ class LoadedModel:
         return config.num_blocks * block_bytes(pooled(self.config, self.shard), config.block_size, self.runner.kv.dtype)
 
     def block_names(self, secret: bytes) -> BlockNames:
-        """Make the names of blocks of this model's keys and values: those of a revision on a hub are in a directory of
-        their own.
+        """Make the names of blocks of this model's keys and values. Each revision on a hub has a directory of its own,
+        and so other names.
         """
         identity = (str(self.directory.resolve()), str(self.dtype), str(self.runner.kv.dtype))
         return BlockNames(secret, self.engine_config.block_size, identity)
@@ -73,7 +73,7 @@ def load_model(
     structured_output: StructuredOutputOptions | None = None,
     progress: Progress = lambda done, total: None,
 ) -> LoadedModel:
-    """Read, check and place a model, on as many ranks as `tensor_parallel` says: on a machine with GPUs each has one.
+    """Read, check and place a model, on `tensor_parallel` ranks: on a machine with GPUs each has one.
 
     Raises `ModelLoadError` or `ConfigError` before anything is served.
     """
@@ -86,7 +86,7 @@ def load_model(
     shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
     check_size(options, config, precision, target, shard)  # contradictions show before the long load
     if target.type == "cuda" or options.kv_cache_dtype != "auto":
-        select_ops(target, precision, kernels, cache_dtype(options, precision))  # and so does what kernels lack
+        select_ops(target, precision, kernels, cache_dtype(options, precision))  # and so does a lack of kernels
     advance = _advance(Shards(directory).num_bytes, progress)
     runner: ModelRunner
     with placing(target):
@@ -102,16 +102,17 @@ def load_model(
 
 
 def constrain(runner: ModelRunner, directory: Path, config: ModelConfig, options: StructuredOutputOptions) -> None:
-    """Let answers have grammars; their processes are not started yet."""
+    """Allow answers to have grammars; the grammar processes are not started yet."""
     if options.num_processes and config.eos_token_ids:
-        path, end_tokens = str(directory / "tokenizer.json"), list(config.eos_token_ids)
+        path = str((directory / "tokenizer.json").absolute())  # a program may be in another folder by then
+        end_tokens = list(config.eos_token_ids)
         seqs, length = runner.config.max_num_seqs, runner.config.max_model_len
         setup = ProcessSetup(path, config.vocab_size, end_tokens, seqs, length, options)
         runner.masks = TokenMasks(GrammarProcesses(setup), options.jump_forward)
 
 
 def _advance(total: int, progress: Progress) -> Callable[[int], None]:
-    """Return what is told of each part that is read, and tells `progress` of all."""
+    """Return a function that is told the bytes of each part read, and tells `progress` the sum."""
     done = 0
 
     def advance(num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Processes that run this program's own modules: the very sources that this process runs, installed or in a tree."""
+"""Processes of this program's own modules, from the very sources that this process runs, installed or in a tree."""
 
 import os
 import sys
@@ -9,12 +9,12 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 
 
 def module_command(module: str, *arguments: object) -> list[str]:
-    """Return the command of a module, which finds nothing in the working directory: it may be anybody's."""
+    """Return the command of a module. It imports nothing from the working directory, which may be any user's."""
     return [sys.executable, "-P", "-m", module, *map(str, arguments)]
 
 
 def module_environment() -> dict[str, str]:
-    """Return the environment in which that command finds the sources, where no installation leads to them."""
+    """Return the environment in which that command finds the sources, if no installation leads to them."""
     if ROOT in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         return dict(os.environ)
     before = os.environ.get("PYTHONPATH")

@@ -1,4 +1,4 @@
-"""Placement takes a model's weights to a device, with as much KV memory as fits beside them."""
+"""Places a model's weights on a device, with as much KV memory as fits beside them."""
 
 import logging
 from collections.abc import Callable
@@ -29,7 +29,7 @@ Runner = TypeVar("Runner", bound=ModelRunner)
 def select_device(name: str, num_ranks: int = 1) -> torch.device:
     """Return the device of that name; `auto` is the first CUDA device, or the CPU if there is none.
 
-    Raises `ConfigError` where there are not as many as ranks.
+    Raises `ConfigError` if there are fewer devices than ranks.
     """
     available = torch.cuda.is_available()
     if name == "auto":
@@ -46,7 +46,7 @@ def select_device(name: str, num_ranks: int = 1) -> torch.device:
 
 
 def select_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Return the type of that name; `auto` is what the checkpoint stores on a GPU, and float32 on a CPU."""
+    """Return the type of that name; `auto` is the checkpoint's type on a GPU, and float32 on a CPU."""
     if name == "auto":
         name = config.torch_dtype if device.type == "cuda" else "float32"
     return DTYPES[name]
@@ -74,8 +74,8 @@ def place_part(
     parallel: Parallel | None,
     make_runner: Callable[[Decoder, KVCache, EngineConfig], Runner],
 ) -> Runner:
-    """Return a runner of the whole model, or of one rank's part of it: then all ranks have equal limits, which are
-    those of the whole model.
+    """Return a runner of the whole model, or of one rank's part of it; the limits of all ranks are then those of the
+    whole model.
     """
     kv_dtype = cache_dtype(options, dtype)
     ops = select_ops(device, dtype, kernels, kv_dtype)
@@ -99,7 +99,7 @@ def place_part(
 def check_size(
     options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard | None = None
 ) -> EngineConfig:
-    """Return the limits as they are expected to be. Raises `ConfigError` for what cannot work."""
+    """Return the expected limits. Raises `ConfigError` for options that cannot work."""
     if device.type == "cuda":
         return size_for_device(options, config, dtype, device, shard)
     return size_engine(options, pooled(config, shard), dtype, free_memory())
@@ -127,8 +127,8 @@ def _size_measured(
     dtype: torch.dtype,
     device: torch.device,
 ) -> EngineConfig:
-    """Return the limits by what is free beside the weights and beside a step of as many tokens as one may have; on the
-    rank where that is the least, if there are several.
+    """Return the limits by the bytes that are free beside the weights and beside a step of the most tokens; with
+    several ranks, on the rank that has the least.
     """
     parallel = decoder.parallel
     whole = pooled(config, None if parallel is None else parallel.shard)

@@ -1,11 +1,11 @@
-"""A model's need of GPU memory, and the least time its steps can take, follow from config.json alone, without torch.
+"""A model's GPU memory, and the least time of its steps, computed from config.json alone, without torch.
 
 A step reads every weight but the embedding's, of which it looks up rows, and the keys and values that its sequences
 attend to; meanwhile it multiplies. Its floor is the roofline of Williams et al. (2009),
 
     max(weight bytes / bandwidth, 2 * weights * tokens / rate) + KV bytes / bandwidth
 
-because products overlap reading with arithmetic while attention to a long context does little but read.
+because products overlap reading with arithmetic, while attention to a long context mostly reads.
 """
 
 from dataclasses import dataclass, replace
@@ -17,11 +17,13 @@ from backend.worker import graph_shapes
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 GIB = 2**30
-BLOCK_SIZE = 16  # tokens, as engines have them unless they are told otherwise
+BLOCK_SIZE = 16  # tokens, the default of engines
 _UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
 RUNTIME_BYTES = GIB  # CUDA's context, libraries and compiled kernels
-KERNELS = 11  # of a layer in a step, at most
-RECORDED_BYTES = 16 * 1024  # that CUDA keeps of a kernel in a graph; whole models were seen to take 10 to 25 KiB
+KERNELS_PER_LAYER = 11  # kernels of a layer in a step, at most
+GRAPH_BYTES_PER_KERNEL = (
+    16 * 1024
+)  # that CUDA keeps for a kernel in a graph; whole models were seen to take 10 to 25 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ class Peaks:
 
 
 def sustained(bandwidth: float, flops: float, flops_fp32: float, link: float) -> Peaks:
-    """Return 0.9 of the bandwidth and 0.8 of the dense products of a data sheet, as large ones reach on an H200; and
-    0.8 of NVLink, as large sums over ranks do.
+    """Return 0.9 of a data sheet's bandwidth and 0.8 of its dense products, which large ones reach on an H200; and 0.8
+    of NVLink, which large sums over ranks reach.
     """
     return Peaks(0.9 * bandwidth, 0.8 * flops, 0.8 * flops_fp32, 0.8 * link)
 
@@ -58,22 +60,22 @@ class Footprint:
 
     model: ModelConfig
     dtype: str
-    kv_item_bytes: int | None = None  # of a cached number, if that is another
+    kv_item_bytes: int | None = None  # of a cached number; None: as the weights'
 
     @property
     def num_weights(self) -> int:
-        """The numbers that the weights hold, a tied matrix counted once."""
+        """The count of the weights' numbers, a tied matrix counted once."""
         embedding = 0 if self.model.tie_word_embeddings else self.model.vocab_size * self.model.hidden_size
         return self.num_multiplied + embedding
 
     @property
     def num_multiplied(self) -> int:
-        """The numbers that each step reads: all but the embedding, which serves as a product only where it is tied."""
+        """The count of numbers that each step reads: all but the embedding's, unless it is tied to the head."""
         return self.num_multiplied_by_token + self.model.hidden_size * self.model.vocab_size
 
     @property
     def num_multiplied_by_token(self) -> int:
-        """The numbers read that every token is multiplied with: the head makes logits of sampled rows alone."""
+        """The count of numbers that every token is multiplied with: the head makes logits of sampled rows alone."""
         return self.model.num_layers * _layer_weights(self.model) + self.model.hidden_size
 
     @property
@@ -107,19 +109,19 @@ class Footprint:
         return tokens * per_token * self.item_bytes + rows * model.vocab_size * (self.item_bytes + 2 * 4)
 
     def graph_bytes(self, tokens: int, seqs: int) -> int:
-        """Return an estimate of the bytes that graphs of steps of up to `tokens` and `seqs` sequences keep: activations
-        of the largest, which the others share, and what all consist of.
+        """Estimate the bytes of graphs of steps of up to `tokens` and `seqs` sequences: activations of the largest,
+        which the others share, and the graphs' own nodes.
         """
         return self.working_bytes(graph_shapes.largest(tokens), 0) + recorded_bytes(self.model, tokens, seqs)
 
 
 def recorded_bytes(model: ModelConfig, tokens: int, seqs: int) -> int:
-    """Return an estimate of the bytes that graphs of steps of up to `tokens` and `seqs` sequences consist of."""
-    return graph_shapes.num_shapes(tokens, seqs) * model.num_layers * KERNELS * RECORDED_BYTES
+    """Estimate the bytes of the nodes of graphs of steps of up to `tokens` and `seqs` sequences."""
+    return graph_shapes.num_shapes(tokens, seqs) * model.num_layers * KERNELS_PER_LAYER * GRAPH_BYTES_PER_KERNEL
 
 
 def _layer_weights(model: ModelConfig) -> int:
-    """Return how many numbers one layer has, its biases and norms included."""
+    """Return the count of one layer's numbers, its biases and norms included."""
     hidden, intermediate = model.hidden_size, model.intermediate_size
     query, qkv = model.num_heads * model.head_dim, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     products = hidden * (query + qkv + 3 * intermediate)
@@ -159,7 +161,7 @@ class Roofline:
         return self._products(tokens) + self.exchange(tokens)
 
     def exchange(self, tokens: int) -> float:
-        """Return the seconds in which ranks exchange what a step of `tokens` adds up, twice a layer and once for the
+        """Return the seconds in which ranks exchange the sums of a step of `tokens`, two a layer and one for the
         embedding: of each sum a ring sends 2 (N - 1) / N to the next rank (Patarasuk and Yuan, 2009).
         """
         if self.num_ranks == 1:
@@ -175,7 +177,7 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """A plan divides a device's memory. Raises `ConfigError`, with the arithmetic, when one sequence does not fit."""
+    """A division of a device's memory. Raises `ConfigError`, with the arithmetic, when one sequence does not fit."""
 
     footprint: Footprint
     memory: int  # bytes
@@ -185,7 +187,9 @@ class MemoryPlan:
 
     @classmethod
     def make(cls, footprint: Footprint, memory: int, max_model_len: int | None, max_num_seqs: int, budget: int) -> Self:
-        """Plan the memory of a device. `max_model_len` None: the model's positions, or what KV memory holds."""
+        """Plan the memory of a device. `max_model_len` None: the model's positions, or the tokens that fit KV
+        memory.
+        """
         least = cls(footprint, memory, max_model_len or BLOCK_SIZE, max_num_seqs, budget)
         return replace(least, max_model_len=max_model_len or min(footprint.model.max_position, least.kv_tokens))
 
@@ -215,7 +219,7 @@ class MemoryPlan:
         return self.footprint.kv_bytes(self.max_model_len)
 
     def sequences_of(self, tokens: int) -> int:
-        """Return how many sequences of `tokens` tokens fit at once."""
+        """Return the number of sequences of `tokens` tokens that fit at once."""
         return self.kv_bytes // self.footprint.kv_bytes(tokens)
 
     @property
@@ -252,6 +256,6 @@ class MemoryPlan:
 
 
 def show_bytes(count: int) -> str:
-    """Return a size in the largest binary unit of which there is one at least: 14.96 GiB, 128.00 MiB, 18.00 KiB."""
+    """Return a size in the largest binary unit of which there is at least one: 14.96 GiB, 128.00 MiB, 18.00 KiB."""
     unit = next((unit for unit, factor in _UNITS.items() if abs(count) >= factor), "B")
     return f"{count / _UNITS[unit]:,.2f} {unit}" if unit != "B" else f"{count} B"

@@ -1,4 +1,4 @@
-"""A request's sampling parameters say how tokens are drawn and when its text ends; they are checked when made."""
+"""The sampling parameters of a request, checked when made: how its tokens are drawn and when its text ends."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from backend.grammar import Grammar
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
-MAX_BIASED = 300  # tokens, as OpenAI's
+MAX_BIASED = 300  # tokens, OpenAI's limit
 MAX_BAD_WORDS = 256
-MAX_BAD_WORD_TOKENS = 64  # of each
-MAX_LOGPROBS = 20  # of the most likely tokens at a position, as OpenAI's
-GREEDY_BELOW = 1e-5
+MAX_BAD_WORD_TOKENS = 64  # of each text
+MAX_LOGPROBS = 20  # of the most likely tokens at a position, OpenAI's limit
+GREEDY_BELOW_TEMPERATURE = 1e-5
 _INT64 = 2**63
 
 
@@ -22,9 +22,9 @@ class SamplingParams:
     Raises `InvalidRequest` naming the field, its value and the allowed range.
     """
 
-    max_tokens: int | None = None  # None: what the context leaves
-    min_tokens: int = 0  # end and stop tokens are suppressed before this many
-    temperature: float = 1.0  # below GREEDY_BELOW: greedy
+    max_tokens: int | None = None  # None: all that the context leaves
+    min_tokens: int = 0  # output tokens before which end and stop tokens are suppressed
+    temperature: float = 1.0  # below GREEDY_BELOW_TEMPERATURE: greedy
     top_p: float = 1.0  # 1: off; 0: greedy
     top_k: int = 0  # 0 or -1: off
     min_p: float = 0.0  # 0: off
@@ -32,15 +32,15 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None  # None, or -1 as in vLLM and llama.cpp: the engine draws one
-    stop: tuple[str, ...] = ()  # ends the text before the first of these
+    stop: tuple[str, ...] = ()  # the text ends before the first of these
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and what is added to their logits; ascending
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and the biases of their logits; ascending
     allowed_token_ids: tuple[int, ...] | None = None  # no others are drawn; ascending
-    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids of texts, none of which is completed
-    logprobs: int | None = None  # of how many most likely tokens beside the one drawn; None: not even of that one
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids of texts, none of which may be completed
+    logprobs: int | None = None  # the number of most likely tokens beside the drawn one; None: no log probabilities
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
-    grammar: Grammar | None = None  # what the answer has to match
+    grammar: Grammar | None = None  # that the answer has to match
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -71,7 +71,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW or self.top_p == 0
+        return self.temperature < GREEDY_BELOW_TEMPERATURE or self.top_p == 0
 
     @property
     def penalised(self) -> bool:
@@ -122,7 +122,7 @@ def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
 def _check_allowed(token_ids: tuple[int, ...]) -> None:
     if not token_ids:
         raise InvalidRequest("allowed_token_ids must hold at least one token id", "allowed_token_ids")
-    for token_id in (token_ids[0], token_ids[-1]):
+    for token_id in (min(token_ids), max(token_ids)):
         _check_int("allowed_token_ids", token_id, 0, 2**31 - 1)
 
 
@@ -137,7 +137,7 @@ def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
 
 
 def _shown(value: object) -> str:
-    """Return a short form of anything a client may send, huge integers and long strings included."""
+    """Return a short form of any value of a client, huge integers and long strings included."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str) and len(value) > 40:

@@ -1,4 +1,4 @@
-"""Sizing derives the limits of one engine from an operator's options, the model and the memory at hand."""
+"""Derives the limits of one engine from an operator's options, the model and the free memory."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -12,20 +12,20 @@ from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import GIB, show_bytes
 
-KV_BYTES = GIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
-TOKEN_BUDGET = 512
-DEVICE_TOKEN_BUDGET = 2048  # on a device of its own, whose products want some hundred rows before they are worth it
+DEFAULT_KV_BYTES = GIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
+CPU_TOKEN_BUDGET = 512
+DEVICE_TOKEN_BUDGET = 2048  # on a device of its own, whose products need some hundred rows to be efficient
 
 
 def cache_dtype(options: EngineOptions, dtype: torch.dtype) -> torch.dtype:
-    """Return the type of keys and values of a model computed in `dtype`: that one, or e4m3 of 8 bits."""
+    """Return the type of keys and values of a model computed in `dtype`: the same, or e4m3 of 8 bits."""
     return torch.float8_e4m3fn if options.kv_cache_dtype == "fp8" else dtype
 
 
 def size_engine(
     options: EngineOptions, model: ModelConfig, dtype: torch.dtype, free_bytes: int, dedicated: bool = False
 ) -> EngineConfig:
-    """Return the engine's limits. Raises `ConfigError`, with the arithmetic, where options contradict model or memory.
+    """Return the engine's limits. Raises `ConfigError`, with the arithmetic, if options contradict model or memory.
 
     `dedicated`: the free bytes are those of a device that does nothing else, and may all hold keys and values.
     """
@@ -55,11 +55,11 @@ def size_engine(
 
 
 _CHOSEN = {field.name for field in fields(EngineOptions)} & {field.name for field in fields(EngineConfig)}
-"""The limits that an operator may choose; `size_engine` derives some where the choice is left to it."""
+"""The limits that an operator may choose; `size_engine` derives the limits that are not chosen."""
 
 
 def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_bytes: int, dedicated: bool) -> int:
-    """Return the bytes of the KV pool. Unless asked, no more than `max_num_seqs` sequences of full length can use."""
+    """Return the bytes of the KV pool: by default no more than `max_num_seqs` sequences of full length can use."""
     if options.kv_memory_bytes is not None:
         if options.kv_memory_bytes > free_bytes:
             asked = show_bytes(options.kv_memory_bytes)
@@ -68,11 +68,11 @@ def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_b
     usable = options.max_num_seqs * -(-max_model_len // options.block_size) * per_block
     if options.kv_memory_fraction is not None:
         return min(usable, int(free_bytes * options.kv_memory_fraction))
-    return min(usable, free_bytes if dedicated else min(KV_BYTES, free_bytes // 4))
+    return min(usable, free_bytes if dedicated else min(DEFAULT_KV_BYTES, free_bytes // 4))
 
 
 def _host_blocks(options: EngineOptions, per_block: int) -> int:
-    """Return the blocks of the host's memory to which others are swapped."""
+    """Return the number of blocks in the host's memory to which others are swapped."""
     if options.swap_space_bytes > (free := free_memory()):
         asked = show_bytes(options.swap_space_bytes)
         raise ConfigError(f"swap_space_bytes asks for {asked} of the host's memory, and {show_bytes(free)} are free")
@@ -105,7 +105,7 @@ def _check_one_sequence_fits(
 def _token_budget(options: EngineOptions, max_model_len: int, dedicated: bool) -> int:
     whole_prompt = max_model_len if options.prefill_chunk == "off" else 1
     chunk = options.prefill_chunk if isinstance(options.prefill_chunk, int) else 1
-    least = DEVICE_TOKEN_BUDGET if dedicated else TOKEN_BUDGET
+    least = DEVICE_TOKEN_BUDGET if dedicated else CPU_TOKEN_BUDGET
     return max(least, options.max_num_seqs, whole_prompt, chunk)
 
 
@@ -113,8 +113,8 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int:
-    """Return the bytes that may be allocated now, within the control group's limit as well. Of what the group uses,
-    pages of files can be given up, as checkpoints' that were read: they count as free, as the kubelet has it.
+    """Return the bytes that may be allocated now, within the control group's limit as well. The group's pages of files,
+    such as of checkpoints that were read, can be evicted and count as free, as for the kubelet.
     """
     free = _meminfo("MemAvailable")
     limit, used = CONTROL_GROUP / "memory.max", CONTROL_GROUP / "memory.current"

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class Core(Protocol):
     """The core decides what each step computes: a scheduler, alone or under a controller.
 
-    Synchronous and pure: each call carries its time, in seconds of the engine's clock.
+    It is synchronous and pure: each call carries its time, in seconds of the engine's clock.
     """
 
     @property
@@ -27,11 +27,11 @@ class Core(Protocol):
 
     @property
     def wakes_at(self) -> float | None:
-        """The time at which to plan again though nothing has happened, if no step is in flight by then."""
+        """The time at which to plan again without an event, if no step is in flight by then."""
         ...
 
     def schedule(self, now: float) -> Batch | None:
-        """Plan the next step; None when there is nothing to compute, or as many are in flight as may be."""
+        """Plan the next step; None when there is nothing to compute, or the most steps are in flight."""
         ...
 
     def update_from_output(self, output: StepOutput, now: float) -> list[NewToken]:
@@ -41,20 +41,20 @@ class Core(Protocol):
     def rollback(self, now: float) -> bool:
         """Undo the oldest step in flight, for which the device had no memory, and those behind it, as if never planned.
 
-        False when nothing less can be planned in their place.
+        Returns False when nothing less can be planned in their place.
         """
         ...
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        """End a sequence in any state; once it has ended, nothing happens."""
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        """End a sequence in any state; on an ended sequence nothing happens."""
         ...
 
 
 class StepLoop:
     """Runs schedule, launch, wait, update and deliver over one core and one device.
 
-    Steps are launched ahead, so the cycle is in two halves: `schedule` launches, and `step` takes what the device,
-    having been waited for, says of the oldest step.
+    Steps are launched ahead, so the cycle is in two halves: `schedule` launches, and `step` takes the device's output
+    of the oldest step, after the wait for it.
     """
 
     def __init__(self, core: Core, launch: Callable[[Batch], object], clock: Callable[[], float]) -> None:
@@ -64,7 +64,7 @@ class StepLoop:
         self._clock = clock
 
     def schedule(self) -> None:
-        """Plan steps and launch them, until as many are in flight as may be or there is nothing to compute."""
+        """Plan steps and launch them, until the most are in flight or there is nothing to compute."""
         now, began = self._clock(), time.perf_counter()
         while (batch := self._core.schedule(now)) is not None:
             self._core.in_flight[-1].planning = time.perf_counter() - began
@@ -72,16 +72,16 @@ class StepLoop:
             began = time.perf_counter()
 
     def seconds_to_wake(self) -> float | None:
-        """Return in how many seconds to `schedule` again, where nothing is in flight whose end would do that."""
+        """Return the seconds until the next `schedule`; None if a step in flight will cause it, or nothing needs it."""
         wakes_at = self._core.wakes_at
         return None if wakes_at is None or self._core.in_flight else max(0.0, wakes_at - self._clock())
 
     def step(self, output: StepOutput | MemoryExhausted) -> list[NewToken]:
         """Account for the oldest step in flight and launch what may follow it; returns the tokens to be delivered.
 
-        A step for which the device had no memory has no tokens, and smaller ones are launched in its place. Raises the
-        `MemoryExhausted` when there are none that are smaller. A sequence for which the model computed no numbers has
-        ended as `FAILED`, and one that may have no token as `GRAMMAR`.
+        A step for which the device had no memory has no tokens, and smaller steps are launched in its place. Raises the
+        `MemoryExhausted` when no step is smaller. A sequence for which the model computed no numbers has ended as
+        `FAILED`, and a sequence whose grammar allows no token as `GRAMMAR`.
         """
         if isinstance(output, MemoryExhausted):
             new_tokens = self._roll_back(output)
@@ -99,7 +99,7 @@ class StepLoop:
         return []
 
     def _checked(self, new_token: NewToken) -> NewToken:
-        """End a sequence for which there is no token; those beside it in the batch are served on."""
+        """End a sequence for which there is no token; the others in the batch go on."""
         sequence, token_id, _ = new_token
         if token_id >= 0:
             return new_token
@@ -107,5 +107,5 @@ class StepLoop:
         if token_id == NO_TOKEN:
             reason = FinishReason.FAILED
             log.error("the model computed no numbers for %s: its weights or its dtype are at fault", sequence.id)
-        self._core.finish(sequence, reason, self._clock())
+        self._core.finish_sequence(sequence, reason, self._clock())
         return sequence, token_id, reason

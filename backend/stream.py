@@ -54,8 +54,8 @@ class TokenStream:
     async def take(self, receiver: Callable[[], bool] | None = None) -> list[int]:
         """Return all tokens since the last call, at least one unless the stream has ended.
 
-        While this waits, `receiver` is called for tokens that are not the last: a plain call costs less than to wake a
-        task. It takes the `rest` and returns True, or it takes nothing and returns False, and this returns them.
+        While this waits, `receiver` is called for tokens that are not the last: a plain call costs less than waking a
+        task. It takes the `rest` and returns True, or it takes nothing and returns False, and this call returns them.
 
         The stream has ended when `finish_reason` is set. Raises `DeviceError` when the engine failed, and the
         receiver's errors.
@@ -71,13 +71,13 @@ class TokenStream:
         return self.rest()
 
     def rest(self) -> list[int]:
-        """Return what has come since the last call, without waiting."""
+        """Return the tokens since the last call, without waiting."""
         tokens = self.sequence.output[self._num_taken :]
         self._num_taken += len(tokens)
         return tokens
 
     def put(self, reason: FinishReason | None) -> bool:
-        """Take note of the output's newest token, with which it ends if there is a reason. Returns True if the consumer
+        """Record that the output has a new token, with which it ends if there is a reason. Returns True if the consumer
         is to be woken for it.
         """
         self.finish_reason = reason
@@ -90,7 +90,7 @@ class TokenStream:
         return reason is not None or is_first
 
     def _find_due(self) -> None:
-        """Find out which token is the next that anything depends on."""
+        """Find the next token that the consumer or the mark waits for."""
         first = 0 if self._eager else maxsize if self.sequence.output else 1
         self.due = first if self._at_mark is None else min(first, self._mark)
 
@@ -114,7 +114,7 @@ class TokenStream:
             self._waiter.set_result(None)
 
     def deliver(self) -> None:
-        """Hand over what is pending, unless the consumer is busy, and will look for itself, or is cancelled."""
+        """Deliver the pending tokens, unless the consumer is busy, and will look for itself, or is cancelled."""
         waiter = self._waiter
         if waiter is None or waiter.done() or len(self.sequence.output) == self._num_taken:
             return
@@ -135,7 +135,7 @@ class Delivery:
         self._scheduled = False
 
     def flush(self) -> None:
-        """Have the streams added so far delivered to, soon."""
+        """Deliver soon to the streams added so far."""
         if self._ready and not self._scheduled:
             self._scheduled = True
             self._call_soon(self._drain)

@@ -1,4 +1,6 @@
-"""Commands with a time limit, at which all that they have started ends with them: a compiler's driver starts others."""
+"""Commands with a time limit, after which they end with all processes that they started, as a compiler's driver
+does.
+"""
 
 import os
 import signal
@@ -17,9 +19,9 @@ def run_within(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command in a process group of its own, of which nothing is left when this returns or raises.
+    """Run a command in a process group of its own, of which no process is left when this returns or raises.
 
-    Raises what `subprocess.run` raises.
+    Raises the errors of `subprocess.run`.
     """
     process = subprocess.Popen(  # noqa: S603
         command,
@@ -29,6 +31,7 @@ def run_within(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",  # a compiler may quote whatever it was given
         process_group=0,
     )
     with process:
@@ -42,7 +45,7 @@ def run_within(
 
 
 def end_on_signals() -> None:
-    """Have SIGTERM and SIGHUP end this process as an exception does, and so what it runs by `run_within`."""
+    """Have SIGTERM and SIGHUP end this process by an exception, so that commands of `run_within` end too."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
 

@@ -16,8 +16,8 @@ from gateway.http.responses import ResponseWriter
 log = logging.getLogger(__name__)
 
 MODELS = "/v1/models"
-RESPONSE = "/v1/responses/*"
-_ONE_RESPONSE = re.compile(r"/v1/responses/[^/]+")
+RESPONSE, FILE, BATCH = "/v1/responses/*", "/v1/files/*", "/v1/batches/*"
+_ONE = re.compile(r"/v1/(responses|files|batches)/[^/]+")
 ROUTES = {  # with the scope required of a key; a replica checks again
     ("POST", "/v1/chat/completions"): "inference",
     ("POST", "/v1/completions"): "inference",
@@ -26,6 +26,12 @@ ROUTES = {  # with the scope required of a key; a replica checks again
     ("DELETE", RESPONSE): "inference",
     ("GET", f"{RESPONSE}/input_items"): "inference",
     ("POST", f"{RESPONSE}/cancel"): "inference",
+    **{(verb, "/v1/files"): "inference" for verb in ("GET", "POST")},
+    **{(verb, FILE): "inference" for verb in ("GET", "DELETE")},
+    ("GET", f"{FILE}/content"): "inference",
+    **{(verb, "/v1/batches"): "inference" for verb in ("GET", "POST")},
+    ("GET", BATCH): "inference",
+    ("POST", f"{BATCH}/cancel"): "inference",
     ("POST", "/v1/messages"): "inference",
     **{("POST", f"/v1/{name}"): "inference" for name in ("embeddings", "score", "rerank")},
     ("POST", "/v1/messages/count_tokens"): "inference",
@@ -62,7 +68,7 @@ class RouterApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], route_path(scope)
         one_model = path.startswith(f"{MODELS}/") and len(path) > len(MODELS) + 1
-        known = MODELS if one_model else _ONE_RESPONSE.sub(RESPONSE, path, count=1)
+        known = MODELS if one_model else _ONE.sub(r"/v1/\1/*", path, count=1)
         endpoint = self._endpoints.get((method, known))
         if endpoint is not None:
             await endpoint(scope, receive, send)
@@ -71,5 +77,4 @@ class RouterApp:
         error: ApiError = RouteNotFound(f"Unknown request URL: {method} {path:.200}.")
         if allowed:
             error = MethodNotAllowed(f"{path:.200} does not answer {method}; use {allowed}.", allowed)
-        with self._services.active_requests.abort_if_stalled(scope):
-            await ResponseWriter(scope, send, self._services.telemetry.clock).fail(error)
+        await ResponseWriter(scope, send, self._services.telemetry.clock).fail(error)

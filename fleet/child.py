@@ -19,6 +19,7 @@ import httpx
 
 from fleet.upstream import make_client
 from gateway.admin.port import admin_secret
+from gateway.background import wait_awake
 from gateway.cli.flags import SettingsError, add_flags, load
 from gateway.replica.state import ReplicaState, parse_state
 from gateway.settings.settings import Settings
@@ -122,11 +123,9 @@ class ChildReplica:
         self._is_stopping = True
         self._process.terminate()
         patience = self.settings.drain_delay + self.settings.drain_timeout + STOP_SECONDS
-        try:
-            async with asyncio.timeout(patience):
-                await asyncio.shield(self._ended)
-        except TimeoutError:
+        await wait_awake(patience, self._ended)
+        if not self._ended.done():
             log.error("the replica, process %d, did not end in %g s and is killed", self.pid, patience)
             self._process.kill()
-            await self._ended
+        await self._ended
         await self.client.aclose()

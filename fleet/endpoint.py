@@ -86,8 +86,7 @@ class FleetEndpoint:
         seconds = services.refusals.count(refusal, record.tenant, record.key, peer, record.body_bytes)
         if seconds and response.started is None:
             await services.active_requests.delay(seconds, scope, receive, response.send)
-        with services.active_requests.abort_if_stalled(scope):
-            await response.fail(refusal)
+        await response.fail(refusal)
 
     async def _answer(self, scope: Scope, receive: Receive, response: ResponseWriter, record: RequestRecord) -> Outcome:
         services = self._services

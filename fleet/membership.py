@@ -13,6 +13,7 @@ from typing import Protocol
 from fleet.replicas import ReplicaAddress, ReplicasError, ReplicasUnreadable, parse_replica, read_replicas
 from gateway.tenants.file_watch import FileWatcher, signature
 from quotas.errors import QuotaError
+from quotas.policy.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class FileMembership:
                 return
             problem = ""
             set_replicas(replicas)
-            log.info("%d replicas are in the file", len(replicas))
+            log.info("%s in the file", counted(len(replicas), "replica"))
 
         set_replicas(self._replicas)
         watcher = FileWatcher(lambda: [self._path], edited, self._first_read)
@@ -98,7 +99,7 @@ class DnsMembership:
         if addresses != self._addresses:
             self._addresses = addresses
             set_replicas([self._replica(address) for address in addresses])
-            log.info("%s has %d addresses", self._name, len(addresses))
+            log.info("%s has %s", self._name, counted(len(addresses), "address"))
 
     def _replica(self, address: str) -> ReplicaAddress:
         host = f"[{address}]" if ":" in address else address
@@ -162,7 +163,7 @@ class StoreMembership:
         if found != self._known:
             self._known = found
             set_replicas(found.values())
-            log.info("%d replicas are announced", len(found))
+            log.info("%s announced", counted(len(found), "replica"))
 
     def _address(self, said: bytes) -> ReplicaAddress | None:
         opened = self._unsealed(said)

@@ -114,7 +114,7 @@ class FleetProcess:
             poller = Poller(self.fleet, client, admin_secret(settings), self._options.state_interval)
             membership = self._options.membership.watch(self.fleet.set_replicas)
             async with (
-                beside(self._policies.watch(), self._keys.watch(self._policies), membership),
+                beside(self._policies.follow(), self._keys.follow(self._policies), membership),
                 beside(poller.run(), self.active_requests.sweep()),
                 self._admin_port(admin, services, probes, metrics),
             ):

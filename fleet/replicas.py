@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from gateway.quoting import quoted
+
 FIELDS = ("url", "admin")
 MAX_REPLICAS = 256
 
@@ -70,11 +72,10 @@ def _problem(row: object, by_address: bool) -> str | None:
         return f"must have the fields {' and '.join(FIELDS)}, and no others"
     for field in FIELDS:
         if not _is_origin(row[field]):
-            return (
-                f"{field} must be http:// or https:// with a host and a port and nothing behind, got {row[field]!r:.80}"
-            )
+            rule = "must be http:// or https:// with a host and a port and nothing behind"
+            return f"{field} {rule}, got {quoted(str(row[field]))}"
     if by_address and not _has_address(row["url"]):
-        return f"url must have an IP address, which is what a gateway sends to, got {row['url']!r:.80}"
+        return f"url must have an IP address, which is what a gateway sends to, got {quoted(row['url'])}"
     return None
 
 

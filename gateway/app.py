@@ -41,6 +41,9 @@ from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app, make_probes
 from gateway.api.service import Service
 from gateway.background import beside
+from gateway.batches.file_bytes import FileBytes
+from gateway.batches.make_runner import make_batch_runner
+from gateway.batches.records import BatchRecords
 from gateway.core import engine_options, make_grammar_compiler, make_prompt_names, open_core, structured_output_options
 from gateway.encoders import NO_ENCODERS, LoadedEncoder, encoding_limits, load_encoders
 from gateway.http.connection_table import ConnectionCounts
@@ -121,6 +124,7 @@ async def open_service(
         debts = share_debts(settings, quotas.store, admission, core)
         accounts, prompt_names = KVAccounts(core.scheduler.kv_manager), make_prompt_names(model, core)
         grammars, masks = make_grammar_compiler(settings, model), model.runner.masks
+        batches = BatchRecords(quotas.store.batches())
         metrics = Metrics(
             Sources(
                 model=settings.served_name,
@@ -131,6 +135,7 @@ async def open_service(
                 policies=tenants.policies,
                 store=quotas.store,
                 debts=debts,
+                batches=batches.counts,
                 block_bytes=kv_shape.block_bytes,
                 memory=partial(memory_by_use, model),
                 connections=connections,
@@ -151,6 +156,7 @@ async def open_service(
             effective_policies=EffectivePolicies(tenants.policies),
             quotas=quotas,
             responses=quotas.store.responses(),
+            batches=batches,
             kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
             cache_limiter=CacheLimiter(admission, kv_pool, tenants.policies.current),
             prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names),
@@ -260,9 +266,9 @@ async def serve(
                 settings, model, engine, core_telemetry, tenants, socks, on_started, admin, encoders
             )
         finally:
-            await engine.stop()
+            await engine.shut_down()
             if model.runner.masks is not None:
-                model.runner.masks.processes.stop()
+                model.runner.masks.processes.end_all()
             model.tokenizer.close()
 
 
@@ -298,7 +304,8 @@ async def serve_engine(
             active_requests=active_requests,
             body_reader=body_reader,
             engine=client,
-            sealer=Sealer.of(settings, keys.pepper),
+            sealer=(sealer := Sealer.of(settings, keys.pepper)),
+            files=FileBytes(settings.state_dir / "files", sealer),
             encoders=served_encoders([(one.setup, one.encoder.tokenizer) for one in encoders.values()]),
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
@@ -311,15 +318,16 @@ async def serve_engine(
             model.runner.others.on_lost.append(engine.fail_soon)
         engine.start()
         if service.grammars is not None:
-            service.grammars.start()
+            service.grammars.prepare()
         await service.follow_policies()
         watchdog = Watchdog(engine, core_telemetry.core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)
         process = Process(VERSION, device, probes, lambda: server.should_exit, server.drain)
         async with (
             pushing(settings, service.metrics),
-            beside(policies.watch(), keys.watch(policies)),
+            beside(policies.follow(), keys.follow(policies)),
             beside(active_requests.sweep(), service.kv_leases.run(), watchdog.run(), service.metrics.run()),
+            beside(make_batch_runner(frontend, service, settings).run()),
             beside(service.kept_usage.run(), *([service.debts.run()] if service.debts else [])),
             beside(give_back_when_idle(lambda: not service.telemetry.live)),
             admin_plane(settings, service, keys, process, admin),

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,22 @@ async def beside(*coroutines: Coroutine[object, object, None]) -> AsyncIterator[
 def _tell(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a task beside the server has ended", exc_info=error)
+
+
+LOOK_SECONDS = 0.1  # between looks at the clock
+
+
+async def wait_awake(seconds: float, *futures: "asyncio.Future[Any]") -> None:
+    """Wait until one of the futures is done, for at most `seconds` in which this process ran.
+
+    The time in which it was stopped, or its machine stood still, uses up no patience: what is waited for stood still
+    as well.
+    """
+    loop = asyncio.get_running_loop()
+    while seconds > 0 and not any(future.done() for future in futures):
+        began, pause = loop.time(), min(seconds, LOOK_SECONDS)
+        await asyncio.wait(futures, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        seconds -= min(loop.time() - began, pause)
 
 
 News = TypeVar("News")

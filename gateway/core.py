@@ -83,6 +83,7 @@ def core_config(settings: Settings) -> CoreConfig:
         order=settings.order,
         memory=MemoryGate(settings.admit),
         prefill_share=settings.prefill_share,
+        spare_share=settings.spare_share,
         calibration=settings.calibration == "on",
         overload=Overload(settings.overload),
         max_waiting=settings.max_waiting,

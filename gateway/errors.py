@@ -14,6 +14,7 @@ ApiError
 ├── RoleNotAllowed       403  on the admin port: the admin's role does not include this
 ├── ModelNotFound        404  unknown, or not allowed to this tenant
 ├── RouteNotFound        404
+├── StoredFileNotFound, BatchNotFound  404  not of this tenant, or expired
 ├── ResponseNotFound     404  not stored for this tenant; 400 where a request names it as the one before
 ├── RequestNotFound, TenantNotFound, KeyNotFound  404  on the admin port
 ├── TenantNotNamed       400  on the admin port: a key for it was not confirmed
@@ -151,6 +152,11 @@ class InvalidApiKey(ApiError):
     status = 401
     code = "invalid_api_key"
 
+    @classmethod
+    def missing(cls) -> "InvalidApiKey":
+        """Returns the refusal of a request without a key."""
+        return cls("You didn't provide an API key: send it in a header, Authorization: Bearer YOUR_KEY.")
+
     def headers(self) -> dict[str, str]:
         return super().headers() | {"www-authenticate": "Bearer"}
 
@@ -178,6 +184,16 @@ class RouteNotFound(ApiError):
 class ResponseNotFound(ApiError):
     status = 404
     code = "response_not_found"
+
+
+class StoredFileNotFound(ApiError):
+    status = 404
+    code = "file_not_found"
+
+
+class BatchNotFound(ApiError):
+    status = 404
+    code = "batch_not_found"
 
 
 class PreviousResponseNotFound(BadRequest):

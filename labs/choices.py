@@ -1,4 +1,6 @@
-"""Adds what the product is compared with to its choices, once this is imported: orders, batching rules and more."""
+"""Adds the comparisons and baselines to the product's choices, once this is imported: orders, batching rules and
+more.
+"""
 
 import labs.batchings.published
 import labs.contiguous_pool

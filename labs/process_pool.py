@@ -1,4 +1,4 @@
-"""Pools of processes that do not outlive the process that has started them."""
+"""Pools of processes that do not outlive the process that started them."""
 
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -8,7 +8,7 @@ from threading import Thread
 
 
 def process_pool(jobs: int, context: BaseContext | None = None) -> ProcessPoolExecutor:
-    """Make a pool whose processes end with this one, even if it is killed: they would wait for work forever."""
+    """Make a pool whose processes end with this one, even if it is killed: they would wait for work for ever."""
     return ProcessPoolExecutor(jobs, context, initializer=_end_with_the_parent)
 
 

@@ -24,7 +24,7 @@ class RoundRobin(Picker):
 
 
 class LeastLoad(Picker):
-    """The one with the fewest requests; of several, any."""
+    """The replica with the fewest requests; of several, any."""
 
     def __init__(self, dice: Random) -> None:
         self._dice = dice
@@ -58,8 +58,8 @@ class WeightedSum(Picker):
 
 
 class CacheAware(Picker):
-    """Where most of the prompt is cached if that is enough of it, else where most memory is free; by load alone while
-    loads are far apart: the rule of SGLang's router.
+    """The replica that has most of the prompt cached, if that is enough of it, else the one with the most free memory;
+    by load alone while loads are far apart: the rule of SGLang's router.
     """
 
     def __init__(self, knowledge: Knowledge, dice: Random) -> None:

@@ -176,9 +176,9 @@ class Quotas:
 
     def _note_refused(self, name: str, key: str | None) -> None:
         if (name, key) not in self.refused:
-            self.refused.add((name, key))
             for listener in self.on_refused:
                 listener(name, key)
+            self.refused.add((name, key))
 
     def _with_wait(self, name: str, refusal: QuotaRefused) -> QuotaRefused:
         """Give a refusal at the concurrency limit the expected wait for the tenant's next end of a request."""

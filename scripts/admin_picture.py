@@ -1,4 +1,4 @@
-"""Takes docs/admin.png anew: python -m scripts.admin_picture
+"""Takes docs/admin.png anew: `python -m scripts.admin_picture`.
 
 A gateway serves the embedded model to three tenants, and Chromium shows its admin page after a while.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run what agents are built with, untouched, against a live server: scripts/check_agents.py [--only NAME ...]
+"""Run what agents are built with, untouched, against a live server: `scripts/check_agents.py [--only NAME ...]`.
 
 openai and anthropic for Python and for Node, openai-agents, instructor, pydantic-ai, langchain-openai, litellm, the AI
 SDK and Claude Code, by the programs in scripts/agents: chats, responses and messages, tool calls one and many, whole

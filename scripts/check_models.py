@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check a real model, SmolLM2-135M-Instruct in GGUF's Q4_1, offline and served: scripts/check_models.py
+"""Check a real model, SmolLM2-135M-Instruct in GGUF's Q4_1, offline and served: `scripts/check_models.py`.
 
 Fetches it first if it is not there (scripts/download smollm2). Weights are compared bit by bit, and greedy texts token
 by token, with those of transformers, which reads the file with ggml's package gguf, installed for the run. Served, it
@@ -103,9 +103,9 @@ def check_numbers(report: Report) -> None:
     equal = sum(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     llm = LLM(MODEL, EngineOptions(kv_memory_bytes=2**28, max_model_len=512), dtype="float32", device="cpu")
     tokenizer = Tokenizer.from_dir(folder, config.vocab_size)
-    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
+    prompts = [tokenizer.encode_text(text, add_special_tokens=False) for text in TEXTS]
     prompts += [
-        tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": f"Capital of {country}?"}]), False)
+        tokenizer.encode_text(tokenizer.render_chat([{"role": "user", "content": f"Capital of {country}?"}]), False)
         for country in CAPITALS
     ]
     sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Send traces to Arize Phoenix and ask it for them: scripts/check_phoenix.py [flags of pytest]
+"""Send traces to Arize Phoenix and ask it for them: `scripts/check_phoenix.py [flags of pytest]`.
 
 Installs Phoenix, some 1 GB, into an environment of its own below the cache directory ($SLUICE_CACHE_DIR, else
 ~/.cache/sluice) at first use, from the package index that pip is set up for. Exit status: pytest's.

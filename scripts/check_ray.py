@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run Sluice on Ray Serve with four replicas on this machine: scripts/check_ray.py
+"""Run Sluice on Ray Serve with four replicas on this machine: `scripts/check_ray.py`.
 
 It needs the extra `ray`, some 500 MB, for which CI has no room. Answers and streams beside direct ones, limits
 over all replicas, disconnects, SIGKILL of a gateway and of its Serve replica while they stream, a rolling update under

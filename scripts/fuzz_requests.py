@@ -1,5 +1,5 @@
 """Sends requests at random over the fields that few ask for, and sees that each is answered and nothing stays behind:
-python -m scripts.fuzz_requests [--requests 20000] [--seed 0] [--dialects 0.5]
+`python -m scripts.fuzz_requests [--requests 20000] [--seed 0] [--dialects 0.5]`.
 
 `sluice serve` with the embedded model and limits that count tokens. A request begins as one that is served, and some of
 its fields are given values at random: in range, at the edges, beyond, of other types, too many, too long. Every answer

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from admission.core import CoreConfig, MemoryGate, Overload
 from admission.event_logs.event_log import VERSION, replay
-from admission.kv.retention import Between
-from admission.kv.swap_choice import Swap
+from admission.kv.retention import BetweenTurnsRule
+from admission.kv.swap_choice import SwapRule
 from backend.config import Batching, KVAllocation
 from tests.gateway.served_log import served
 from tests.labs.core import log_scenes
@@ -78,6 +78,7 @@ SCENES: dict[str, Record] = {
     "controlled_delay": log_scenes.controlled_delay,
     "requests": log_scenes.requests,
     "calibration": log_scenes.calibration,
+    "spare": log_scenes.spare,
 }
 RUNS: dict[str, Record] = {
     "fair": partial(random_run, CoreConfig(weights={"acme": 2.0, "beta": 0.5}), 1, learned=True, num_blocks=24),
@@ -132,7 +133,7 @@ RUNS: dict[str, Record] = {
     ),
     "swap_always": partial(
         random_run,
-        CoreConfig(swap=Swap.ALWAYS, between_turns=Between.HOLD),
+        CoreConfig(swap=SwapRule.ALWAYS, between_turns=BetweenTurnsRule.HOLD),
         21,
         losses=0.03,
         rounds=40,
@@ -144,7 +145,7 @@ RUNS: dict[str, Record] = {
     ),
     "swap_never": partial(
         random_run,
-        CoreConfig(swap=Swap.NEVER, between_turns=Between.DROP),
+        CoreConfig(swap=SwapRule.NEVER, between_turns=BetweenTurnsRule.DROP),
         21,
         rounds=45,
         is_shared=True,

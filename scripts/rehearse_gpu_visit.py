@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rehearse a visit to a machine with a GPU, on one without: scripts/rehearse_gpu_visit.py --python /path/to/python3
+"""Rehearse a visit to a machine with a GPU, on one without: `scripts/rehearse_gpu_visit.py --python /path/to/python3`.
 
 The interpreter is like the machine's, as in scripts/gpu_visit.py, which has gathered what it lacks. The printed command
 runs in a clean clone, with no index to fetch from and nothing of ours installed; kernels are interpreted, small. What

@@ -101,7 +101,7 @@ class Trips:
         self._trip = Trip()
 
     def _look_up(self, code: CodeType) -> tuple[str, int]:
-        """Return its file, relative to the root and empty for what is not ours, and where its body begins."""
+        """Return its file, relative to the root and empty for a foreign file, and the offset of its body."""
         if code not in self._known:
             is_ours = code.co_filename.startswith(self._sources)
             self._known[code] = (code.co_filename.removeprefix(self._root), _body_of(code)) if is_ours else ("", 0)
@@ -121,7 +121,8 @@ def _body_of(code: CodeType) -> int:
 
 
 def _begins(code: CodeType, last: int, body: int) -> bool:
-    """Whether a function begins as a frame is entered. `last` is the frame's last instruction, negative for none.
+    """Return True if a function begins as a frame is entered. `last` is the frame's last instruction, negative for
+    none.
 
     Calling a coroutine function enters its frame once to make the coroutine, which Python 3.12 no longer tells of, and
     once more when the coroutine begins: the second counts.

@@ -1,4 +1,4 @@
-"""Holds a gateway under mixed load and sees whether anything grows: python -m scripts.soak [--minutes 10]
+"""Holds a gateway under mixed load and sees whether anything grows: `python -m scripts.soak [--minutes 10]`.
 
 `sluice serve` with the embedded model and its own quota store, and clients that do everything at once: answers whole
 and streamed, streams left halfway, connections cut at any byte, bodies that are malformed or too large, strange keys,

@@ -1,4 +1,4 @@
-"""Shows how the source is laid out, and how much a request crosses of it: python -m scripts.structure
+"""Shows how the source is laid out, and how much a request crosses of it: `python -m scripts.structure`.
 
 It reads the five packages, `labs`, `scripts` and the tests, and runs `sluice serve` to count calls
 (scripts/request_path.py says how). `--list` shows what is behind every count, `--json FILE` keeps the figures, and
@@ -172,7 +172,7 @@ def _names(modules: list[Module]) -> Iterator[Figure]:
 
 
 def _defined(modules: list[Module], is_meant: Callable[[ast.stmt], bool]) -> dict[str, list[str]]:
-    """Where each name is defined at the top of a module."""
+    """Return the places where each name is defined at the top of a module."""
     defined: dict[str, dict[Path, str]] = defaultdict(dict)
     for module in modules:
         for node in module.tree.body:
@@ -241,7 +241,7 @@ def _listed(counts: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def _attributes(owner: ast.ClassDef) -> set[str]:
-    """Return the names that a class annotates, and those that its methods assign to `self`."""
+    """Return the names that a class annotates, and the names that its methods assign to `self`."""
     annotated = [node.target for node in owner.body if isinstance(node, ast.AnnAssign)]
     names = {target.id for target in annotated if isinstance(target, ast.Name)}
     for method in owner.body:

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import signal
 import ssl
 from collections.abc import Iterator
@@ -21,11 +22,12 @@ from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.stoppable_store import StoppableStore
 from tests.quotas.servers import BINARIES, running
 
+WHOLE_PROGRAMS = ("tests/test_", "tests/backend/kernels/test_triton_ops", "tests/end_to_end/", "tests/labs/")
 UNHURRIED = ("--refused-per-second", "10000")  # tests send what is refused one after the other
 
 # A machine that is busy with something else fails no test: Hypothesis measures no time.
 patient = [HealthCheck.too_slow]
-settings.register_profile("daily", deadline=None, suppress_health_check=patient)
+settings.register_profile("daily", deadline=None, suppress_health_check=patient, max_examples=50)
 settings.register_profile(NIGHTLY, deadline=None, suppress_health_check=patient, max_examples=1000, derandomize=False)
 
 
@@ -37,7 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(NIGHTLY if config.getoption("--all") else "daily")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, which would be idle while tests wait for what they have started."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(WHOLE_PROGRAMS))  # that all workers end together
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -89,7 +98,7 @@ def one_tls_context() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The gateway as a newcomer starts it."""
-    with running_server(tmp_path_factory.mktemp("server"), "--threads", "1", *UNHURRIED, warm=False) as process:
+    with running_server(tmp_path_factory.mktemp("server"), "--threads", "1", *UNHURRIED) as process:
         yield process
 
 

@@ -57,7 +57,8 @@ case "$*" in
     printf "${MODEL:-}" >"$place/SmolLM2-135M-Instruct.Q4_1.gguf"
     [[ ! ${DOWNLOAD_FAILS:-} ]] ;;
 "-m backend.kernels.build") [[ ! ${NO_COMPILER:-} ]] ;;
-"-m pytest"*) echo "3 passed" ;;
+"-m mypy") [[ ! ${MISTYPED:-} ]] || { echo "not an int"; exit 1; } ;;
+"-m pytest"*) [[ ! ${FAILS:-} ]] || { echo "1 failed"; exit 1; }; echo "3 passed" ;;
 *) true ;;
 esac
 """
@@ -166,7 +167,7 @@ def test_a_failed_installation_stops_and_is_tried_again(machine: Machine) -> Non
     assert machine.run("scripts/serve").stdout == "<serve>"
 
 
-def test_what_failed_is_tried_again_and_what_was_done_is_not(machine: Machine) -> None:
+def test_a_failed_step_of_a_script_is_tried_again_and_a_done_one_is_not(machine: Machine) -> None:
     served = machine.run("scripts/serve", NO_COMPILER="1")
     assert served.stdout == "<serve>", "no compiler is no obstacle"
     assert "no compiled kernels" in served.stderr
@@ -306,19 +307,32 @@ def test_the_interpreter_can_be_named(machine: Machine) -> None:
     assert machine.run("scripts/serve", PYTHON=str(named)).stdout == "<serve>"
 
 
-def test_ci_checks_and_tests_and_ends_with_the_summary_of_pytest(machine: Machine) -> None:
+def test_ci_tests_and_checks_beside_and_ends_with_the_summary_of_pytest(machine: Machine) -> None:
     done = machine.run(".ci/run", "-k", "scheduler")
     assert done.returncode == 0
     assert done.stdout.endswith("3 passed\n")
     calls = [call.partition(" ")[2] for call in machine.calls("python -m ") + machine.calls("lint_imports")]
-    calls.remove("-m pytest --collect-only -q")  # beside the checks: it compiles what tests import
-    assert [call for call in calls if not call.startswith(("-m venv", "-m pip", "-m backend"))] == [
+    tested = [call for call in calls if call.startswith("-m pytest")]
+    assert tested == [
+        "-m pytest --collect-only -q",  # it compiles what tests import
+        "-m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15 -k scheduler",
+    ]
+    installed = ("-m venv", "-m pip", "-m backend")
+    assert [call for call in calls if call not in tested and not call.startswith(installed)] == [
         "-m ruff check .",
         "-m ruff format --check .",
         "-m mypy",
-        "-m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15 -k scheduler",
         '-c from importlinter.cli import lint_imports_command; lint_imports_command(["--no-logo"])',
     ]
+
+
+@pytest.mark.parametrize(("fault", "said"), [("MISTYPED", "not an int"), ("FAILS", "1 failed")])
+def test_a_fault_that_the_checks_or_the_tests_find_fails_ci_with_its_message(
+    machine: Machine, fault: str, said: str
+) -> None:
+    done = machine.run(".ci/run", **{fault: "1"})
+    assert done.returncode == 1
+    assert said in done.stdout + done.stderr
 
 
 def test_every_script_can_be_run() -> None:
@@ -340,9 +354,9 @@ def test_short(number): ...
 
 
 @pytest.mark.parametrize(
-    ("flags", "collected"), [((), ["test_short[30]"]), (("--all",), ["test_long[300]", "test_short[300]"])]
+    ("flags", "collected"), [((), ["test_short[30]"]), (("--all",), ["test_long[600]", "test_short[600]"])]
 )
-def test_what_is_marked_nightly_waits_for_the_night_and_random_tests_try_more_then(
+def test_nightly_tests_wait_for_the_night_and_random_tests_try_more_then(
     flags: tuple[str, ...], collected: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "test_it.py").write_text(MARKED)
@@ -374,7 +388,7 @@ def test_smollm2_is_fetched_before_it_is_served_and_once(machine: Machine, words
 
 
 @pytest.mark.parametrize("fault", [{"MODEL": "others"}, {"MODEL": "weights", "DOWNLOAD_FAILS": "1"}])
-def test_what_is_not_smollm2_whole_is_not_kept(machine: Machine, fault: dict[str, str], tmp_path: Path) -> None:
+def test_an_incomplete_download_of_smollm2_is_not_kept(machine: Machine, fault: dict[str, str], tmp_path: Path) -> None:
     told_sum(machine, b"weights")
     served = machine.run("scripts/serve", "--model", "smollm2", SLUICE_CACHE_DIR=str(tmp_path / "cache"), **fault)
     assert served.returncode != 0 and served.stdout == ""

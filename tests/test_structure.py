@@ -134,7 +134,7 @@ def test_classes(tmp_path: Path) -> None:
     assert method.startswith("settle: 9: Small0 (backend/small.py), ")
 
 
-def test_what_a_reader_cannot_see_where_it_is_used(tmp_path: Path) -> None:
+def test_structure_counts_names_that_a_reader_cannot_see_at_their_use(tmp_path: Path) -> None:
     core = """\
         LIMIT_S, SIZE = -2.0 * 60, 3
         NAMES = ("a", "b")

@@ -138,17 +138,17 @@ def requirements(wheel: Path) -> list[str]:
         return re.findall(r"^Requires-Dist: (.*)$", archive.read(name).decode(), re.MULTILINE)
 
 
-def test_what_is_lent_to_the_environment_is_named_by_the_wheel(wheel: Path) -> None:
+def test_the_wheel_requires_torch(wheel: Path) -> None:
     assert any(requirement.startswith("torch>=") for requirement in requirements(wheel))
 
 
-def test_what_a_processor_does_not_use_is_nobodys_dependency(wheel: Path) -> None:
+def test_the_wheel_requires_neither_triton_nor_a_compiler(wheel: Path) -> None:
     """Triton is 1 GB, and a torch for CUDA brings it; mypy compiles the core, which is offered."""
     everybodys = [requirement for requirement in requirements(wheel) if "extra ==" not in requirement]
     assert not [requirement for requirement in everybodys if re.match("triton|mypy|setuptools|pip", requirement)]
 
 
-def test_what_is_imported_is_named_by_the_wheel(wheel: Path) -> None:
+def test_the_wheel_names_every_imported_distribution(wheel: Path) -> None:
     homes = packages_distributions()
     named = {re.split("[^a-z0-9-]", requirement.lower())[0] for requirement in requirements(wheel)}
     for package in imported() - set(sys.stdlib_module_names) - set(ROOMS):
@@ -179,7 +179,10 @@ def test_the_wheel_holds_every_file_of_ours_the_licence_and_no_tests(wheel: Path
     assert not any(name.startswith(("tests/", "labs/benchmarks/", "scripts/")) for name in names)
 
 
-@pytest.mark.parametrize("is_last", [True, False], ids=["installed after", "installed before"])
+@pytest.mark.parametrize(
+    "is_last",
+    [pytest.param(True, id="installed after"), pytest.param(False, id="installed before", marks=pytest.mark.nightly)],
+)
 def test_a_stranger_with_a_package_of_our_name_is_named_at_the_start(
     is_last: bool, wheel: Path, stranger: Path, tmp_path: Path
 ) -> None:

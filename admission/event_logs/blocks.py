@@ -1,7 +1,7 @@
-"""Blocks of the prefix cache in an event log, which has no token in it and no hash: a block is an opaque ordinal.
+"""Blocks of the prefix cache in an event log, which holds no token and no hash: a block is an opaque ordinal.
 
-An ordinal stands for the contents of one block and all before it. New contents have consecutive ordinals, so a log says
-runs of them: `[[7, 3], [20, 1]]` are the blocks 7, 8, 9 and 20.
+An ordinal stands for the contents of one block and all before it. New contents have consecutive ordinals, so a log
+names runs of them: `[[7, 3], [20, 1]]` are the blocks 7, 8, 9 and 20.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from backend.scheduler.block_tables import BlockTables
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 
-Runs = list[list[int]]  # [first ordinal, how many] each
+Runs = list[list[int]]  # [first ordinal, count] each
 
 
 def runs_of(ordinals: Iterable[int]) -> str:
@@ -48,14 +48,14 @@ class NewlyNamed:
 
     def __init__(self, blocks: BlockTables) -> None:
         self._blocks = blocks
-        self._first: dict[Sequence, int] = {}  # which of a sequence's names is the first new one
+        self._first: dict[Sequence, int] = {}  # the index of a sequence's first new name
 
     def collect(self) -> None:
         """Collect the names of the last event: the next event may follow before a line is written."""
         for sequence, first in self._blocks.newly_named:
             self._first.setdefault(sequence, first)
 
-    def take(self) -> list[str]:
+    def take_members(self) -> list[str]:
         """Return all new names, by sequence id, as a member of a JSON object; empty if there are none."""
         if self._blocks.newly_named:
             self.collect()
@@ -76,7 +76,7 @@ class CacheFindings:
         self._cache = blocks.cache
         self._evictions = 0
 
-    def take(self, step: ScheduledStep | None) -> list[str]:
+    def take_members(self, step: ScheduledStep | None) -> list[str]:
         """Return, as members of a JSON object and without empty ones: the hit blocks by sequence id, the forked
         sequences with their leaders, the evictions since the last plan that reported any, and the idle blocks now.
         """

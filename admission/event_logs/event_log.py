@@ -1,56 +1,54 @@
-"""The event log: each event of the core and each of its decisions, a line each, to be replayed and explained.
+"""The event log: each event and each decision of the core, a line each, to be replayed and explained.
 
-One JSON array a line. A moment t of the engine's clock and what elapsed are in whole nanoseconds, or in seconds where
+Each line is a JSON array. A moment t of the engine's clock and an elapsed time are whole nanoseconds, or seconds if
 they have a decimal point; all other times are in seconds. A log of another version is not read.
 
-    ["log", version, engine settings, core settings, coefficients, knee, steps that these count as]   first
-    ["gateway", t, Unix seconds, model, bytes of a KV block]     by whom it is recorded, and the time of day
-    ["request", t, id, tenant, key, service tier, body bytes, seconds in which its client wants the first token, the
-     last, each further one, [[prompt tokens, most tokens, whether the client declared them, and `true` behind that
-     where another answer to the prompt before is wanted] ...], refusal or null]
-                what was asked of a tenant's limits, before it arrives or instead; refused: which limit, or why;
-                without prompts: refused before it was read, as nothing was left of the limit
+    ["log", version, engine settings, core settings, coefficients, knee, steps that these count as]   the first line
+    ["gateway", t, Unix seconds, model, bytes of a KV block]     the recording gateway, and the time of day
+    ["request", t, id, tenant, key, service tier, body bytes, the client's deadlines in seconds of the first token, the
+     last, each further one, [[prompt tokens, most tokens, true if the client declared them, and `true` behind that for
+     another answer to the prompt before] ...], refusal or null]
+                the demand on a tenant's limits, before the arrival or in its place; a refusal names the limit or the
+                reason; without prompts the request was refused unread, because the limit was used up
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
-     first token by, done by, first token's target, first and last token as promised, refusal or null,
-     blocks of the prompt, seconds after its answer in which its client says that it comes again, the group of those
-     with one prompt, or null, the name of what its answer has to match, or null]
+     first token by, done by, first token's target, promised first and last token, refusal or null,
+     blocks of the prompt, announced seconds from the answer to the next turn, prompt group or null, name of the grammar
+     or null]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
-    ["cache", t, tenant, floor, ceiling or null]     of its cached blocks that nobody holds
-    ["pin", t, tenant, blocks]       of its prompts, which stay cached for it and on its account; no others do any more
+    ["cache", t, tenant, floor, ceiling or null]     of its idle cached blocks
+    ["pin", t, tenant, blocks]       of its prompts: they stay cached on its account, and its other blocks no longer do
     ["extend", t, id, tokens]
-    ["charge", t, tenant, seconds]       of a processor, that its requests took beside the engine
-    ["debts", t, {tenant: what other replicas served it since the last entry, in the unit of account}, replicas]
+    ["charge", t, tenant, seconds]       of a processor, for work of its requests beside the engine
+    ["debts", t, {tenant: service by other replicas since the last entry, in the unit of account}, replicas]
     ["policy", t, [weights, offsets, bounds, may_wait]]
     ["calibrate", t, decodes, context of each, prefills, computed tokens before each, tokens of each]
-                the device is idle, and runs a step of this shape for what it takes
-    ["calibrated", t, [[a shape as in `calibrate`, elapsed] ...]]    what such steps took, or those before the first
+                the device is idle, and runs a step of this shape to measure its time
+    ["calibrated", t, [[a shape as in `calibrate`, elapsed] ...]]    the times of that step, or of all before the first
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...],
-     [why, head] | [why, head, 1 where it takes a slot that those due before it may not] | null,
-     {tenant: limit of its own that it is passed over for} or null for the same as before,
-     [[each that was given up since the last plan, why] ...]]
-    ["done", t, step, elapsed, [id of each that an end token ended ...], [of each that reached max_tokens ...],
-     [of each for which there was no token to draw ...],
-     and only where there are any: [[id, tokens that its grammar forced, and that came with the sampled one] ...]]
-    ["lost", t, step, [preempted ...]]     there was no memory for it; it and those behind it did not take place
+     [wait reason, head] | [wait reason, head, 1 if the head takes a slot that sequences due before it may not] | null,
+     {tenant: limit of its own at which it is held} or null for the same as before,
+     [[sequence given up since the last plan, reason] ...]]
+    ["done", t, step, elapsed, [id of each sequence that an end token ended ...], [that reached max_tokens ...],
+     [for which no token could be drawn ...],
+     and only if there are any: [[id, count of forced tokens that came with the sampled one] ...]]
+    ["lost", t, step, [preempted ...]]     the device had no memory: this step and those behind it did not take place
 
-Blocks that may be shared are runs of ordinals (`blocks`). `finish`, `plan`, `done` and `lost` end with an object where
-there is something of the prefix cache to tell, and without one otherwise:
+Blocks that may be shared are runs of ordinals (`blocks`). `finish`, `plan`, `done` and `lost` end with an object if
+there is news of the prefix cache:
 
-    {"found": {id: blocks of its prompt, or of what is recomputed, that this plan found}, "forked": {id: the id of the
-     one that computes its prompt}, "evicted": blocks given up since the last plan that says so, "idle": cached blocks
-     that nobody holds then,
+    {"found": {id: blocks of its prompt, or of its recompute, that this plan hit}, "forked": {id: id of the leader that
+     computes its prompt}, "evicted": blocks evicted since the last plan that tells it, "idle": idle blocks then,
      "blocks": {id: blocks of its output, named as it left them}}
 
 Names of settings, choices, reasons and refusals, and the version, are those of `names`.
 
-No prompt, no token and no hash of any is in it. The checksum is over slots and starts of all rows, so that a replay
-that decides anything else shows at the first step that differs.
+The log holds no prompt, no token and no hash of either. The checksum is over slots and starts of all rows, so that a
+replay with another decision fails at the first step that differs.
 """
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Listed
 from contextlib import contextmanager, suppress
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -75,10 +73,10 @@ from admission.event_logs.numbers import checksum, in_seconds, moment
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
 from admission.promise import Promise
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
-from backend.calibration_steps import CalibrationStep
+from backend.calibration_steps import CalibrationStep, CalibrationTimes
 from backend.config import EngineConfig
 from backend.errors import ConfigError
 from backend.paged_kv.block_names import BlockName
@@ -109,7 +107,7 @@ class EventLog(CoreObserver):
         self._newly_named = NewlyNamed(scheduler.kv_manager.blocks)
         self._findings = CacheFindings(scheduler.kv_manager.blocks)
 
-    def begin(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
+    def write_header(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
         """Write the first line: the configuration and the model that the core was made with."""
         fitted = model.fitted
         prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
@@ -119,7 +117,7 @@ class EventLog(CoreObserver):
         """Write the gateway's identity, and the time of day in seconds since 1970."""
         self._log("gateway", now, unix, model, block_bytes)
 
-    def requested(self, asked: Asked, now: float) -> None:
+    def requested(self, asked: JudgedRequest, now: float) -> None:
         prompts = [_prompt_of(one) for one in asked.prompts]
         who = f"{_text_of(asked.id)},{_text_of(asked.tenant)},{_text_of(asked.key)},{_text_of(asked.service_tier)}"
         times = f"{_number_of(asked.first_token)},{_number_of(asked.last_token)},{_number_of(asked.interval)}"
@@ -172,7 +170,7 @@ class EventLog(CoreObserver):
     def calibrating(self, step: CalibrationStep, now: float) -> None:
         self._log("calibrate", now, *step)
 
-    def calibrated(self, measured: Listed[tuple[CalibrationStep, float]], now: float) -> None:
+    def calibrated(self, measured: CalibrationTimes, now: float) -> None:
         said = [f"[{','.join(map(str, step))},{moment(seconds)}]" for step, seconds in measured]
         self._write(f'["calibrated",{moment(now)},[{",".join(said)}]]')
 
@@ -187,7 +185,7 @@ class EventLog(CoreObserver):
             held = self._changed_holds()
         if self._given_up:
             ended = self._take_given_up()
-        cached = self._cached(self._findings.take(step))
+        cached = self._cached(self._findings.take_members(step))
         self._write(f'["plan",{moment(now)},{planned},{preempted},{blocked},{held},{ended}{cached}]')
 
     def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
@@ -223,7 +221,7 @@ class EventLog(CoreObserver):
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Return the end of a line: the news of the prefix cache, mostly none."""
-        told = [*said, *self._newly_named.take()]
+        told = [*said, *self._newly_named.take_members()]
         return f",{{{','.join(told)}}}" if told else ""
 
     def _changed_holds(self) -> str:
@@ -245,7 +243,7 @@ def _text_of(text: str | None) -> str:
     return "null" if text is None else encode_basestring_ascii(text)
 
 
-def _prompt_of(prompt: AskedPrompt) -> str:
+def _prompt_of(prompt: JudgedPrompt) -> str:
     declared, repeated = "true" if prompt.is_declared else "false", ",true" if prompt.is_repeated else ""
     return f"[{prompt.prompt_tokens},{prompt.most},{declared}{repeated}]"
 
@@ -269,7 +267,7 @@ def make_logged_core(
     core = make_core(config, engine, model, observer_failed)
     event_log = EventLog(core.scheduler, write)
     core.observers.insert(0, event_log)
-    event_log.begin(config, engine, model)
+    event_log.write_header(config, engine, model)
     return core, event_log
 
 
@@ -356,11 +354,11 @@ class _Replay:
         elif kind == "request":
             core.requested(asked_of(entry), now)
         elif kind == "finish":
-            core.finish(self._sequences[entry[2]], FINISH_REASONS[entry[3]], now)
+            core.finish_sequence(self._sequences[entry[2]], FINISH_REASONS[entry[3]], now)
         elif kind == "extend":
-            core.extend(self._sequences[entry[2]], entry[3], now)
+            core.raise_token_limit(self._sequences[entry[2]], entry[3], now)
         elif kind in {"charge", "debts"}:
-            (core.charge if kind == "charge" else core.debts_changed)(entry[2], entry[3], now)
+            (core.charge_side_work if kind == "charge" else core.debts_changed)(entry[2], entry[3], now)
         elif kind == "plan":
             core.schedule(now)
             core.take_ended()
@@ -390,7 +388,7 @@ class _Replay:
             measured = [(CalibrationStep(*shape), in_seconds(elapsed)) for *shape, elapsed in said[0]]
             self._core.calibrated(measured, now)
         elif kind == "policy":
-            self._core.policy_changed(read_scheduling_policy(said[0]), now)
+            self._core.set_policy(read_scheduling_policy(said[0]), now)
         elif kind == "gateway":
             unix, model, block_bytes = said
             if not (isinstance(unix, int | float) and isinstance(model, str) and isinstance(block_bytes, int)):
@@ -413,7 +411,7 @@ class _Replay:
 
 
 def _output_of(
-    sampled: list[str], step: int, elapsed: float, ended: list[str], failed: list[str], jumped: Listed[list[Any]] = ()
+    sampled: list[str], step: int, elapsed: float, ended: list[str], failed: list[str], jumped: Iterable[list[Any]] = ()
 ) -> StepOutput:
     """Return the output of a step that sampled for these ids, with tokens that have its effects alone: `ended` got an
     end token, `failed` no token, and `jumped` gives the number of tokens that a grammar forced.

@@ -1,7 +1,7 @@
 """The names used in an event log, and the code's object behind each.
 
 The log's names are in the order of writing. Once a release has written logs, they stay fixed for that version, or
-recorded logs could not be replayed; what the code renames gets another name here than in the code.
+recorded logs could not be replayed; an object that is renamed in the code keeps its name here.
 
 A new field, refusal or value gets a name here, in the order of writing. Older logs lack it: the logs of
 tests/labs/core/recorded are recorded anew (`python -m scripts.record_logs`), and `VERSION` rises once a release has
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from admission.core import CoreConfig, MemoryGate, Overload
-from admission.kv.retention import Between
-from admission.kv.swap_choice import Swap
+from admission.kv.retention import BetweenTurnsRule
+from admission.kv.swap_choice import SwapRule
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.config import Batching, EngineConfig, KVAllocation
 from backend.scheduler.scheduled_step import WaitReason
@@ -66,15 +66,15 @@ CORE_FIELDS = Names(
             "order", "weights", "burst_s", "seconds_per_class", "memory", "min_free_blocks", "swap", "between_turns",
             "prefill_share", "overload", "confidence", "max_waiting", "max_waiting_tokens", "max_waiting_bytes",
             "max_waiting_seconds", "tenant_max_waiting", "tenant_max_waiting_tokens", "tenant_max_waiting_bytes",
-            "tenant_max_waiting_seconds", "memory_risk", "calibration",
+            "tenant_max_waiting_seconds", "memory_risk", "calibration", "spare_share",
         )
     }
 )  # fmt: skip
 CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, its possible values
     "batching": Names({one.value: one for one in Batching}),
     "kv_allocation": Names({one.value: one for one in KVAllocation}),
-    "swap": Names({one.value: one for one in Swap}),
-    "between_turns": Names({one.value: one for one in Between}),
+    "swap": Names({one.value: one for one in SwapRule}),
+    "between_turns": Names({one.value: one for one in BetweenTurnsRule}),
     "memory": Names({one.value: one for one in MemoryGate}),
     "overload": Names({one.value: one for one in Overload}),
 }
@@ -142,11 +142,11 @@ def read_scheduling_policy(entry: list[Any]) -> SchedulingPolicy:
     return SchedulingPolicy(**dict(zip(POLICY_FIELDS, values, strict=True)))
 
 
-def asked_of(entry: list[Any]) -> Asked:
+def asked_of(entry: list[Any]) -> JudgedRequest:
     """Read a `request` entry. Raises `ValueError` or `TypeError` if malformed."""
     _, _, name, tenant, key, tier, size, first, last, interval, prompts, refusal = entry
-    each = tuple(AskedPrompt(*prompt) for prompt in prompts)
-    asked = Asked(name, tenant, key, tier, size, first, last, interval, each, refusal)
+    each = tuple(JudgedPrompt(*prompt) for prompt in prompts)
+    asked = JudgedRequest(name, tenant, key, tier, size, first, last, interval, each, refusal)
     texts, numbers = (name, tenant, key or "", tier or "", refusal or ""), (size, first or 0, last or 0, interval or 0)
     lengths = [length for prompt in each for length in (prompt.prompt_tokens, prompt.most)]
     if not (each or refusal) or not all(isinstance(length, int) and length > 0 for length in lengths):

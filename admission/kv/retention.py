@@ -1,4 +1,4 @@
-"""Chooses which blocks of a conversation stay cached between its turns, by the forecast return of the next turn.
+"""Retention between turns: a conversation's blocks stay cached by the forecast return of its next turn.
 
 The next turn finds an answer's last full block again: the time between the two is a gap. Gaps of tools and of people
 have no form in common (a fast tool and a slow one make two humps), so their distribution is measured: the life-table
@@ -21,8 +21,8 @@ from math import sqrt
 from operator import mul
 
 from backend.paged_kv.block_names import BlockName
-from backend.paged_kv.idle_blocks import COMMON, PLAIN, WANTED, IdleChain
-from backend.scheduler.retention import Keep, KeepRecent, Retention
+from backend.paged_kv.idle_blocks import COMMON_CHAIN, PLAIN_CHAIN, WANTED_CHAIN, IdleChain
+from backend.scheduler.retention import KeepRecent, KeepRule, Retention
 
 MIN_RETURN_S = 1.0  # the least time until a return, for the worth of a block
 AWAITED_WORTH = 1e6  # above the worth of every block that may not come back
@@ -37,12 +37,12 @@ GAP_EDGES_S = list(accumulate(repeat(sqrt(2.0), 26), mul, initial=0.5))
 NUM_GAP_CELLS = len(GAP_EDGES_S)
 
 
-class Awaited:
+class AwaitedTurn:
     """A turn that may come, after its predecessor has ended."""
 
     __slots__ = ("cells", "chain", "expects", "is_back", "last", "left_at", "log")
 
-    def __init__(self, log: "_Log", last: BlockName, chain: IdleChain) -> None:
+    def __init__(self, log: "_TurnLog", last: BlockName, chain: IdleChain) -> None:
         self.log = log
         self.last = last
         self.chain: IdleChain | None = chain  # the chain of its predecessor, until it is back
@@ -59,7 +59,7 @@ class Awaited:
         self.chain = None
 
 
-class Curve:
+class SurvivalCurve:
     """The survival of one kind of turns, and the worth of keeping their blocks by age."""
 
     def __init__(self, prior: list[float]) -> None:
@@ -112,17 +112,17 @@ class Curve:
         return (left - self.survival[NUM_GAP_CELLS]) / left if left > 0 else 0.0
 
 
-class _Log:
+class _TurnLog:
     """The last turns of one kind, and the curves of their gaps."""
 
     def __init__(self, prior: list[float], prior_over: list[float]) -> None:
-        self.turns: deque[Awaited] = deque()
-        self._by_gap, self._by_hint = Curve(prior), Curve(prior_over)
+        self.turns: deque[AwaitedTurn] = deque()
+        self._by_gap, self._by_hint = SurvivalCurve(prior), SurvivalCurve(prior_over)
         self._back = ([0] * (NUM_GAP_CELLS + 1), [0] * (NUM_GAP_CELLS + 1))  # returned turns by cell
         self._num_back = self._news = 0
         self._heeds = True  # hints are used
 
-    def left(self, turn: Awaited) -> Awaited | None:
+    def left(self, turn: AwaitedTurn) -> AwaitedTurn | None:
         """Note a turn that may come; returns the oldest turn, if it is forgotten in exchange."""
         self._news += 1
         self.turns.append(turn)
@@ -133,11 +133,11 @@ class _Log:
             self._count(oldest, -1)
         return oldest
 
-    def came(self, turn: Awaited) -> None:
+    def came(self, turn: AwaitedTurn) -> None:
         self._news += 1
         self._count(turn, 1)
 
-    def at(self, expects: float | None, age: float, now: float) -> tuple[Curve, int, float]:
+    def at(self, expects: float | None, age: float, now: float) -> tuple[SurvivalCurve, int, float]:
         """Return the curve of a turn, the cell that it has reached, and the seconds in a second of the curve."""
         if self._news >= TURNS_PER_REDRAW:
             self._draw(now)
@@ -146,7 +146,7 @@ class _Log:
         unit = expects / HINT_SCALE_S
         return self._by_hint, bisect_right(GAP_EDGES_S, age / unit), unit
 
-    def _count(self, turn: Awaited, number: int) -> None:
+    def _count(self, turn: AwaitedTurn, number: int) -> None:
         self._num_back += number
         for back, cell in zip(self._back, turn.cells, strict=True):
             back[cell] += number
@@ -184,20 +184,20 @@ class ReturnTimes:
     """The measured return times of turns, by tenant."""
 
     def __init__(self) -> None:
-        self._logs: dict[tuple[str, bool], _Log] = {}  # by tenant, and whether a hint was given
-        self._awaited: dict[BlockName, Awaited] = {}
+        self._logs: dict[tuple[str, bool], _TurnLog] = {}  # by tenant; True for turns with a hint
+        self._awaited: dict[BlockName, AwaitedTurn] = {}
         self._now = 0.0
 
     def left(self, chain: IdleChain, last: BlockName) -> None:
         """Note that a turn ended with this full block, and left this chain just now."""
         self._now = chain.left_at
         log = self._log(chain.tenant, chain.expects)
-        turn = self._awaited[last] = Awaited(log, last, chain)
+        turn = self._awaited[last] = AwaitedTurn(log, last, chain)
         forgotten = log.left(turn)
         if forgotten is not None and self._awaited.get(forgotten.last) is forgotten:
             del self._awaited[forgotten.last]
 
-    def arrived(self, names: list[BlockName], now: float) -> IdleChain | None:
+    def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
         """Note a prompt that begins with these blocks: it is the next turn of the awaited predecessor with the longest
         match, whose chain is returned.
         """
@@ -222,15 +222,15 @@ class ReturnTimes:
         curve, cell, _ = self._log(tenant, expects).at(expects, age, self._now)
         return curve.probability(cell)
 
-    def _log(self, tenant: str, expects: float | None) -> _Log:
+    def _log(self, tenant: str, expects: float | None) -> _TurnLog:
         key = (tenant, expects is not None)
         log = self._logs.get(key)
         if log is None:
-            log = self._logs[key] = _Log(UNHINTED_PRIOR, HINTED_PRIOR)
+            log = self._logs[key] = _TurnLog(UNHINTED_PRIOR, HINTED_PRIOR)
         return log
 
 
-class Between(StrEnum):
+class BetweenTurnsRule(StrEnum):
     """The rule by which blocks of a sequence that has ended are kept for its next turn."""
 
     MEASURED = "measured"  # by the measured return times of the tenant's turns, and its clients' hints
@@ -242,7 +242,7 @@ class Between(StrEnum):
 class MeasuredRetention:
     """Evicts first the blocks least likely to be reused soon, within each tenant."""
 
-    keep = Keep.WHILE_WORTH
+    keep = KeepRule.WHILE_WORTH
 
     def __init__(self) -> None:
         self._times = ReturnTimes()
@@ -251,32 +251,34 @@ class MeasuredRetention:
         """Chains of one kind have hinted return times within a factor of the root of 2."""
         self._times.left(chain, last)
         if chain.expects is not None:
-            chain.kind = PLAIN + 1 + bisect_right(GAP_EDGES_S, chain.expects)
+            chain.kind = PLAIN_CHAIN + 1 + bisect_right(GAP_EDGES_S, chain.expects)
 
-    def arrived(self, names: list[BlockName], now: float) -> IdleChain | None:
-        return self._times.arrived(names, now)
+    def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
+        return self._times.claim_chain(names, now)
 
     def worth(self, kind: int, chain: IdleChain, age: float) -> float:
         """The expected reuse of a block shared by several conversations is as far away as its last use. Among sequences
         that wait for their blocks, the first arrival has the highest worth.
         """
-        if kind == COMMON:
+        if kind == COMMON_CHAIN:
             return 1.0 / max(age, MIN_RETURN_S)
-        return AWAITED_WORTH + age if kind == WANTED else self._times.worth(chain.tenant, chain.expects, age)
+        return AWAITED_WORTH + age if kind == WANTED_CHAIN else self._times.worth(chain.tenant, chain.expects, age)
 
     def probability(self, chain: IdleChain, age: float) -> float | None:
-        return 1.0 if chain.kind == WANTED else self._times.probability(chain.tenant, chain.expects, age)
+        return 1.0 if chain.kind == WANTED_CHAIN else self._times.probability(chain.tenant, chain.expects, age)
 
 
-class Held(KeepRecent):
-    keep = Keep.HELD
+class HoldForFollowUp(KeepRecent):
+    keep = KeepRule.HELD
 
 
-class Dropped(KeepRecent):
-    keep = Keep.DROPPED
+class DropAtEnd(KeepRecent):
+    keep = KeepRule.DROPPED
 
 
-def make_retention(rule: Between) -> Retention:
-    if rule is Between.MEASURED:
+def make_retention(rule: BetweenTurnsRule) -> Retention:
+    if rule is BetweenTurnsRule.MEASURED:
         return MeasuredRetention()
-    return {Between.LRU: KeepRecent, Between.HOLD: Held, Between.DROP: Dropped}[rule]()
+    return {BetweenTurnsRule.LRU: KeepRecent, BetweenTurnsRule.HOLD: HoldForFollowUp, BetweenTurnsRule.DROP: DropAtEnd}[
+        rule
+    ]()

@@ -1,4 +1,4 @@
-"""Chooses between swapping a block of KV memory to the host and computing it again."""
+"""The choice between swapping a block of KV memory to the host and computing it again."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from admission.step_times.step_time import StepTimeModel
 from backend.config import EngineConfig
 
 
-class Swap(StrEnum):
+class SwapRule(StrEnum):
     """The rule by which an evicted block is copied to host memory, if there is any."""
 
     MEASURED = "measured"  # where two copies take less time than recomputing
@@ -19,7 +19,7 @@ class SwapChoice:
     than recomputing it would, by measured copy times and the step-time model.
     """
 
-    def __init__(self, rule: Swap, config: EngineConfig, model: StepTimeModel) -> None:
+    def __init__(self, rule: SwapRule, config: EngineConfig, model: StepTimeModel) -> None:
         self._rule = rule
         self._copy = config.block_copy_seconds
         self._block_size = config.block_size
@@ -27,7 +27,7 @@ class SwapChoice:
 
     def swaps(self, probability: float) -> bool:
         """Return True if an evicted block with this probability of reuse is to be swapped out."""
-        if self._rule is not Swap.MEASURED:
-            return self._rule is Swap.ALWAYS
+        if self._rule is not SwapRule.MEASURED:
+            return self._rule is SwapRule.ALWAYS
         computing = self._model.fitted.of_prefill(0, self._block_size)
         return self._copy * (1 + probability) < probability * computing

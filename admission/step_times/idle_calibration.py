@@ -1,4 +1,4 @@
-"""Decides which calibration step an idle engine runs, and when, and measures the errors of their predictions."""
+"""Idle calibration: the calibration steps of an idle engine, their times, and the errors of their predictions."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class IdleCalibration:
         """
         return sorted(self._errors)[len(self._errors) // 2] if len(self._errors) >= MIN_ERRORS else 0.0
 
-    def begin(self, now: float) -> CalibrationStep | None:
+    def next_step(self, now: float) -> CalibrationStep | None:
         """Return the step to run now, if a short enough one is due."""
         if self.is_running or now < self._due:
             return None
@@ -58,7 +58,7 @@ class IdleCalibration:
         self._due = now + MIN_INTERVAL_S
         return None
 
-    def end(self, measured: Sequence[tuple[CalibrationStep, float]], now: float) -> None:
+    def record_times(self, measured: Sequence[tuple[CalibrationStep, float]], now: float) -> None:
         """Record the time of the step that ran; empty if it was lost, and several before the first request."""
         if not self.is_running:
             return

@@ -1,4 +1,4 @@
-"""Fits a step's time to steps of known shapes, and combines their evidence with that of live traffic.
+"""The fit of step times to calibration steps of known shapes, and its combination with the evidence of live steps.
 
 Errors are relative. Each shape counts by a low quantile of its times, so that stalled steps change nothing, and
 outlying shapes weigh less (Huber, 1964).

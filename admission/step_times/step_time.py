@@ -1,11 +1,11 @@
-"""Predicts how long a step takes, learned from the steps that were measured.
+"""The step-time model predicts the seconds of a step, learned from measured steps. The ledger reports them.
 
     t = a + b·P + c·D + d·C + e·X + f·A + g·max(0, P + D - knee)            seconds
 
 P prefill tokens, D decode tokens, C the decodes' context (sum over sequences), X the contexts of the prefilling
-sequences, A prefill tokens times the context each sees. The form is that of Sarathi-Serve's profiles (Agrawal et
-al., 2024), with a hinge where a device turns from memory-bound to compute-bound. All coefficients are >= 0 and the
-hinge is continuous, so more work never predicts less time.
+sequences, A prefill tokens times the context each sees. The form is that of Sarathi-Serve's profiles (Agrawal et al.,
+2024), with a hinge where a device turns from memory-bound to compute-bound. All coefficients are >= 0 and the hinge is
+continuous, so more work never predicts less time.
 """
 
 from collections import deque
@@ -34,14 +34,14 @@ MIN_STALL_ERROR, MAX_ERROR_MEDIANS = 0.1, 4.0  # a relative error, and medians o
 def plain_sum(values: Iterable[float]) -> float:
     """Returns the sum, added up from the first value to the last and rounded each time.
 
-    From Python 3.12 on `sum` compensates for the rounding: what one version recorded another would not decide again.
+    From Python 3.12 on `sum` compensates for the rounding: another version would not reproduce a recorded decision.
     """
     return reduce(add, values, 0.0)
 
 
 @dataclass(slots=True)  # one is made for each step and each chunk; frozen, making it takes three times as long
 class StepWork:
-    """The work of a step, as counts of tokens. Nobody changes one."""
+    """The work of a step, as counts of tokens. Treat it as immutable."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -81,7 +81,7 @@ def prefill_work(start: int, length: int) -> StepWork:
 
 
 def prefill_pairs(start: int, length: int) -> int:
-    """Returns the number of pairs of a token of the chunk and one that it attends to, itself included."""
+    """Returns the number of pairs of a token of the chunk and a token that it attends to, itself included."""
     return length * start + length * (length + 1) // 2
 
 
@@ -184,7 +184,7 @@ class StepTimeModel:
         self._evidence, self._newer = Evidence(), Evidence()  # before and since the last fit
         self._steps: list[tuple[StepWork, float]] = []  # since the last fit
         self._weights: list[float] = []  # of the first steps, weighed on demand
-        self._had_prefill = self._was_beyond = False  # whether any of them had prefill, or tokens beyond the knee
+        self._had_prefill = self._was_beyond = False  # True if any of them had prefill, or tokens beyond the knee
         self._sizes = _ErrorSizes(PRIOR_RELATIVE_ERROR)
         self._calibration = StepCalibration(prior.coefficients)
         self._calibrated: CalibratedFit | None = None
@@ -384,7 +384,7 @@ class CopyTime:
         self._now = self._done_at = 0.0  # the time of this plan, and the end of earlier plans' copies
         self._ahead = 0.0  # seconds of this plan's copies that overlap with steps in flight
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         if self._runs_ahead:
             self._now = now
             self._ahead = self._pipeline.remaining(now) - max(0.0, self._done_at - now)

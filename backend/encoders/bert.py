@@ -12,7 +12,7 @@ from backend.encoders.folder import EncoderFolder
 from backend.encoders.packed import PackedInputs
 from backend.encoders.pooling import ACTIVATIONS
 from backend.errors import ModelLoadError
-from backend.json_file import JsonFile
+from backend.json_file import MAX_LAYERS, JsonFile
 from backend.kernels.ops import Linear, Ops
 from backend.model.weights import Checkpoint, check_tensors, copy_checked
 
@@ -27,8 +27,8 @@ _NEUTRAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
-    """How an architecture names its tensors and settings, and what it does otherwise than BERT."""
+class _EncoderFamily:
+    """An architecture's names of tensors and settings, and its differences from BERT."""
 
     prefix: str = "bert."
     layers: str = "encoder.layer"
@@ -43,7 +43,7 @@ class _Family:
     head: tuple[str, str, str] = ("pooler.dense", "tanh", "classifier")  # a product, its activation, the last product
     token_types: bool = True
     second_type: bool = True  # tokens of the second of two texts are of type 1
-    after_padding: bool = False  # positions begin behind the padding token's id, and do not count that token
+    after_padding: bool = False  # positions begin behind the padding token's id, and skip that token
     relative: bool = False  # a bias on attention, by distance
     config_keys: tuple[str, ...] = (
         "hidden_size",
@@ -54,14 +54,14 @@ class _Family:
     )
 
 
-_BERT = _Family()
-_ROBERTA = _Family(
+_BERT = _EncoderFamily()
+_ROBERTA = _EncoderFamily(
     prefix="roberta.",
     head=("classifier.dense", "tanh", "classifier.out_proj"),
     second_type=False,
     after_padding=True,
 )
-_DISTILBERT = _Family(
+_DISTILBERT = _EncoderFamily(
     prefix="distilbert.",
     layers="transformer.layer",
     query="attention.q_lin",
@@ -76,7 +76,7 @@ _DISTILBERT = _Family(
     token_types=False,
     config_keys=("dim", "hidden_dim", "n_layers", "n_heads", "activation"),
 )
-_MPNET = _Family(
+_MPNET = _EncoderFamily(
     prefix="mpnet.",
     query="attention.attn.q",
     key="attention.attn.k",
@@ -92,7 +92,7 @@ FAMILIES = {"Bert": _BERT, "Roberta": _ROBERTA, "XLMRoberta": _ROBERTA, "DistilB
 _NEAREST = 128  # MPNet's farthest distance with a bias of its own
 
 
-def family_of(architecture: str) -> _Family | None:
+def family_of(architecture: str) -> _EncoderFamily | None:
     """Return the family of BertModel, BertForSequenceClassification and their like; None for another architecture."""
     for name, family in FAMILIES.items():
         if architecture in (f"{name}Model", f"{name}ForMaskedLM", f"{name}ForSequenceClassification"):
@@ -111,7 +111,7 @@ class BertConfig:
     num_layers: int
     num_heads: int
     num_positions: int  # rows of the table
-    num_token_types: int  # 0: there are none
+    num_token_types: int  # 0: tokens have no types
     num_buckets: int  # of distances; 0: attention has no bias
     first_position: int
     layer_norm_eps: float
@@ -123,8 +123,10 @@ class BertConfig:
         return self.num_positions - self.first_position
 
 
-def read_bert_config(folder: EncoderFolder, family: _Family) -> BertConfig:
-    """Raises `ModelLoadError` for what changes the arithmetic and is not supported."""
+def read_bert_config(folder: EncoderFolder, family: _EncoderFamily) -> BertConfig:
+    """Return the shape in config.json. Raises `ModelLoadError` for a setting that changes the arithmetic and is not
+    supported.
+    """
     file = folder.config
     for key, neutral in _NEUTRAL.items():
         if file.get(key) not in (None, neutral):
@@ -135,7 +137,7 @@ def read_bert_config(folder: EncoderFolder, family: _Family) -> BertConfig:
         vocab_size=file.integer("vocab_size"),
         hidden_size=file.integer(hidden),
         intermediate_size=file.integer(intermediate),
-        num_layers=file.integer(layers),
+        num_layers=file.integer(layers, below=MAX_LAYERS),
         num_heads=file.integer(heads),
         num_positions=file.integer("max_position_embeddings"),
         num_token_types=file.integer("type_vocab_size", default=2) if family.token_types else 0,
@@ -190,7 +192,7 @@ class _LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _PreparedLayer:
     qkv: Linear
     output: Linear
     attention_norm: _Norm
@@ -200,9 +202,9 @@ class _Layer:
 
 
 class BertWeights:
-    """The weights of an encoder: uninitialised memory, by the names that a checkpoint has for its parts."""
+    """The weights of an encoder: uninitialised memory, by the parts' names in a checkpoint."""
 
-    def __init__(self, config: BertConfig, family: _Family, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: BertConfig, family: _EncoderFamily, dtype: torch.dtype, device: torch.device) -> None:
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
@@ -269,12 +271,11 @@ def _named_norm(name: str, norm: _Norm) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_bert_weights(
-    folder: EncoderFolder, config: BertConfig, family: _Family, dtype: torch.dtype, device: torch.device
+    folder: EncoderFolder, config: BertConfig, family: _EncoderFamily, dtype: torch.dtype, device: torch.device
 ) -> BertWeights:
     """Read the safetensors of a folder, whose names may have the model's prefix.
 
-    Tensors of heads that are not used are left where they are. What is wrong, damaged numbers apart, is found before
-    anything is allocated.
+    Tensors of unused heads are not read. All faults but damaged numbers are found before anything is allocated.
     """
     checkpoint = Checkpoint(folder.directory)
     names = {full: _plain(info.stored_as, family) for full, info in checkpoint.infos.items()}
@@ -296,7 +297,7 @@ def load_bert_weights(
     return weights
 
 
-def _plain(stored_as: str, family: _Family) -> str:
+def _plain(stored_as: str, family: _EncoderFamily) -> str:
     """Return a tensor's name without the model's prefix, and without TensorFlow's names of norms' weights."""
     name = stored_as.removeprefix(family.prefix)
     for old, new in {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}.items():
@@ -306,13 +307,13 @@ def _plain(stored_as: str, family: _Family) -> str:
 
 
 class Bert:
-    """A bidirectional encoder. Takes `weights` over and empties them layer by layer.
+    """A bidirectional encoder. It takes `weights` over and empties them layer by layer.
 
-    `separator`: the id of the token behind the first of two texts, where tokens of the second have a type of their own.
+    `separator`: the id of the token behind the first of two texts, if tokens of the second have a type of their own.
     """
 
     def __init__(
-        self, config: BertConfig, family: _Family, weights: BertWeights, ops: Ops, separator: int | None
+        self, config: BertConfig, family: _EncoderFamily, weights: BertWeights, ops: Ops, separator: int | None
     ) -> None:
         self.config = config
         self._words, self._positions, self._token_types = weights.words, weights.positions, weights.token_types
@@ -368,8 +369,8 @@ class Bert:
         return before.clamp(max=1)
 
     def _bias(self, length: int) -> Tensor:
-        """Return MPNet's bias on attention [heads, length, length]: of near distances each has its own, of others a
-        logarithmic range.
+        """Return MPNet's bias on attention [heads, length, length]: a near distance has its own, farther ones share one
+        by logarithmic range.
         """
         places = torch.arange(length, device=self._biases.device)
         distance = places.unsqueeze(0) - places.unsqueeze(1)
@@ -384,8 +385,8 @@ class Bert:
         return functional.layer_norm(x, (x.shape[1],), norm.weight, norm.bias, self.config.layer_norm_eps)
 
 
-def _prepare(weights: _LayerWeights, ops: Ops) -> _Layer:
-    return _Layer(
+def _prepare(weights: _LayerWeights, ops: Ops) -> _PreparedLayer:
+    return _PreparedLayer(
         qkv=ops.linear(weights.qkv, weights.qkv_bias),
         output=ops.linear(weights.output, weights.output_bias),
         attention_norm=weights.attention_norm,

@@ -12,7 +12,7 @@ from backend.model.weights import Weights
 
 
 class CausalEncoder:
-    """A decoder's last hidden states. Takes `weights` over and empties them layer by layer."""
+    """A decoder's last hidden states. It takes `weights` over and empties them layer by layer."""
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_tokens: int) -> None:
         self.config = config

@@ -23,7 +23,7 @@ from backend.model.weights import load_weights
 from backend.text.tokenizer import Tokenizer
 
 TOKENS_PER_PASS, TOKENS_PER_CPU_PASS = 16384, 512
-"""A forward pass has at most as many tokens, or one input, which bounds the memory of activations. A CPU's caches hold
+"""The most tokens of a forward pass of several inputs, which bounds the memory of activations. A CPU's caches hold
 those of 512 tokens: 256 inputs of 16 tokens took two thirds of the time of passes of 4,096 (MiniLM, one core).
 """
 
@@ -32,14 +32,14 @@ _DECODERS = ("Llama", "Mistral", "Qwen2", "Qwen3")
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """What a caller may know of an encoder."""
+    """The facts about an encoder for its callers."""
 
     kind: Kind
     architecture: str
     dim: int  # of a vector; 1 for scores
     max_tokens: int  # of an input, special tokens included
     vocab_size: int  # token ids are below it
-    default_prompt: str  # stands before each text, as "query: "
+    default_prompt: str  # precedes each text, as "query: "
 
 
 class _Model(Protocol):
@@ -47,10 +47,10 @@ class _Model(Protocol):
 
 
 class Encoder:
-    """A loaded encoder. One thread at a time runs it; its tokenizer may be used by any.
+    """A loaded encoder. One thread at a time runs it; any may use its tokenizer.
 
-    `tokenizer.encode(text, True)` makes an input of a text, `tokenizer.encode_inputs` of a pair to
-    score. Neither cuts anything: inputs have at most `config.max_tokens`.
+    `tokenizer.encode(text, True)` makes an input of a text, `tokenizer.encode_inputs` of a pair to score. Neither cuts
+    anything: inputs have at most `config.max_tokens`.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class Encoder:
         device: torch.device,
         batch_invariant: bool,
     ) -> None:
-        """`finish` makes results [inputs, dim] of hidden states [inputs, length, hidden], of inputs of one length."""
+        """`finish` turns hidden states [inputs, length, hidden], of inputs of one length, into results [inputs,
+        dim].
+        """
         self.config = config
         self.tokenizer = tokenizer
         self.batch_invariant = batch_invariant  # an input's results have the same bits beside any others
@@ -107,6 +109,7 @@ def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Enc
     family = family_of(folder.architecture)
     ops = select_ops(device, dtype)
     model: Bert | CausalEncoder
+    approximates = False
     if family is not None:
         shape = read_bert_config(folder, family)
         tokenizer, max_tokens = _tokenizer(folder, shape.vocab_size, shape.max_tokens)
@@ -114,9 +117,10 @@ def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Enc
         separator = _separator(folder, tokenizer) if has_types else None
         model = Bert(shape, family, load_bert_weights(folder, shape, family, dtype, device), ops, separator)
         widths = (shape.hidden_size // shape.num_heads, shape.hidden_size, shape.intermediate_size)
+        approximates = shape.activation == "gelu_tanh"
     else:
         decoder = replace(_decoder_config(folder), tie_word_embeddings=True)  # a head, if any, is not used
-        most = min(decoder.max_position, decoder.sliding_window or decoder.max_position)  # what every layer sees
+        most = min(decoder.max_position, decoder.sliding_window or decoder.max_position)  # the context of every layer
         tokenizer, max_tokens = _tokenizer(folder, decoder.vocab_size, most)
         model = CausalEncoder(decoder, load_weights(folder.directory, decoder, dtype, device), ops, max_tokens)
         widths = (decoder.head_dim, decoder.hidden_size, decoder.intermediate_size)
@@ -134,8 +138,9 @@ def load_encoder(path: Path, *, device: torch.device, dtype: torch.dtype) -> Enc
         model,
         finish,
         device,
-        # of other widths torch's loops have a rest, whose place in a tensor decides how it is computed
-        ops.batch_invariant and dtype == torch.float32 and not any(width % 16 for width in widths),
+        # of other widths torch's loops have a rest, whose place in a tensor decides how it is computed; that of the
+        # approximate GELU has one of any width, where threads divide a tensor
+        ops.batch_invariant and dtype == torch.float32 and not approximates and not any(width % 16 for width in widths),
     )
 
 
@@ -154,11 +159,11 @@ def _decoder_config(folder: EncoderFolder) -> ModelConfig:
 
 
 def _tokenizer(folder: EncoderFolder, vocab_size: int, most: int) -> tuple[Tokenizer, int]:
-    """Return the tokenizer, and the most tokens of an input: `most` of the model, or what the folder trained with."""
+    """Return the tokenizer, and the most tokens of an input: `most` of the model, or the folder's trained length."""
     tokenizer = Tokenizer.from_dir(folder.directory, vocab_size)
     if folder.kind == "score":
-        tokenizer.take_special_tokens_as_text()  # a text that spells the separator must not end where it does
-    if folder.lower_case and tokenizer.encode("A", False) != tokenizer.encode("a", False):
+        tokenizer.take_special_tokens_as_text()  # a text that spells the separator must not end there
+    if folder.lower_case and tokenizer.encode_text("A", False) != tokenizer.encode_text("a", False):
         raise ModelLoadError(
             f"{folder.directory}: the sentence config says do_lower_case, and tokenizer.json distinguishes A from a; "
             'give it a normalizer {"type": "Lowercase"}'
@@ -179,7 +184,7 @@ def _separator(folder: EncoderFolder, tokenizer: Tokenizer) -> int:
 def _finish(
     folder: EncoderFolder, model: Bert | CausalEncoder, ops: Ops, device: torch.device
 ) -> tuple[Callable[[Tensor], Tensor], int]:
-    """Return what makes results of hidden states, and their size."""
+    """Return the function from hidden states to results, and the size of a result."""
     if isinstance(model, Bert) and folder.kind == "score":
         activation = ACTIVATIONS[folder.score_activation]
         return lambda hidden: activation(model.logits(hidden[:, 0].float())).unsqueeze(1), 1

@@ -1,6 +1,6 @@
-"""A folder of sentence-transformers, or of transformers alone, is read for how its texts become vectors or scores.
+"""A folder of sentence-transformers, or of transformers alone, read for the steps from its texts to vectors or scores.
 
-What is not supported is refused by name: a vector that is slightly wrong looks like any other.
+An unsupported setting is refused by name: a vector that is slightly wrong looks like any other.
 """
 
 from dataclasses import dataclass
@@ -40,22 +40,22 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True)
 class EncoderFolder:
-    """What the files beside a transformer's own say of it."""
+    """The settings in the files beside a transformer's own."""
 
     directory: Path  # of the transformer's config.json, weights and tokenizer
     config: JsonFile  # config.json
     architecture: str
     kind: Kind
-    poolings: tuple[str, ...]  # joined where there are several; none for scores
-    pooled: tuple[DenseLayer | Literal["normalize"], ...]  # what becomes of a pooled vector, in order
+    poolings: tuple[str, ...]  # joined if there are several; none for scores
+    pooled: tuple[DenseLayer | Literal["normalize"], ...]  # the changes of a pooled vector, in order
     max_seq_length: int | None  # of an input, special tokens included
     lower_case: bool
-    default_prompt: str  # stands before each text
+    default_prompt: str  # precedes each text
     score_activation: str  # from a logit to a score
 
 
 def read_folder(path: Path) -> EncoderFolder:
-    """Raises `ModelLoadError` naming file, key and what is supported."""
+    """Read a folder. Raises `ModelLoadError` naming file, key and what is supported."""
     modules = _modules(path)
     kinds = [kind for kind, _ in modules]
     directory = modules[0][1] if modules else path
@@ -128,7 +128,7 @@ def _architecture(config: JsonFile) -> str:
 
 
 def _sentence_config(directory: Path) -> JsonFile:
-    """Return sentence_bert_config.json, which old folders call by another model's name."""
+    """Return sentence_bert_config.json, which in old folders has another model's name."""
     paths = sorted(directory.glob("sentence_*_config.json"))
     return JsonFile.read(paths[0]) if paths else JsonFile(directory / "sentence_bert_config.json", {})
 
@@ -139,7 +139,7 @@ def _optional(path: Path) -> JsonFile:
 
 def _poolings(file: JsonFile, config: JsonFile) -> tuple[str, ...]:
     for key in ("word_embedding_dimension", "embedding_dimension"):
-        hidden = config.get("hidden_size") or config.get("dim")  # as DistilBERT calls it
+        hidden = config.get("hidden_size") or config.get("dim")  # DistilBERT's key
         if file.get(key) not in (None, hidden):
             raise file.wrong(key, f"the model's {hidden} is expected")
     if not file.flag("include_prompt", default=True):
@@ -181,7 +181,9 @@ def _activation(file: JsonFile, key: str, default: str) -> str:
 
 
 def _score_activation(config: JsonFile, said: JsonFile) -> str:
-    """Return what sentence-transformers' CrossEncoder applies to a logit: what is saved with it, else a sigmoid."""
+    """Return the function that sentence-transformers' CrossEncoder applies to a logit: the saved one, else a
+    sigmoid.
+    """
     nested = config.nested("sentence_transformers")
     saved = _activation(config, "sbert_ce_default_activation_function", "sigmoid")
     saved = saved if nested is None else _activation(nested, "activation_fn", saved)

@@ -1,4 +1,4 @@
-"""The inputs of one pass stand behind each other, without padding; attention runs over all inputs of one length."""
+"""The inputs of one pass, packed without padding; attention runs over all inputs of one length."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby

@@ -1,4 +1,4 @@
-"""The hidden states of an input become one vector: pooled, and changed by the folder's dense layers and its norm."""
+"""Pooling turns the hidden states of an input into one vector, which the folder's dense layers and norm then change."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,6 +1,6 @@
-"""A GGUF file's metadata and tensors in the words of a Hugging Face checkpoint: its config.json, its tensors' names.
+"""A GGUF file's metadata and tensors in the terms of a Hugging Face checkpoint: its config.json, its tensors' names.
 
-Keys of the file's own architecture that are not known here may change the arithmetic: they are refused.
+Unknown keys of the file's own architecture may change the arithmetic: they are refused.
 """
 
 import re
@@ -13,7 +13,8 @@ from backend.gguf.reader import GgufFile, StoredTensor
 from backend.json_file import JsonFile
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_ROTATES_NEIGHBOURS = {"llama"}  # ggml pairs rows 0 and 1 of a head where the checkpoint pairs 0 and half of them
+# ggml pairs rows 0 and 1 of a head where the checkpoint pairs row 0 and the row at half of them
+_ROTATES_NEIGHBOURS = {"llama"}
 _EMBEDDING, _HEAD, _ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _NAMES = {_EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", _HEAD: "lm_head.weight"}
 _LAYER_NAMES = {
@@ -71,7 +72,7 @@ class Architecture:
                 raise self.own.wrong(key, "a key that is not known may change what the model computes")
 
     def config(self) -> dict[str, Any]:
-        """Return what config.json says of the same model, all but its tokens."""
+        """Return the config.json of the same model, without its tokens."""
         own, tensors = self.own, self._file.tensors
         heads, hidden = own.integer("attention.head_count"), own.integer("embedding_length")
         head_dim = own.integer("attention.key_length", default=max(1, hidden // heads))
@@ -123,20 +124,20 @@ class Architecture:
         return [*struct.unpack(f"<{tensor.shape[0]}f", self._file.read(tensor.start, tensor.num_bytes))]
 
     def _dtype(self) -> str:
-        """Return the type in which a GPU is to serve: that of most numbers, bfloat16 of quantised ones."""
+        """Return the type in which a GPU is to serve: the type of most numbers, bfloat16 for quantised ones."""
         counts: Counter[str] = Counter()
         for tensor in self._file.tensors.values():
             counts[tensor.format.name] += prod(tensor.shape)
         return {"F32": "float32", "F16": "float16"}.get(counts.most_common(1)[0][0], "bfloat16")
 
     def names(self) -> dict[str, StoredTensor]:
-        """Return the tensors under the names that they have in a checkpoint; a name without another is kept."""
+        """Return the tensors under their names in a checkpoint; a name without a counterpart is kept."""
         tensors = self._file.tensors
         return {_checkpoint_name(name): tensor for name, tensor in tensors.items() if name != _ROPE_FACTORS}
 
     def heads_of(self, name: str) -> int | None:
-        """Return the number of heads over which the rows of this tensor of the checkpoint are permuted; None: they are
-        not.
+        """Return the number of heads over which the rows of this tensor of the checkpoint are permuted; None if they
+        are not permuted.
         """
         if self.name not in _ROTATES_NEIGHBOURS or not re.search(r"\.[qk]_proj\.", name):
             return None

@@ -1,4 +1,4 @@
-"""A GGUF file's tensors, as safetensors gives those of its own files to the loading of weights."""
+"""A GGUF file's tensors, with the interface of a safetensors file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ class GgufTensors:
         return tensor if heads is None else _unpermuted(self._file, stored, tensor, heads)
 
     def get_slice(self, name: str) -> Tensor:
-        """Return what slices are taken of: blocks are of rows, and so all rows are read first."""
+        """Return the whole tensor, to take slices of: blocks consist of rows, so all rows are read first."""
         return self.get_tensor(name)
 
 
@@ -40,7 +40,7 @@ def opened_gguf(path: Path) -> Iterator[GgufTensors]:
 
 
 def _unpermuted(file: GgufFile, stored: StoredTensor, tensor: Tensor, heads: int) -> Tensor:
-    """Return the rows of each head in the order in which the first half of them rotates with the second."""
+    """Return the rows of each head in the order in which its first half rotates with its second."""
     rows = tensor.shape[0]
     if rows % (2 * heads):
         raise ModelLoadError(f"{file.path}: {stored.name} has {rows} rows, which are no pairs of {heads} heads")

@@ -1,7 +1,7 @@
 """Numbers of GGUF's block formats, as float32: products and sums are rounded one by one, as in ggml's reference.
 
-Each function takes blocks of bytes [blocks, bytes of a block] and returns their numbers [blocks, numbers of a block]. A
-nibble's low half belongs to the first half of the numbers that share its bytes, its high half to the second.
+Each function takes blocks of bytes [blocks, bytes of a block] and returns their numbers [blocks, numbers of a block].
+Low nibbles are the first half of the numbers that share their bytes, high nibbles the second.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from backend.gguf.reader import GgufFile, StoredTensor
 
-NUMBERS_AT_ONCE = 2**20  # so that what lies between bytes and numbers stays in caches
+NUMBERS_AT_ONCE = 2**20  # so that intermediate values stay in caches
 
 
 def dequantised(file: GgufFile, tensor: StoredTensor) -> Tensor:
-    """Return a tensor's numbers: those of quantised ones in float32."""
+    """Return a tensor's numbers, of a quantised tensor in float32."""
     stored, size = tensor.format, prod(tensor.shape)
     if stored.size == 1:
         data = file.read(tensor.start, tensor.num_bytes)
@@ -33,7 +33,7 @@ def dequantised(file: GgufFile, tensor: StoredTensor) -> Tensor:
 
 
 def _halves(blocks: Tensor, first: int, count: int = 1) -> Tensor:
-    """Return float16 numbers that stand in each block from a byte on: [blocks, count]."""
+    """Return the float16 numbers from byte `first` of each block on: [blocks, count]."""
     return blocks[:, first : first + 2 * count].contiguous().view(torch.float16).float()
 
 
@@ -43,14 +43,14 @@ def _nibbles(packed: Tensor) -> Tensor:
 
 
 def _bits(packed: Tensor, count: int) -> Tensor:
-    """Return what `count` bits at a time are of each byte, lowest first: [..., 8 / count, bytes]."""
+    """Return the groups of `count` bits of each byte, lowest first: [..., 8 / count, bytes]."""
     shifts = torch.arange(0, 8, count, dtype=torch.uint8).view(-1, 1)
     bits: Tensor = (packed.unsqueeze(-2) >> shifts) & (2**count - 1)
     return bits
 
 
 def _fifth_bits(blocks: Tensor, first: int) -> Tensor:
-    """Return a bit for each of 32 numbers, of 4 bytes in order, where it counts: as 16."""
+    """Return the fifth bit of each of 32 numbers, from 4 bytes in order, at its value: 16."""
     return _bits(blocks[:, first : first + 4], 1).transpose(1, 2).reshape(-1, 32) << 4
 
 

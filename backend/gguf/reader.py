@@ -1,7 +1,7 @@
-"""A GGUF file's header: metadata, and where each tensor lies. All of it is checked before it is used, without torch.
+"""A GGUF file's header: metadata, and the place of each tensor. It is checked before it is used, without torch.
 
-The format is ggml's (docs/gguf.md there), versions 2 and 3 in little endian. Counts, lengths and offsets are the file's
-own, and it may be hostile: none is believed beyond the bytes that are there, and the memory of a header is bounded.
+The format is ggml's (docs/gguf.md there), versions 2 and 3 in little endian. Counts, lengths and offsets come from the
+file, which may be hostile: none is believed beyond the file's bytes, and the memory of a header is bounded.
 """
 
 import mmap
@@ -36,7 +36,7 @@ class BlockFormat:
 
     @property
     def torch_dtype(self) -> str:
-        """The type in which torch gets the numbers, in safetensors' words: quantised ones are multiplied out."""
+        """The type in which torch gets the numbers, in safetensors' words: quantised ones are dequantised."""
         return self.name if self.size == 1 else "F32"
 
 
@@ -59,12 +59,12 @@ _OTHER_TYPES |= {21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 28: "F64", 34: "TQ1_0",
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """`shape` is as torch has it: the row length, which ggml names first, is last."""
+    """`shape` is in torch's order: the row length, which ggml names first, is last."""
 
     name: str
     shape: tuple[int, ...]
     format: BlockFormat
-    start: int  # in the file
+    start: int  # offset in the file
 
     @property
     def num_bytes(self) -> int:
@@ -72,7 +72,7 @@ class StoredTensor:
 
 
 class GgufFile:
-    """An open GGUF file. Raises `ModelLoadError` naming the file and the field for whatever is not as it must be."""
+    """An open GGUF file. Raises `ModelLoadError`, naming the file and the field, if the header is malformed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,8 +86,9 @@ class GgufFile:
             raise
 
     def read(self, start: int, num_bytes: int) -> bytearray:
-        """Return a copy of bytes of the file."""
-        return bytearray(self._map[start : start + num_bytes])
+        """Return a copy of bytes of the file, the only one."""
+        with memoryview(self._map) as whole, whole[start : start + num_bytes] as part:
+            return bytearray(part)
 
     def __enter__(self) -> "GgufFile":
         return self
@@ -225,7 +226,7 @@ class _Header:
         return int(alignment)
 
     def _tensor(self, field: str) -> StoredTensor:
-        """Read one entry, whose `start` is yet the offset from where tensors begin."""
+        """Read one entry, whose `start` is still an offset from the first tensor."""
         name = self._name(self.tensors, field)
         self.tensors[name] = _UNPLACED
         num_dims = self._integer("I", f"{name}.n_dims")

@@ -1,4 +1,4 @@
-"""A GGUF file's vocabulary in the form of the tokenizers library: tokenizer.json, and what stands beside it."""
+"""A GGUF file's vocabulary in the form of the tokenizers library: tokenizer.json, and the special tokens beside it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ _CASED_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class _Pretokenizer:
-    """How a text is cut into words, before merges. A pattern of None: as GPT-2 does."""
+    """The rules that cut a text into words, before merges. A pattern of None: GPT-2's rule."""
 
     pattern: str | None = None
     splits_digits: bool = False
-    is_composed: bool = False  # first, to NFC
-    ignores_merges: bool = False  # of a word that is a token
-    adds_bos: bool = False  # where the metadata says nothing
+    is_composed: bool = False  # text is first composed to NFC
+    ignores_merges: bool = False  # a word that is a token is not merged
+    adds_bos: bool = False  # where the metadata does not tell
 
 
 _LLAMA3 = _Pretokenizer(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", ignores_merges=True, adds_bos=True)
@@ -90,7 +90,7 @@ class GgufVocabulary:
         }
 
     def token_ids(self) -> dict[str, Any]:
-        """Return the ids that config.json names: the token before all others, and those that end an answer."""
+        """Return the ids that config.json names: the beginning token, and the tokens that end an answer."""
         named = (self._token_id(name) for name in ("eos", "eot", "eom"))
         ends = {index for index in named if index is not None}
         ends |= {self._ids[end] for end in _ENDS if self._kind_of(end) == _CONTROL}
@@ -152,7 +152,7 @@ class GgufVocabulary:
             yield [left, right]
 
     def _merges_by_score(self) -> list[list[str]]:
-        """Return all pairs of tokens that are a third together, its score deciding which is merged first."""
+        """Return all pairs of tokens that are a third together, whose score decides which is merged first."""
         scores = self._array("scores", float)
         if len(scores) != len(self._tokens):
             raise self._wrong("scores", "a score of each token is expected")
@@ -166,14 +166,14 @@ class GgufVocabulary:
         return [[self._tokens[left], self._tokens[right]] for _, _, left, right in sorted(pairs)]
 
     def _added(self) -> Iterator[dict[str, Any]]:
-        """Yield the tokens that are looked for before all else; those that a text may show are not special."""
+        """Yield the tokens that are found in a text before all others; tokens that a text may show are not special."""
         for index, (token, kind) in enumerate(zip(self._tokens, self._kinds, strict=True)):
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token:
                 how = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
                 yield {"id": index, "content": token, **how, "special": kind != _USER_DEFINED}
 
     def _post_processor(self, adds_bos: bool) -> dict[str, Any] | None:
-        """Return what adds the tokens that stand around a plain prompt; None where there are none."""
+        """Return the step that adds the tokens around a plain prompt; None if there are none."""
         bos = self._token_id("bos") if self._flag("add_bos_token", adds_bos) else None
         eos = self._token_id("eos") if self._flag("add_eos_token", False) else None
         if bos is None and eos is None:

@@ -1,8 +1,8 @@
 """Compiles the C++ kernels of `csrc` for this machine and keeps the library in a cache directory.
 
-`SLUICE_CACHE_DIR` names the directory (default ~/.cache/sluice). A library's name carries what it was made from:
-sources and flags, the processor's features, and the compiler. Its last 32 bytes are the SHA-256 of all before them, so
-that a damaged file is never mapped. No failure here is an error: without a library the torch kernels serve.
+`SLUICE_CACHE_DIR` names the directory (default ~/.cache/sluice). A library's name is made of its sources and flags, the
+processor's features, and the compiler. Its last 32 bytes are the SHA-256 of all before them, so that a damaged file is
+never mapped. No failure here is an error: without a library the torch kernels serve.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from backend.errors import ConfigError
 from backend.timed_run import end_on_signals, run_within
 
 log = logging.getLogger(__name__)
@@ -36,14 +37,15 @@ COMMON_FLAGS = (
     "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-ffp-contract=off",  # a compiler that fuses products with sums does so in one copy of a loop and not in another
+    "-ffp-contract=off",  # a compiler that fuses products with sums may do so in one copy of a loop only
 )
+BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86-64, and of Arm
 MACHINE_FLAGS = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe says what a library is made from, and where it is kept."""
+    """A library's sources, flags and compiler, and the directory that it is kept in."""
 
     sources: tuple[Path, ...]
     flags: tuple[str, ...]
@@ -52,7 +54,9 @@ class Recipe:
 
     @property
     def stem(self) -> str:
-        """The file name without the compiler: any library that begins so runs here and does what the sources say."""
+        """The file name without the compiler: any library with this beginning runs here and is compiled from these
+        sources.
+        """
         digest = hashlib.sha256("\0".join((*self.flags, _cpu_features())).encode())
         for path in sorted(SOURCES.iterdir()):
             digest.update(path.name.encode() + path.read_bytes())
@@ -78,7 +82,11 @@ def recipe() -> Recipe:
 
 
 def cache_directory() -> Path:
-    return Path(os.environ.get("SLUICE_CACHE_DIR") or "~/.cache/sluice").expanduser()
+    """Return `$SLUICE_CACHE_DIR`, or `~/.cache/sluice`. Raises `ConfigError` for an unknown home directory."""
+    try:
+        return Path(os.environ.get("SLUICE_CACHE_DIR") or "~/.cache/sluice").expanduser()
+    except RuntimeError:
+        raise ConfigError("this user's home directory is not known: set SLUICE_CACHE_DIR to a whole path") from None
 
 
 def find_compiler() -> str | None:
@@ -87,7 +95,7 @@ def find_compiler() -> str | None:
 
 
 def cached() -> Path | None:
-    """Return the library for this machine and these sources, if one is in the cache and undamaged."""
+    """Return the library for this machine and these sources, if an undamaged one is in the cache."""
     made = recipe()
     candidates = sorted(made.directory.glob(f"{made.stem}-*.so"))
     if made.compiler is not None and (exact := made.target()) in candidates:
@@ -119,7 +127,7 @@ def load_library(wait: bool) -> ctypes.CDLL | None:
     """Load the cached library. If there is none, compile it now (`wait`) or in the background for the next start."""
     try:
         path = cached()
-    except (OSError, RuntimeError) as error:  # the cache is not readable, or has no home
+    except (OSError, ConfigError) as error:  # the cache is not readable, or the user has no home
         log.warning("no cache for compiled kernels, torch kernels serve instead: %s; set SLUICE_CACHE_DIR", error)
         return None
     if path is None and wait:
@@ -141,16 +149,29 @@ def build_in_background() -> None:
 
 
 def _compiler_version(compiler: str) -> str:
-    return run_within(VERSION_SECONDS, [compiler, "--version"], check=False).stdout
+    """Return what a compiler says of itself; nothing where it cannot be run, or does not answer."""
+    try:
+        return run_within(VERSION_SECONDS, [compiler, "--version"], check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("the compiler does not tell its version: %s", error)
+        return ""
 
 
 def _cpu_features() -> str:
-    """Return the processor's list of features as the kernel gives it: the same text on every core, at every start."""
+    """Return the processor's list of features from the operating system: the same text on every core, at every
+    start.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.machine())
+
+
+@functools.cache
+def multiplies_in_bfloat16() -> bool:
+    """Return True if the processor has instructions for that; elsewhere libraries of others do it all the same."""
+    return not BFLOAT16_FEATURES.isdisjoint(_cpu_features().split())
 
 
 def sealed(library: bytes) -> bytes:
@@ -168,7 +189,12 @@ def build_command() -> int:
     if parser.parse_args().background:
         os.nice(19)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    if (path := cached()) is not None:
+    try:
+        path = cached()
+    except (OSError, ConfigError) as error:
+        sys.stderr.write(f"no cache for compiled kernels: {error}\n")
+        return 1
+    if path is not None:
         sys.stdout.write(f"up to date: {path}\n")
     elif (path := build()) is not None:
         sys.stdout.write(f"built {path} ({path.stat().st_size // 1024} KiB)\n")

@@ -1,4 +1,4 @@
-"""On a CPU the operations are C++; only products in bfloat16 are oneDNN's, where the processor multiplies in it."""
+"""The operations on a CPU are C++; only products in bfloat16 are oneDNN's, if the processor multiplies in bfloat16."""
 
 import ctypes
 import importlib
@@ -26,8 +26,8 @@ KINDS = ("auto", "native", "triton", "torch", "reference")
 class CpuOps:
     """`Ops` by the library of `csrc`, for contiguous CPU tensors of the types in `native.DTYPES`.
 
-    Raises AttributeError when the library lacks a function. Heads that its attention does not take (see `supports`)
-    go to `TorchOps`.
+    Raises AttributeError when the library lacks a function. Heads of a shape that its attention does not take (see
+    `supports`) go to `TorchOps`.
     """
 
     captures = False
@@ -55,16 +55,16 @@ class CpuOps:
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if weight.dtype == torch.float16:
             return widened(PackedLinear(self._library, weight.float(), bias))
-        if weight.dtype == torch.bfloat16 and packs(torch.bfloat16):
+        if weight.dtype == torch.bfloat16 and build.multiplies_in_bfloat16() and packs(torch.bfloat16):
             product = TiledLinear(weight, bias)
             self.batch_invariant &= product.batch_invariant
             return product
         return PackedLinear(self._library, weight, bias)
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
-        shape = (stack.num_heads, stack.num_kv_heads, stack.head_dim)
         packed = all(isinstance(linear, PackedLinear) for layer in stack.layers for linear in layer.linears)
-        if not packed or not self.supports(stack.final_norm.dtype, *shape):
+        dtype = stack.final_norm.dtype
+        if not packed or not self.supports(dtype, stack.num_heads, stack.num_kv_heads, stack.head_dim):
             return None
         return NativeLayers(self._library, stack)
 
@@ -241,7 +241,7 @@ def select_ops(
 
 
 def _triton(device: torch.device) -> Ops:
-    """Return Triton's operations, imported only when chosen: the package is not everywhere, and takes a while."""
+    """Return Triton's operations, imported only when chosen: the package is not everywhere, and its import is slow."""
     if device.type != "cuda":
         raise ConfigError(f"kernels triton run on a CUDA device, not on {device.type}: choose auto or native")
     try:

@@ -1,8 +1,8 @@
-"""Products of a few rows with a weight read it once: in these kernels little stands between two such reads.
+"""Products of a few rows with a weight read the weight once, and these kernels leave little time between two reads.
 
-A decode of few sequences takes as long as its weights take to be read, if nothing stands between two products. So what
-is done with a product's result is part of its kernel, which is launched while the one before it still runs. The norm
-before a product is a kernel of its own: every program would compute it (docs/decisions/gpu_kernels.md).
+A decode of few sequences takes as long as its weights take to be read, if no other work comes between two products. So
+the work on a product's result is part of its kernel, which is launched while the kernel before it still runs. The norm
+before a product is a kernel of its own, because every program would compute it (docs/decisions/gpu_kernels.md).
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from backend.kernels.ops import DecoderStack, Linear, Ops, StepInputs
 from backend.kernels.triton_lang import await_inputs, capability, dependent_launch, dot, gated, shared_memory
 
 MAX_ROWS = 16
-WIDTH_MULTIPLE = 64  # of a weight's rows: of two tiles, gates and what they gate
+WIDTH_MULTIPLE = 64  # of a weight's rows: of two tiles, gates and their gated columns
 MIN_DEPTH = 32  # of a tile
 DEEP_PIPELINE_BYTES = 160 << 10  # of shared memory, with which more stages are in flight
 
@@ -35,7 +35,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
-    """The columns of the result that a program computes, and from how many numbers of each row at a time."""
+    """The columns of the result that a program computes, and the numbers of each row that it reads at a time."""
 
     columns: int
     depth: int
@@ -44,10 +44,10 @@ class ProductTile:
 
 
 def product_tile(width: int, depth: int, gates: bool, x: Tensor) -> ProductTile:
-    """Return a tile: 16 KiB of a 16-bit weight a stage, or 8 in narrow products, for the sake of more programs."""
+    """Return a tile: 16 KiB of a 16-bit weight a stage, or 8 in narrow products, so that there are more programs."""
     narrow = width < 2048 and not gates
     columns, warps = (16, 2) if narrow else (32, 4)
-    if x.itemsize > 2:  # in three parts, which more registers hold
+    if x.itemsize > 2:  # in three parts, which take more registers
         return ProductTile(16, min(64, _factor(depth)), warps=2, stages=4)
     stages = 4
     if shared_memory(capability(x.device)) >= DEEP_PIPELINE_BYTES:
@@ -72,7 +72,7 @@ def _product(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute some columns of the result. Numbers are rounded where the operations one by one round them."""
+    """Compute some columns of the result. Numbers are rounded where the separate operations round them."""
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     depth = tl.arange(0, BLOCK_K)
@@ -104,7 +104,7 @@ def _product(
 
 
 def multiply(out: Tensor, x: Tensor, product: Product, gates: bool = False, adds: bool = False) -> Tensor:
-    """Write the product to `out`. `gates`: SiLU of its first half times the second; `adds`: to what is in `out`."""
+    """Write the product to `out`. `gates`: SiLU of its first half times the second; `adds`: it is added to `out`."""
     (rows, depth), width = x.shape, out.shape[1]
     tile = product_tile(width, depth, gates, x)
     _product[(width // tile.columns,)](
@@ -134,7 +134,7 @@ def _factor(number: int) -> int:
 
 
 class FewRowLayers:
-    """These layers run steps of up to MAX_ROWS tokens by kernels of few rows, and others by the operations."""
+    """Layers that run steps of up to MAX_ROWS tokens by kernels of few rows, and others by the operations."""
 
     def __init__(self, ops: Ops, stack: DecoderStack) -> None:
         self._ops = ops

@@ -11,7 +11,7 @@ from backend.kernels.ops import DecoderStack, Ops, StepInputs
 
 
 def run_layers(ops: Ops, stack: DecoderStack, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
-    """Return the normed hidden states [T, hidden] for the embedded tokens `residual`, which is written to."""
+    """Return the normed hidden states [T, hidden] for the embedded tokens `residual`, which is overwritten."""
     branch = torch.zeros_like(residual)
     for index, layer in enumerate(stack.layers):
         x = ops.add_rms_norm(branch, residual, layer.input_norm, stack.eps)
@@ -22,8 +22,18 @@ def run_layers(ops: Ops, stack: DecoderStack, residual: Tensor, step: StepInputs
 
 
 def attention(ops: Ops, stack: DecoderStack, index: int, qkv: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
-    """Store a layer's new keys and values, and return what its new queries attend to [T, Hq * D]."""
-    layer, caches = stack.layers[index], (blocks[:, index, 0], blocks[:, index, 1])
-    heads = (stack.num_heads, stack.num_kv_heads)
-    query = ops.rope_and_store(qkv, *heads, stack.cos_sin, layer.q_norm, layer.k_norm, stack.eps, *caches, step)
-    return ops.paged_attention(query, *caches, step, stack.head_dim**-0.5, layer.window).flatten(1)
+    """Store a layer's new keys and values, and return the attention of its new queries [T, Hq * D]."""
+    layer, k_cache, v_cache = stack.layers[index], blocks[:, index, 0], blocks[:, index, 1]
+    query = ops.rope_and_store(
+        qkv,
+        stack.num_heads,
+        stack.num_kv_heads,
+        stack.cos_sin,
+        layer.q_norm,
+        layer.k_norm,
+        stack.eps,
+        k_cache,
+        v_cache,
+        step,
+    )
+    return ops.paged_attention(query, k_cache, v_cache, step, stack.head_dim**-0.5, layer.window).flatten(1)

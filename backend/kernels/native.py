@@ -1,4 +1,4 @@
-"""The C interface of the kernel library, and what keeps pointers for it: packed weights and stacks of layers."""
+"""The C interface of the kernel library, and the owners of pointers for it: packed weights and stacks of layers."""
 
 import ctypes
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
@@ -66,7 +66,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Give every function its argument types. Raises AttributeError when the library lacks one."""
+    """Declare the argument types of every function. Raises AttributeError when the library lacks one."""
     for name, argument_types in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = argument_types
@@ -87,9 +87,9 @@ class PackedLinear:
         self._weight = weight.new_empty((padded, self.inputs))
         self._bias = None if bias is None else functional.pad(bias.float(), (0, padded - self.outputs))
         self.pointers = (self._weight.data_ptr(), pointer(self._bias))
-        source, shape = weight.contiguous(), (self.outputs, self.inputs)
+        source, threads = weight.contiguous(), torch.get_num_threads()
         library.sluice_pack_weight(
-            DTYPES[self.dtype], self.pointers[0], source.data_ptr(), *shape, torch.get_num_threads()
+            DTYPES[self.dtype], self.pointers[0], source.data_ptr(), self.outputs, self.inputs, threads
         )
         self._multiply = library.sluice_linear
         self._code = DTYPES[self.dtype]
@@ -99,13 +99,23 @@ class PackedLinear:
         assert x.dtype == self.dtype
         rows = x.shape[0]
         out = x.new_empty((rows, self.outputs))
-        shape = (rows, self.outputs, self.inputs)
-        self._multiply(self._code, out.data_ptr(), x.data_ptr(), *self.pointers, *shape, torch.get_num_threads())
+        weight, bias = self.pointers
+        self._multiply(
+            self._code,
+            out.data_ptr(),
+            x.data_ptr(),
+            weight,
+            bias,
+            rows,
+            self.outputs,
+            self.inputs,
+            torch.get_num_threads(),
+        )
         return out
 
 
-class _Linear(Structure):
-    """`PackedLinear` of layers.cpp, as the other structures are those of the same name."""
+class _LinearStruct(Structure):
+    """`PackedLinear` of layers.cpp; each of these structures has a counterpart there, and the same fields."""
 
     _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64))
 
@@ -114,17 +124,17 @@ class _Linear(Structure):
         return cls(*linear.pointers, linear.outputs, linear.inputs)
 
 
-class _Layer(Structure):
+class _LayerStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_attention_norm")),
-        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, _LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
         ("window", c_int64),
     )
 
 
-class _Stack(Structure):
+class _StackStruct(Structure):
     _fields_ = (
-        ("layers", POINTER(_Layer)),
+        ("layers", POINTER(_LayerStruct)),
         ("final_norm", c_void_p),
         ("cos_sin", c_void_p),
         *((name, c_int64) for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "dim")),
@@ -134,14 +144,14 @@ class _Stack(Structure):
     )
 
 
-class _Pool(Structure):
+class _PoolStruct(Structure):
     _fields_ = (
         ("blocks", c_void_p),
         *((name, c_int64) for name in ("block_stride", "layer_stride", "value_stride", "head_stride", "block_size")),
     )
 
 
-class _Step(Structure):
+class _StepStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("positions", "slot_mapping", "query_start", "context_lens", "block_tables")),
         *((name, c_int64) for name in ("tokens", "num_seqs", "table_width")),
@@ -153,9 +163,9 @@ class NativeLayers:
 
     def __init__(self, library: ctypes.CDLL, stack: DecoderStack) -> None:
         self._run, self._scratch_bytes = library.sluice_layers, library.sluice_layers_scratch
-        self._stack = stack  # whose tensors are pointed at
-        self._layers = (_Layer * len(stack.layers))(*map(_layer, stack.layers))
-        self._decoder = _Stack(
+        self._stack = stack  # keeps the tensors that the structures point to
+        self._layers = (_LayerStruct * len(stack.layers))(*map(_layer, stack.layers))
+        self._decoder = _StackStruct(
             self._layers,
             stack.final_norm.data_ptr(),
             stack.cos_sin.data_ptr(),
@@ -177,8 +187,8 @@ class NativeLayers:
         tokens = residual.shape[0]
         out = torch.empty_like(residual)
         scratch = torch.empty(self._scratch_bytes(self._of_decoder, tokens), dtype=torch.uint8)
-        pool = _Pool(blocks.data_ptr(), *blocks.stride()[:4], blocks.shape[4])
-        numbers = _Step(
+        pool = _PoolStruct(blocks.data_ptr(), *blocks.stride()[:4], blocks.shape[4])
+        numbers = _StepStruct(
             step.positions.data_ptr(),
             step.slot_mapping.data_ptr(),
             step.query_start.data_ptr(),
@@ -188,16 +198,23 @@ class NativeLayers:
             step.num_seqs,
             step.block_tables.stride(0),
         )
-        pointers = (out.data_ptr(), residual.data_ptr(), scratch.data_ptr())
-        self._run(self._of_decoder, byref(pool), byref(numbers), *pointers, torch.get_num_threads())
+        self._run(
+            self._of_decoder,
+            byref(pool),
+            byref(numbers),
+            out.data_ptr(),
+            residual.data_ptr(),
+            scratch.data_ptr(),
+            torch.get_num_threads(),
+        )
         return out
 
 
-def _layer(layer: DecoderLayer) -> _Layer:
+def _layer(layer: DecoderLayer) -> _LayerStruct:
     norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_attention_norm)
     linears = [linear for linear in layer.linears if isinstance(linear, PackedLinear)]
     window = NO_WINDOW if layer.window is None else layer.window
-    return _Layer(*map(pointer, norms), *map(_Linear.of, linears), window)
+    return _LayerStruct(*map(pointer, norms), *map(_LinearStruct.of, linears), window)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

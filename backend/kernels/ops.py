@@ -1,4 +1,4 @@
-"""A decoder is made of these operations; each device implements them all, and `reference` is the oracle for each."""
+"""The operations of a decoder, which each device implements; `reference` is the oracle for each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ class StepInputs:
     """The inputs of one step's ragged batch: T tokens of S sequences, each sequence's tokens contiguous and in order.
 
     A row of `block_tables` is valid for the blocks that `context_lens` needs; the rest is padding (0). A sequence
-    without tokens or context is padding, and so are tokens after those of the last sequence: their results affect no
-    other row, and a negative slot stores nothing.
+    without tokens or context is padding, and so are tokens behind the last sequence's: their results affect no other
+    row, and a negative slot stores nothing.
     """
 
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64, each token's index in its own sequence
-    slot_mapping: Tensor  # [T] int64, block * block_size + offset where the token's key and value go; -1: nowhere
+    slot_mapping: Tensor  # [T] int64, block * block_size + offset of the token's key and value; -1: nowhere
     query_start: Tensor  # [S + 1] int32, first row of each sequence
     context_lens: Tensor  # [S] int32, tokens in the cache once this step's own are stored
     block_tables: Tensor  # [S, width] int32
     num_seqs: int
     max_query_len: int
     max_context_len: int
-    num_decodes: int = 0  # leading sequences that have one token each, at row s for sequence s, or none
+    num_decodes: int = 0  # leading sequences of one token each, at row s for sequence s, or of none
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,27 @@ class RowSampling:
     top_p: Tensor  # [rows] fp32, 1: off
     seeds: Tensor  # [rows] int64
     positions: Tensor  # [rows] int64, of the sampled tokens in their sequences
-    some_min_p: bool = True  # whether any row has it, as far as the host knows: what none has takes no time
+    some_min_p: bool = True  # False if the host knows that no row has it, which saves time
     some_top_k: bool = True
     some_top_p: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class RowPenalties:
-    """The penalties of each row (0, 0, 1: none), and what its slot's sequence holds; see `backend.worker.penalties`."""
+    """The penalties of each row (0, 0, 1: none), and the tokens of its slot's sequence; see
+    `backend.worker.penalties`.
+    """
 
     slots: Tensor  # [rows] int64, no two equal
     presence: Tensor  # [rows] fp32
     frequency: Tensor  # [rows] fp32
     repetition: Tensor  # [rows] fp32
     in_prompt: Tensor  # [slots, vocab] bool
-    output_counts: Tensor  # [slots, vocab] int32, counts the sampled token of a penalised row
+    output_counts: Tensor  # [slots, vocab] int32, to which the sampled token of a penalised row is added
 
 
 SampleRows = Callable[[Tensor, RowSampling, RowPenalties | None], Tensor]
-"""Returns token ids [rows] int64 for logits [rows, vocab] fp32, which it may write to; the host waits for nothing."""
+"""Returns token ids [rows] int64 for logits [rows, vocab] fp32, which it may overwrite; the host waits for nothing."""
 
 
 Linear = Callable[[Tensor], Tensor]
@@ -79,13 +81,13 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
-        """Its products in the order in which they are computed."""
+        """The products in the order in which they are computed."""
         return self.qkv, self.output, self.gate_up, self.down
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderStack:
-    """All that stands between a decoder's embedding and its logits."""
+    """The layers between a decoder's embedding and its logits."""
 
     layers: list[DecoderLayer]
     final_norm: Tensor  # [hidden]
@@ -97,17 +99,17 @@ class DecoderStack:
 
 
 RunLayers = Callable[[Tensor, StepInputs, Tensor], Tensor]
-"""Returns the normed hidden states [T, hidden] for embedded tokens of that shape, which it may write to, the step and
+"""Returns the normed hidden states [T, hidden] for embedded tokens of that shape, which it may overwrite, the step and
 the blocks of the KV cache.
 """
 
 
 class Ops(Protocol):
-    """The operations that `model.Decoder` calls. Shapes and promises are those of the functions of the same name in
+    """The operations that `model.Decoder` calls, with the shapes and guarantees of the functions of the same name in
     `reference`.
 
-    Residual and normalisation tensors are contiguous; `gate_up` and `qkv` come straight out of a `Linear`.
-    An implementation may return memory that its next call reuses only if it says so; none does today.
+    Residual and normalisation tensors are contiguous; `gate_up` and `qkv` come straight out of a `Linear`. An
+    implementation may return memory that its next call reuses only if it says so; none does today.
     """
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -118,10 +120,8 @@ class Ops(Protocol):
         ...
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
-        """Return a function that runs all layers at once, to the same bits as the operations one by one if those are
-        `batch_invariant`.
-
-        None: the implementation has no such function, or not for these layers.
+        """Return a function that runs all layers at once, to the same bits as the operations one by one if they are
+        `batch_invariant`. None: the implementation has no function for these layers.
         """
         ...
 
@@ -160,7 +160,7 @@ class Ops(Protocol):
 
     @property
     def captures(self) -> bool:
-        """True if a CUDA graph can hold the operations: on such a device none of them asks the host for anything."""
+        """True if a CUDA graph can hold the operations, none of which then waits for the host."""
         ...
 
     @property

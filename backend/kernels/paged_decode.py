@@ -1,9 +1,9 @@
-"""This kernel computes attention of one new token a sequence, split along its paged context (flash decoding).
+"""Attention of one new token a sequence, split along its paged context (flash decoding).
 
 A program takes one chunk of one sequence's context for one KV head, whose query heads are the rows of its products.
-Chunks are sized on the device from the context lengths, so that they are about `CHUNKS_PER_MULTIPROCESSOR` for each
-multiprocessor for every mix of lengths: the launch depends on the number of sequences alone, and a CUDA graph can
-hold it. A second kernel joins the chunks of the sequences that have several (Dao et al., 2023).
+Chunks are sized on the device from the context lengths, so that there are about `CHUNKS_PER_MULTIPROCESSOR` for each
+multiprocessor in any mix of lengths: the launch depends on the number of sequences alone, and a CUDA graph can hold it.
+A second kernel joins the chunks of the sequences that have several (Dao et al., 2023).
 """
 
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ from backend.kernels.triton_lang import (
 
 CHUNKS_PER_MULTIPROCESSOR = 8
 MIN_ROWS = 16  # of a tensor-core product
-JOINED = 16  # chunks that one step of the join loads
+CHUNKS_PER_JOIN_STEP = 16  # chunks that one step of the join loads
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """The keys that one step of the loop over the context takes, and how many warps and stages run it."""
+    """The keys that one step of the loop over the context takes, and the warps and stages that run it."""
 
     keys: int
     warps: int
@@ -42,11 +42,11 @@ class DecodeTile:
 
 
 def decode_tile(q: Tensor, cache: Tensor) -> DecodeTile:
-    """Return a tile of 16 KiB in 16-bit types. Five stages, since block ids come first, are two tiles ahead.
+    """Return a tile of 16 KiB in 16-bit types. Block ids come first, so five stages are two tiles ahead.
 
-    From sm_90 on four are enough: on an H200 they took 4 to 14 % less time at every batch, as more programs fit a
-    multiprocessor. Keys and values that are converted from 8 bits need registers for both; heads of 256 then need twice
-    the warps, or they spill.
+    From sm_90 on four stages are enough: on an H200 they took 4 to 14 % less time at every batch, because more
+    programs fit a multiprocessor. Keys and values that are converted from 8 bits need registers for both; heads of
+    256 then need twice the warps, or they spill.
     """
     head_dim, converted = q.shape[2], cache.itemsize == 1
     if q.dtype == torch.float32:
@@ -58,7 +58,7 @@ def decode_tile(q: Tensor, cache: Tensor) -> DecodeTile:
 
 @triton.jit
 def _visible(context_lens, sequences, num_seqs, window):
-    """Return how many keys the new token of each of `sequences` sees; 0 beyond the batch."""
+    """Return the number of keys that the new token of each of `sequences` sees; 0 beyond the batch."""
     return tl.minimum(tl.load(context_lens + sequences, mask=sequences < num_seqs, other=0), window)
 
 
@@ -167,7 +167,7 @@ def _join(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    JOINED: tl.constexpr,
+    CHUNKS_PER_JOIN_STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Store the weighted mean of a sequence's chunks for one query head; zeros for a row without context."""
@@ -189,8 +189,8 @@ def _join(
     largest = -float("inf")
     total = 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
-    for base in range(0, num_chunks, JOINED):
-        chunks = base + tl.arange(0, JOINED)
+    for base in range(0, num_chunks, CHUNKS_PER_JOIN_STEP):
+        chunks = base + tl.arange(0, CHUNKS_PER_JOIN_STEP)
         real = chunks < num_chunks
         rows = (first + chunks).to(tl.int64) * num_heads + head
         lse = tl.load(partial_lse + rows, mask=real, other=-float("inf"))
@@ -218,7 +218,7 @@ def paged_decode(
     num_seqs: int,
     scale: float,
     window: int | None,
-    kv_scales: tuple[float, float] = (1.0, 1.0),  # what 8-bit keys and values are multiplied by
+    kv_scales: tuple[float, float] = (1.0, 1.0),  # by which 8-bit keys and values are multiplied
 ) -> None:
     """Compute attention of row s over the first `context_lens[s]` keys of sequence s, for the first `num_seqs` rows."""
     _, num_heads, head_dim = q.shape
@@ -268,7 +268,7 @@ def paged_decode(
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
         BLOCK_N=shape.keys,
-        JOINED=JOINED if block_d <= 128 else JOINED // 2,
+        CHUNKS_PER_JOIN_STEP=CHUNKS_PER_JOIN_STEP if block_d <= 128 else CHUNKS_PER_JOIN_STEP // 2,
         num_warps=1,
         **dependent_launch(q.device),
     )

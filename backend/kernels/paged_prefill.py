@@ -1,4 +1,4 @@
-"""This kernel computes causal attention of ragged chunks of new tokens over their paged contexts (Dao, 2023).
+"""Causal attention of ragged chunks of new tokens over their paged contexts (Dao, 2023).
 
 A program takes a run of one sequence's new tokens for one KV head. Its rows are (token, query head) pairs, so that the
 keys and values it reads serve every query head of the group, and short chunks still fill a tile.
@@ -31,7 +31,9 @@ MIN_WIDTH = 16  # of a tensor-core product
 
 @dataclass(frozen=True, slots=True)
 class PrefillTile:
-    """The (token, query head) rows of a program, the keys of one step of its loop, and how it is run."""
+    """The (token, query head) rows of a program, the keys of one step of its loop, and the warps and stages that run
+    it.
+    """
 
     rows: int
     keys: int
@@ -69,8 +71,8 @@ def prefill_tile(q: Tensor, cache: Tensor) -> PrefillTile:
 
 @triton.jit
 def _block(start, offsets, BLOCK_SIZE: tl.constexpr):
-    """Return the places in a block table of the keys at start + offsets, start being a multiple of their number."""
-    if offsets.shape[0] % BLOCK_SIZE == 0:  # what is the same in every tile is computed once
+    """Return the places in a block table of the keys at start + offsets, where start is a multiple of their number."""
+    if offsets.shape[0] % BLOCK_SIZE == 0:  # values that are the same in every tile are computed once
         result = start // BLOCK_SIZE + offsets // BLOCK_SIZE
     else:
         result = (start + offsets) // BLOCK_SIZE
@@ -102,12 +104,12 @@ def _attend(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Return sums of weights and weighted values over the keys in [begin, end), begin being a multiple of BLOCK_N.
+    """Return sums of weights and weighted values over the keys in [begin, end), where begin is a multiple of BLOCK_N.
 
     Every row sees all of the keys in [plain_begin, plain_end).
 
-    Block ids are loaded a tile before they are used, into registers: were they loaded where they are used, the compiler
-    would spend a stage of its pipeline on them, and wait for keys and values where it has just begun to copy them.
+    Block ids are loaded into registers a tile before they are used: otherwise the compiler would spend a stage of its
+    pipeline on them, and wait for keys and values just after it began to copy them.
     """
     real = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
     dims = tl.arange(0, BLOCK_D)[None, :]
@@ -164,7 +166,7 @@ def _prefill(
     PDL: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP
-    item = tl.num_programs(0) - 1 - tl.program_id(0)  # the last runs of a prompt see the most keys: they start first
+    item = tl.num_programs(0) - 1 - tl.program_id(0)  # the last runs of a prompt see the most keys, so they start first
     head = tl.program_id(1)
     num_heads = tl.num_programs(1) * GROUP
     sequence, first, before = 0, 0, 0
@@ -223,7 +225,7 @@ def paged_prefill(
     num_tokens: int,  # at least the tokens of sequences from `first_seq` on
     scale: float,
     window: int | None,
-    kv_scales: tuple[float, float] = (1.0, 1.0),  # what 8-bit keys and values are multiplied by
+    kv_scales: tuple[float, float] = (1.0, 1.0),  # by which 8-bit keys and values are multiplied
 ) -> None:
     """Compute attention of the new tokens of sequences [first_seq, num_seqs), whose own keys are in the cache.
 

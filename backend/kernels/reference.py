@@ -74,7 +74,7 @@ def rope_and_store(
 
 
 def cast_to_cache(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `x` as a cache of `dtype` holds it. To e4m3 it is rounded to nearest even, and at most the largest."""
+    """Return `x` as a cache of `dtype` holds it. For e4m3 it is rounded to nearest even, and clamped to the largest."""
     if dtype == torch.float8_e4m3fn:
         x = x.float().clamp(-E4M3_LARGEST, E4M3_LARGEST)
     return x.to(dtype)
@@ -113,9 +113,9 @@ def paged_attention(
 def apply_token_bitmask(
     logits: Tensor,  # [rows, vocab] fp32, each row contiguous
     bitmasks: Tensor,  # [masks, words] int32; bit t % 32 of word t // 32: token t is allowed
-    indices: Tensor,  # [rows] int32, the mask of each row; negative: the row stays as it is
+    indices: Tensor,  # [rows] int32, the mask of each row; negative: the row stays unchanged
 ) -> None:
-    """Write -inf over the logits of tokens that a row's mask does not allow, those beyond its words among them."""
+    """Write -inf over the logits of tokens that a row's mask does not allow, and of tokens beyond its words."""
     for row, index in enumerate(indices.tolist()):
         if index >= 0:
             bits = bitmasks[index].unsqueeze(1) >> torch.arange(32, device=logits.device) & 1
@@ -125,7 +125,7 @@ def apply_token_bitmask(
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Return the product with `weight` [out_features, in_features], which is kept as it is."""
+    """Return the product with `weight` [out_features, in_features], which is not repacked."""
     return partial(torch.nn.functional.linear, weight=weight, bias=bias)
 
 

@@ -1,4 +1,4 @@
-"""These kernels normalise rows by their root mean square, adding to a residual first or not, and apply SiLU."""
+"""Kernels by row: the root-mean-square norm, with or without an addition to the residual before, and SiLU."""
 
 import torch
 import triton
@@ -35,7 +35,7 @@ def launch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def launch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Launch the kernel of `reference.add_rms_norm`: `residual` takes the sum."""
+    """Launch the kernel of `reference.add_rms_norm`, which adds to `residual` in place."""
     assert residual.is_contiguous()
     return _launch(x, residual, weight, eps)
 

@@ -1,13 +1,13 @@
-"""These kernels sample tokens from logits on the device: no sort of the vocabulary, no answer that the host waits for.
+"""Sampling kernels draw tokens from logits on the device, without a sort of the vocabulary or a wait of the host.
 
-The order and the meaning of each filter, and the draw, are those of `backend.worker.sampler`, whose tokens these are:
-cut-offs on a row's own logits, equal logits kept or cut together, and the inversion of the cumulative distribution at a
-number hashed from (seed, position).
+The order and the meaning of each filter, and the draw, are those of `backend.worker.sampler`, so that the tokens are
+the same: cut-offs on a row's own logits, equal logits kept or cut together, and the inversion of the cumulative
+distribution at a number hashed from (seed, position).
 
-One kernel reads the logits once, in tiles over the whole device: it applies penalties, and leaves each tile's largest
-logit and mass. Where rows have filters, a second one gathers what can be within their cut-offs, from the tiles that
-have any of it (`sampling_search`). The last kernel, a program a row, draws a filtered row's token from what was
-gathered; for another it needs no more than the tiles' masses and one tile.
+One kernel reads the logits once, in tiles over the whole device: it applies penalties, and stores each tile's largest
+logit and mass. If rows have filters, a second kernel gathers the logits that may be within their cut-offs, from the
+tiles that have any (`sampling_search`). The last kernel, a program a row, draws a filtered row's token from the
+gathered logits; for another row it needs no more than the tiles' masses and one tile.
 """
 
 import torch
@@ -20,8 +20,8 @@ from backend.kernels.sampling_search import FAR, MAX_VOCAB, UNFILTERED, below, d
 from backend.kernels.triton_lang import await_inputs, dependent_launch, multiprocessors
 
 TILE = 1024
-CAPACITY = 16384  # candidates of a row that are gathered
-WIDTH = 256  # of them that are summed up at a time, one a thread
+CAPACITY = 16384  # the most gathered candidates of a row
+WIDTH = 256  # candidates that are summed up at a time, one a thread
 GATHERING = 16  # programs on a multiprocessor
 
 
@@ -104,7 +104,7 @@ def _draw(logits, tile_mass, drawn, largest, heat, vocab, TILE: tl.constexpr, TI
     """Draw the token of an unfiltered row: first the tile in which the cumulative mass passes the draw, then the place.
 
     `tile_mass` [TILES] fp64 is relative to the row's largest logit, 0 beyond the row's tiles. The tile's weights add up
-    to what is rounded otherwise: the draw takes as large a share of the one as of the other.
+    to a sum that is rounded otherwise: the draw takes the same share of both.
     """
     tiles = tl.arange(0, TILES)
     target = drawn * tl.sum(tile_mass, 0)

@@ -1,17 +1,17 @@
-"""This search finds the cut-offs of a row with filters, and the token drawn within them, among a few of its logits.
+"""Finds the cut-offs of a row with filters, and the token drawn within them, among a few of its logits.
 
-A logit is told by its distance: how far it lies, divided by the temperature (`heat`), below the row's largest.
-Distances are fp32 numbers >= 0, whose bits order as they do: a cut-off is such bits, exact to the last one. Logits are
-divided before they are subtracted, as `backend.worker.sampler` does, and everywhere alike: when the temperature is low
-the quotients are large, and what they are rounded by is no longer small beside a distance.
+A logit is represented by its distance: its difference from the row's largest, divided by the temperature (`heat`).
+Distances are fp32 numbers >= 0, whose bits order as they do: a cut-off is the bits of a distance, exact to the last
+one. Logits are divided before they are subtracted, as in `backend.worker.sampler`, and everywhere alike: at a low
+temperature the quotients are large, and their rounding is no longer small beside a distance.
 
 No filter's cut-off lies beyond a bound that follows from the tiles' largest logits and masses. Programs over the whole
 device gather the candidates within it, in no order. Then one program a row narrows down three answers in turn: the bits
-within which `top_k` candidates lie, those within which these have a share `top_p` of the mass, and the token up to
+within which `top_k` candidates lie, the bits within which these have a share `top_p` of the mass, and the token up to
 which these have the mass drawn. A round sums up to `WAYS` ends at once. Masses are counted in whole units, so that the
-order in which they are added changes nothing. A row with more candidates than there is room for is read whole: for
-either cut-off three times and once more, as a rule, until what is unsettled has room, and little more than once for
-the token.
+order of additions changes nothing. A row with more candidates than there is room for is read whole: as a rule three
+times and once more for either cut-off, until the unsettled candidates have room, and little more than once for the
+token.
 """
 
 import triton
@@ -19,19 +19,19 @@ import triton.language as tl
 
 from backend.kernels.triton_lang import await_inputs
 
-FAR = tl.constexpr(87.0)  # beyond it a weight, exp(-distance), is no normal fp32 number: none is drawn from there
+FAR = tl.constexpr(87.0)  # beyond it a weight, exp(-distance), is no normal fp32 number, and its token is never drawn
 UNFILTERED = tl.constexpr(-1)  # the cut-off of a row of which every logit is kept
-UNITS = tl.constexpr(2.0**44)  # of mass that the largest logit has
-MAX_VOCAB = 1 << 19  # whose masses 63 bits hold
+UNITS = tl.constexpr(2.0**44)  # the mass of the largest logit
+MAX_VOCAB = 1 << 19  # the most tokens whose masses 63 bits hold
 WAYS = tl.constexpr(8)
-WIDE = tl.constexpr(4)  # times as many logits of a whole row are summed up at a time as of those gathered
-NARROW = tl.constexpr(3)  # rounds after each of which candidates that are settled are left out
+WIDE = tl.constexpr(4)  # logits of a whole row that are summed up at a time, as a multiple of gathered ones
+NARROW = tl.constexpr(3)  # rounds after each of which settled candidates are left out
 BY_NUMBER, BY_MASS, DRAW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
 def distances(x, largest, heat):
-    """Return how far below `largest` the logits `x` lie; infinitely far for those that cannot be drawn."""
+    """Return the distances of the logits `x` below `largest`; infinity for tokens that cannot be drawn."""
     return tl.maximum(tl.where(x > -float("inf"), largest / heat - x / heat, float("inf")), 0.0)
 
 
@@ -45,8 +45,8 @@ def below(source, indices, real, largest, heat):
 def _distance_of_number(nearest, mass, number, bound, slack, TILE: tl.constexpr):
     """Return a distance within which `number` logits lie, `bound` at most, by bisection.
 
-    Of a tile, its largest is within its distance `nearest`, and as many as its mass exceeds what those beyond can have:
-    none weighs more than the largest, of which `mass` counts 1.
+    A tile's largest logit is within its distance `nearest`. Within a distance lie at least as many of the tile's logits
+    as its mass exceeds the most that the others can have: none weighs more than the largest, of which `mass` counts 1.
     """
     near, far = tl.zeros([], tl.float32), bound
     sure = (mass * (1 - slack)).to(tl.float32)
@@ -54,7 +54,7 @@ def _distance_of_number(nearest, mass, number, bound, slack, TILE: tl.constexpr)
         middle = near + (far - near) / 2
         beyond = TILE * tl.exp(tl.minimum(nearest - middle, 40.0))
         within = tl.maximum(sure - beyond, (nearest <= middle).to(tl.float32))
-        enough = tl.sum(within, 0) >= number + 1  # one more, for what sums are rounded by
+        enough = tl.sum(within, 0) >= number + 1  # one more, for the rounding of sums
         far = tl.where(enough, middle, far)
         near = tl.where(enough, near, middle)
     return far
@@ -64,7 +64,7 @@ def _distance_of_number(nearest, mass, number, bound, slack, TILE: tl.constexpr)
 def _distance_of_share(relative, total, share, bound, slack, TILE: tl.constexpr):
     """Return a distance within which a `share` of the mass lies, `bound` at most, by bisection.
 
-    What a tile has beyond a distance is no more than `TILE` times what a logit there weighs.
+    A tile's mass beyond a distance is at most `TILE` times the weight of a logit there.
     """
     near, far = tl.zeros([], tl.float32), bound
     wanted = share * total * (1 + slack)
@@ -80,8 +80,8 @@ def _distance_of_share(relative, total, share, bound, slack, TILE: tl.constexpr)
 def _bound(nearest, mass, least, number, share, quotient, vocab, TILE: tl.constexpr):
     """Return a distance that no filter's cut-off exceeds, from the tiles' masses and their largest logits' distances.
 
-    Min-p is its own bound. Without it and top-k, the last logit that top-p keeps weighs more than an equal share of
-    what is cut. `quotient` is the row's largest.
+    Min-p is its own bound. Without it and top-k, the last logit that top-p keeps weighs more than an equal share of the
+    mass that is cut. `quotient` is the row's largest.
     """
     bound = tl.where(least > 0, -tl.log(tl.maximum(least, 1e-37)), FAR)
     slack = 1e-5 + 1e-6 * tl.abs(quotient)  # of weights, by the rounding of large quotients
@@ -100,7 +100,7 @@ def _bound(nearest, mass, least, number, share, quotient, vocab, TILE: tl.conste
 def gather(
     near,  # [rows, CAPACITY] fp32, the distances of candidates
     tokens,  # [rows, CAPACITY] int32
-    counts,  # [rows] int32, 0: of candidates, with those for which there is no room
+    counts,  # [rows] int32, of candidates, room or not; 0 before
     cuts,  # [rows] int32, the bits within which candidates lie
     logits,  # [rows, vocab] fp32
     tile_largest,  # [rows, tiles] fp32
@@ -111,7 +111,7 @@ def gather(
     top_p,
     num_tiles,
     vocab,
-    tiles_each,  # that a program takes
+    tiles_each,  # tiles of one program
     CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
@@ -149,7 +149,7 @@ def gather(
 
 @triton.jit
 def _candidates(near, tokens, logits, indices, end, largest, heat, GATHERED: tl.constexpr):
-    """Return the distances and tokens of candidates before `end`: of those gathered, or of the row's logits."""
+    """Return the distances and tokens of candidates before `end`: of the gathered ones, or of the row's logits."""
     if GATHERED:
         distance = tl.load(near + indices, mask=indices < end, other=float("inf"))
         token = tl.load(tokens + indices, mask=indices < end, other=0)
@@ -202,7 +202,7 @@ def _gather_between(
     CAPACITY: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Gather candidates beyond `low` and up to `high` (bits), in place; returns how many there are, room or not."""
+    """Gather candidates beyond `low` and up to `high` (bits), in place; returns their number, room or not."""
     kept = tl.zeros([], tl.int32)
     for base in range(0, end, WIDTH):
         indices = base + tl.arange(0, WIDTH)
@@ -212,7 +212,7 @@ def _gather_between(
         ordinals = tl.cumsum(held.to(tl.int32), 0)
         places = kept + ordinals - 1
         kept += tl.max(ordinals, 0)
-        tl.debug_barrier()  # what is overwritten is read
+        tl.debug_barrier()  # overwritten entries have been read
         tl.store(near + places, distance, mask=held & (places < CAPACITY))
         tl.store(tokens + places, token, mask=held & (places < CAPACITY))
     tl.debug_barrier()
@@ -221,7 +221,9 @@ def _gather_between(
 
 @triton.jit
 def _wanted(sought, kept, number, share, alone, total, drawn):
-    """Return the sum that is sought, from the mass `kept` so far; of all logits, `total`, where top-p is `alone`."""
+    """Return the sum that is sought, from the mass `kept` so far; if top-p is `alone`, from the `total` of all
+    logits.
+    """
     of_mass = tl.where(alone, total * UNITS, kept.to(tl.float64))
     wanted = tl.maximum((share * of_mass).to(tl.int64), 1)  # the largest logit is kept
     wanted = tl.where(sought == BY_NUMBER, number.to(tl.int64), wanted)
@@ -248,15 +250,15 @@ def _search(
     CAPACITY: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Return the first bits, or token, at which the sum is the wanted one, or the last; and how many candidates are
-    left.
+    """Return the first bits, or token, at which the sum is the wanted one, or the last; and the number of candidates
+    that are left.
     """
     ways = tl.arange(0, WAYS) + 1
     high = tl.where(sought == DRAW, vocab - 1, cut).to(tl.int64)
-    low = tl.full([], -1, tl.int64)  # up to it the wanted sum is not reached; up to `high` it is, if at all
+    low = tl.full([], -1, tl.int64)  # up to `low` the wanted sum is not reached; up to `high` it is, if at all
     below_low, below_high = tl.zeros([], tl.int64), tl.full([], 1 << 62, tl.int64)  # the sums up to them
     wanted = tl.zeros([], tl.int64)
-    listed, unlisted = count, tl.zeros([], tl.int64)  # candidates to sum up, and the sum of those before them
+    listed, unlisted = count, tl.zeros([], tl.int64)  # candidates to sum up, and the sum of the ones before them
     rounds = 0
     while high - low > 1:
         ends = (low + (high - low) * ways // WAYS).to(tl.int32)
@@ -281,8 +283,8 @@ def _search(
         below_high = tl.min(tl.where(reached, sums, below_high), 0)
         rounds += 1
         if (rounds % NARROW == 0) & (sought != DRAW) & (listed > WIDTH):
-            # What lies beyond `high` is cut. What is kept may be more than there is room for: then only what is between
-            # `low` and `high` is gathered, for this search alone.
+            # Candidates beyond `high` are cut. The rest may exceed the room: then only candidates between `low` and
+            # `high` are gathered, for this search alone.
             fits = (count <= CAPACITY) | ((sought == BY_NUMBER) & (below_high <= CAPACITY) & (listed > CAPACITY))
             lowest, highest = tl.where(fits, -1, low).to(tl.int32), high.to(tl.int32)
             if gathered:
@@ -321,7 +323,7 @@ def draw_within(
     `total` fp64 is the mass of all logits, relative to the largest.
     """
     token = tl.zeros([], tl.int32)
-    alone = (number <= 0) & (least <= 0)  # top-p is then of logits, too, that are no candidates
+    alone = (number <= 0) & (least <= 0)  # top-p then counts logits, too, that are no candidates
     for sought in range(3):
         if (sought == DRAW) | ((sought == BY_NUMBER) & (number > 0)) | ((sought == BY_MASS) & (share < 1)):
             found, count = _search(

@@ -1,6 +1,7 @@
-"""This kernel applies the rotary embedding to queries and keys and writes keys and values to the paged cache.
+"""Applies the rotary embedding to queries and keys, and writes keys and values to the paged cache.
 
-One pass reads the output of the QKV product and writes what attention reads: the rotated keys never travel apart.
+One pass reads the output of the QKV product and writes the inputs of attention: rotated keys make no extra trip through
+memory.
 """
 
 import triton
@@ -10,12 +11,13 @@ from torch import Tensor
 from backend.kernels.ops import StepInputs
 from backend.kernels.triton_lang import await_inputs, dependent_launch, kernel_view, to_cache
 
-MOST_SINGLE_TOKENS = 1024  # of a step whose programs take one each, since they are not many
+MOST_SINGLE_TOKENS = 1024  # of a step whose programs take one token each, because the tokens are few
 
 
 @triton.jit
 def _turned(places, norm, cos, sin, halves, held, eps, NORMED: tl.constexpr, HALF: tl.constexpr):
-    """Return the heads at `places` (their first halves, [heads, D / 2]), normed and rotated: rounded, as fp32.
+    """Return the heads at `places` (their first halves, [heads, D / 2]), normed and rotated, as fp32 with the
+    reference's rounding.
 
     The norm is rounded as the reference rounds it: before and after the weight.
     """
@@ -43,7 +45,7 @@ def _store_halves(places, first, second, held, inverse_scale, HALF: tl.constexpr
 
 @triton.jit
 def _angles(cos_sin, positions, tokens, num_tokens, halves, HALF: tl.constexpr):
-    """Return the cosines and sines of `tokens`, whose positions a step knows before it begins."""
+    """Return the cosines and sines of `tokens`, whose positions are known before the step begins."""
     position = tl.load(positions + tokens, mask=tokens < num_tokens, other=0)
     places = cos_sin + position[:, None] * (2 * HALF) + halves
     return tl.load(places, mask=halves < HALF, other=0.0), tl.load(places + HALF, mask=halves < HALF, other=0.0)
@@ -77,7 +79,7 @@ def _rope_and_store(
 ):
     """Rotate the query heads of one group and the key head of TOKENS tokens, and store the key and the value heads.
 
-    All is loaded before anything is stored: loads do not pass stores, and a program mostly waits for them.
+    Everything is loaded before anything is stored: loads do not pass stores, and a program mostly waits for them.
     """
     first_token = tl.program_id(0).to(tl.int64) * TOKENS
     kv_head = tl.program_id(1)
@@ -112,7 +114,7 @@ def _rope_and_store(
 
 
 def tokens_of_program(tokens: int, elements: int) -> tuple[int, int]:
-    """Return the tokens and the warps of a program, where a half of a token's query heads of a group has `elements`."""
+    """Return the tokens and the warps of a program, if half of a token's query heads of a group has `elements`."""
     of_program = 1 if tokens <= MOST_SINGLE_TOKENS else max(1, min(4, 512 // elements))
     return of_program, max(of_program, 1 if elements <= 512 else 4)
 
@@ -128,7 +130,7 @@ def launch_rope_and_store(
     k_cache: Tensor,
     v_cache: Tensor,
     step: StepInputs,
-    kv_scales: tuple[float, float] = (1.0, 1.0),  # what 8-bit keys and values are divided by
+    kv_scales: tuple[float, float] = (1.0, 1.0),  # by which 8-bit keys and values are divided
 ) -> Tensor:
     """Launch the kernel of `reference.rope_and_store`."""
     head_dim, block_size = k_cache.shape[3], k_cache.shape[2]

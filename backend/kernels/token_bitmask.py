@@ -1,4 +1,4 @@
-"""This kernel writes -inf over the logits of tokens that a mask does not allow, and reads none."""
+"""Writes -inf over the logits of tokens that a mask does not allow, without reading logits."""
 
 import triton
 import triton.language as tl

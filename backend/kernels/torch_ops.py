@@ -1,4 +1,4 @@
-"""These operations are plain torch, which serves where there is no kernel library."""
+"""The operations in plain torch, for machines without a kernel library."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from backend.kernels.ops import Linear, StepInputs
 class TorchOps:
     """The operations of `reference` with packed linears, and torch's fused attention one sequence at a time.
 
-    The batch is never padded into one tensor: that costs 4 to 24 times more than the loop.
+    The batch is never padded into one tensor, which would cost 4 to 24 times more than the loop.
     """
 
     fuse = staticmethod(reference.one_by_one)
@@ -35,12 +35,12 @@ class TorchOps:
         starts, contexts = step.query_start.tolist(), step.context_lens.tolist()
         for s in range(step.num_seqs):
             rows = slice(starts[s], starts[s + 1])
-            k, v = gather(k_cache, v_cache, step.block_tables[s], contexts[s], rows, window)
+            k, v = gather_context(k_cache, v_cache, step.block_tables[s], contexts[s], rows, window)
             out[rows] = attend(q[rows], k.to(q.dtype), v.to(q.dtype), scale, window)
         return out
 
 
-def gather(
+def gather_context(
     k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context: int, rows: slice, window: int | None
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values [Hk, seen, D] that the sequence's new `rows` see: its context, cut by the window."""

@@ -1,4 +1,4 @@
-"""The Triton kernels share these: products, 8-bit floats, the search of a ragged batch, and facts of the device.
+"""Shared parts of the Triton kernels: products, 8-bit floats, the search of a ragged batch, and facts of the device.
 
 Importing this module imports Triton, so nothing outside the Triton kernels does.
 """
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 asks to be told; 3.10 would not fuse
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 asks for the choice; 3.10 would not fuse
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 if INTERPRETED.value:
@@ -20,7 +20,7 @@ if INTERPRETED.value:
     _patch_tensor = interpreter._patch_lang_tensor
 
     def _patch_index(tensor, scope):
-        """Triton 3.6 interprets a scalar as an array of one, of which numpy 2.4 makes no number."""
+        """Triton 3.6 interprets a scalar as an array of one, which numpy 2.4 does not convert to a number."""
         _patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.item()))
 
@@ -30,7 +30,7 @@ LOG2E = 1.4426950408889634
 NO_WINDOW = 2**31 - 1
 
 SCAN = tl.constexpr(256)
-"""Take one step of the search for the sequence that owns work item `item`, when sequence s owns `counts[s]` items."""
+"""The sequences whose counts one step of `advance` adds up."""
 
 FP8 = torch.float8_e4m3fn
 CPU_MULTIPROCESSORS = 4
@@ -47,7 +47,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def capability(device: torch.device) -> tuple[int, int]:
-    """Return the CUDA compute capability; the oldest that is supported for a CPU, where kernels are interpreted."""
+    """Return the CUDA compute capability; for a CPU, where kernels are interpreted, the oldest that is supported."""
     return CPU_CAPABILITY if device.type == "cpu" else torch.cuda.get_device_capability(device)
 
 
@@ -59,15 +59,15 @@ def shared_memory(compute_capability: tuple[int, int]) -> int:
 
 
 def kernel_view(cache: Tensor) -> Tensor:
-    """Return `cache` as a kernel takes it: e4m3 as bytes where the device cannot convert it (before sm_89)."""
+    """Return `cache` as a kernel takes it: e4m3 as bytes if the device cannot convert it (before sm_89)."""
     if cache.dtype == FP8 and capability(cache.device) < (8, 9):
         return cache.view(torch.uint8)
     return cache
 
 
 def dependent_launch(device: torch.device) -> dict[str, bool]:
-    """Return the arguments with which a kernel is launched while the one before it still runs, where a device can
-    (sm_90 on): programmatic dependent launch. Such a kernel calls `await_inputs` before it reads results of others.
+    """Return the arguments that launch a kernel while the kernel before it still runs, on devices that can (sm_90 on):
+    programmatic dependent launch. The launched kernel calls `await_inputs` before it reads the results of others.
     """
     has = not INTERPRETED.value and capability(device) >= (9, 0)
     return {"PDL": True, "launch_pdl": True} if has else {"PDL": False}
@@ -77,8 +77,8 @@ def dependent_launch(device: torch.device) -> dict[str, bool]:
 def await_inputs(PDL: tl.constexpr):  # noqa: N803
     """Let the next kernel be launched, and wait until all kernels before this one have ended: their results are there.
 
-    Every program calls this before it returns: the next kernel waits for this one alone. Results from before the last
-    product of matrices, which is launched as usual, may be read earlier.
+    Every program calls this before it returns, because the next kernel waits for this one alone. Results from before
+    the last product of matrices, which is launched as usual, may be read earlier.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -87,7 +87,7 @@ def await_inputs(PDL: tl.constexpr):  # noqa: N803
 
 @triton.jit
 def dot(a, b, acc):
-    """Return `acc + a @ b` in fp32; fp32 operands as three tf32 products, or plainly where that many parts would spill.
+    """Return `acc + a @ b` in fp32; fp32 operands as three tf32 products, or plainly if three would spill.
 
     Triton's interpreter computes bf16 products wrongly, so there operands are widened.
     """
@@ -137,9 +137,10 @@ def to_cache(x, inverse_scale, dtype: tl.constexpr):
 
 @triton.jit
 def advance(item, sequences, counts, num_seqs, found, first, before):
-    """One step of the search for the sequence that owns work item `item`, when sequence s owns `counts[s]` items.
+    """Take one step of the search for the sequence that owns work item `item`, when sequence s owns `counts[s]` items.
 
-    Returns how many sequences end at or before `item` so far, where the last of them ends, and all items so far.
+    Returns the number of sequences found so far that end at or before `item`, the end of the last of them, and all
+    items so far.
     """
     ends = before + tl.cumsum(counts, 0)
     passed = (ends <= item) & (sequences < num_seqs)

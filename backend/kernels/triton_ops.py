@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU the operations are cuBLAS' products, and Triton kernels for what stands between them."""
+"""The operations on an NVIDIA GPU: cuBLAS' products, and Triton kernels between them."""
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ from backend.kernels.token_bitmask import launch_apply_token_bitmask
 
 
 class TritonOps:
-    """These `Ops` are Triton kernels, for fp16, bf16 and fp32, and caches of those types or of e4m3.
+    """`Ops` by Triton kernels, for fp16, bf16 and fp32, and caches of those types or of e4m3.
 
     No operation waits for the device or reads back from it; launches depend on `StepInputs`' host numbers alone, so
-    that a CUDA graph of a step holds for every step with the same ones. `kv_scales` are what 8-bit keys and values
-    are stored divided by.
+    that a CUDA graph of a step holds for every step with the same ones. 8-bit keys and values are stored divided by
+    `kv_scales`.
     """
 
     batch_invariant = False  # cuBLAS adds in an order that depends on the number of rows
@@ -62,14 +62,36 @@ class TritonOps:
         """Compute attention: leading decodes by the kernel that splits contexts, all others by the prefill kernel."""
         assert q.is_contiguous()
         out = torch.empty_like(q)
-        caches = (out, q, k_cache, v_cache)
-        tables = (step.context_lens, step.block_tables)
-        # Sequences of one token each are all decodes, unless places without a token have no row to be written to.
+        # Sequences of one token each are all decodes, unless places without a token have no row to write to.
         has_rows = step.max_query_len == 1 and step.num_seqs <= q.shape[0]
         decodes = step.num_seqs if has_rows else step.num_decodes
         if decodes:
-            paged_decode(*caches, *tables, decodes, scale, window, self._kv_scales)
+            paged_decode(
+                out,
+                q,
+                k_cache,
+                v_cache,
+                step.context_lens,
+                step.block_tables,
+                decodes,
+                scale,
+                window,
+                self._kv_scales,
+            )
         if decodes < step.num_seqs:
-            span = (decodes, step.num_seqs, q.shape[0])  # all rows may be prompts': padded decodes have none
-            paged_prefill(*caches, step.query_start, *tables, *span, scale, window, self._kv_scales)
+            paged_prefill(
+                out,
+                q,
+                k_cache,
+                v_cache,
+                step.query_start,
+                step.context_lens,
+                step.block_tables,
+                decodes,
+                step.num_seqs,
+                q.shape[0],  # all rows may be prompts': padded decodes have none
+                scale,
+                window,
+                self._kv_scales,
+            )
         return out

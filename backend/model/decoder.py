@@ -1,4 +1,4 @@
-"""One decoder serves Llama, Mistral, Qwen2 and Qwen3: one forward pass, driven by ModelConfig."""
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3: one forward pass, driven by ModelConfig."""
 
 import math
 from functools import partial
@@ -68,9 +68,9 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig) -> Ten
 
 
 class Decoder:
-    """A decoder-only transformer over a paged KV cache. Holds no state between steps but its weights.
+    """A decoder-only transformer over a paged KV cache. Between steps it holds no state but its weights.
 
-    Takes `weights` over and empties it layer by layer, so that ops which repack never hold the model twice.
+    It takes `weights` over and empties it layer by layer, so that ops which repack never hold the model twice.
     `max_position` bounds the positions that a step may name.
 
     With `parallel` it is one rank's part, whose weights are its shard's, and all ranks run each step together. `config`
@@ -95,9 +95,16 @@ class Decoder:
             for index in range(config.num_layers)
         ]
         self.final_norm = weights.final_norm
-        heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-        stack = DecoderStack(self.layers, self.final_norm, self.cos_sin, config.rms_norm_eps, *heads)
-        fused = ops.fuse(stack) if parallel is None else None  # ranks meet within a layer
+        stack = DecoderStack(
+            self.layers,
+            self.final_norm,
+            self.cos_sin,
+            config.rms_norm_eps,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        fused = ops.fuse(stack) if parallel is None else None  # ranks exchange sums within a layer
         self._run_layers: RunLayers = fused or partial(run_layers, ops, stack)
         self.lm_head = ops.linear(weights.lm_head, None)
         head = weights.lm_head
@@ -112,9 +119,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Return unnormalised log-probabilities [rows, vocab] in fp32 for chosen rows [rows, hidden] of `forward`'s
-        result.
-
-        They are written to `out` if it is given.
+        result, written to `out` if it is given.
         """
         if self._wide_head is not None:
             return torch.mm(hidden, self._wide_head, out_dtype=torch.float32, out=out)
@@ -135,7 +140,7 @@ def prepare_layer(
 ) -> DecoderLayer:
     output, down = weights.output_bias, weights.down_bias
     if parallel is not None and parallel.shard.rank:
-        output = down = None  # they count once in the sum over the ranks
+        output = down = None  # counted once in the sum over the ranks
     attended, projected = ops.linear(weights.output, output), ops.linear(weights.down, down)
     return DecoderLayer(
         input_norm=weights.input_norm,

@@ -1,7 +1,8 @@
-"""A GGUF file is served from a folder in Hugging Face's form, made once for each file in the cache of this user.
+"""A GGUF file is served from a folder in Hugging Face's form, made once for each file in this user's cache.
 
-The folder holds config.json, the tokenizer and the chat template, made of the file's metadata, and a link to the file,
-from which weights are read. Whatever reads a model's folder therefore reads GGUF, and shows what was made of a file.
+The folder holds config.json, the tokenizer and the chat template, converted from the file's metadata, and a link to the
+file, from which weights are read. Every reader of a model's folder therefore reads GGUF too, and can show the converted
+files.
 """
 
 import json
@@ -21,11 +22,13 @@ from backend.kernels.build import cache_directory
 from backend.model.model_config import read_model_config
 from backend.model.shards import GGUF_LINK
 
-_FORM = 1  # of these folders: raise it when what is made of a file changes
+_FORM = 1  # the version of these folders: raise it when the conversion changes
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a GGUF file, made now if there is none. Raises `ModelLoadError` naming file and field."""
+    """Return the folder of a GGUF file, made now if it does not exist. Raises `ModelLoadError` naming file and
+    field.
+    """
     path = path.absolute()  # a link's own name: its target may be called by a digest
     status = path.stat()
     identity = (_FORM, str(path), status.st_ino, status.st_size, status.st_mtime_ns)
@@ -66,7 +69,7 @@ def _contents(file: GgufFile) -> dict[str, str]:
 
 
 def _make(folder: Path, contents: dict[str, Any], path: Path) -> None:
-    """Make the folder whole or not at all; of several that do so at once the first one wins."""
+    """Make the folder whole or not at all; of several processes that make it at once the first one wins."""
     folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent.parent, prefix="draft-"))
     try:
@@ -85,7 +88,7 @@ def _make(folder: Path, contents: dict[str, Any], path: Path) -> None:
 
 
 def _check(folder: Path, path: Path) -> None:
-    """Read config.json as the loader will, so that a complaint names the GGUF file and not what was made of it."""
+    """Read config.json as the loader will, so that an error names the GGUF file instead of the converted one."""
     try:
         read_model_config(folder)
     except ModelLoadError as error:

@@ -1,4 +1,4 @@
-"""A model's files are packaged with Sluice, in a local directory or GGUF file, or on the Hugging Face hub."""
+"""Locates a model's files: packaged with Sluice, in a local directory or GGUF file, or on the Hugging Face hub."""
 
 import re
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from backend.kernels.build import cache_directory
 from backend.model.gguf_folder import folder_of
 
 EMBEDDED = "embedded"
-"""The small model that comes with the package has this name."""
+"""The name of the small model in the package."""
 
 SMOLLM2 = "smollm2"
 """SmolLM2-135M-Instruct, which `scripts/download` fetches once for all."""
 
 _SMOLLM2_FILE = "models/SmolLM2-135M-Instruct.Q4_1.gguf"  # as in scripts/download
-_HUB_PREFIX = "hf:"  # before a name that is not to be taken for a directory's
+_HUB_PREFIX = "hf:"  # before a name that must not be read as a directory's
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
 _UNWANTED = ["*/*", "consolidated*"]
@@ -40,13 +40,13 @@ def resolve_config(name_or_path: str) -> Path:
 
 
 def _local(name_or_path: str) -> Path | None:
-    """Return the directory, None for a hub name. Raises `ModelLoadError` for what is neither."""
+    """Return the directory, None for a hub name. Raises `ModelLoadError` for any other name."""
     if name_or_path == EMBEDDED:
         return Path(__file__).parents[1] / EMBEDDED
     if name_or_path == SMOLLM2:
         return _smollm2()
-    path = Path(name_or_path).expanduser()
     try:
+        path = Path(name_or_path).expanduser()
         if name_or_path and path.is_dir():
             return path
         if path.is_file() and path.suffix == ".gguf":
@@ -56,7 +56,9 @@ def _local(name_or_path: str) -> Path | None:
                 f"{path} is a file; name a .gguf file, or the directory that holds config.json and the weights"
             )
     except OSError as error:
-        raise ModelLoadError(f"{path}: {error.strerror}") from None
+        raise ModelLoadError(f"{name_or_path}: {error.strerror}") from None
+    except RuntimeError:  # of expanduser
+        raise ModelLoadError(f"{name_or_path}: its home directory is not known: name the whole path") from None
     if _HUB_NAME.fullmatch(name_or_path.removeprefix(_HUB_PREFIX)) is None:
         raise ModelLoadError(f"there is no directory {name_or_path!r}, and a hub name has the form organisation/name")
     return None

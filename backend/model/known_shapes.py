@@ -1,4 +1,4 @@
-"""Model shapes to measure with weights drawn at random: two public ones, as their config.json say, and a small one."""
+"""Model shapes to measure with random weights: two public ones, as in their config.json, and a small one."""
 
 from dataclasses import replace
 

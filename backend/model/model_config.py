@@ -1,4 +1,4 @@
-"""The files config.json and generation_config.json of a decoder-only checkpoint are read and checked here.
+"""Reads and checks config.json and generation_config.json of a decoder-only checkpoint.
 
 The keys are those of transformers, old (`rope_theta`, `rope_scaling`, `torch_dtype`) and new (`rope_parameters`,
 `dtype`). A key that would change the arithmetic and that the decoder does not implement is refused, never skipped.
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.errors import InvalidRequest, ModelLoadError
-from backend.json_file import MAX_COUNT, JsonFile
+from backend.json_file import MAX_COUNT, MAX_LAYERS, JsonFile
 from backend.model.shards import Shards
 from backend.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Rotary frequencies are stretched for longer contexts by these; `rope` has the formulas and their sources."""
+    """The stretching of rotary frequencies for longer contexts; `decoder` has the formulas and their sources."""
 
     kind: str  # "linear", "llama3", "yarn" or "divided"
     factor: float
@@ -34,7 +34,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a Llama-family decoder: everything `weights` and `model` need to build it."""
+    """The shape of a Llama-family decoder: everything that `weights` and `decoder` need to build it."""
 
     architecture: str  # "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
     vocab_size: int
@@ -54,20 +54,20 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     tie_word_embeddings: bool
-    torch_dtype: str  # as stored: "float32", "float16", "bfloat16"; float32 where nothing says
+    torch_dtype: str  # as stored: "float32", "float16", "bfloat16"; float32 where neither file nor weights tell
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     full_attention_layers: frozenset[int] = frozenset()  # layers that ignore the sliding window
     dtype_said_by: Literal["config", "weights", "nothing"] = "config"
 
     def window(self, layer: int) -> int | None:
-        """Return how many positions back, itself included, a query of `layer` sees; None: all of them."""
+        """Return the number of positions back, itself included, that a query of `layer` sees; None: all of them."""
         return None if layer in self.full_attention_layers else self.sliding_window
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
-    """An architecture fixes these without saying so in config.json."""
+class _DecoderFamily:
+    """The facts that an architecture fixes without naming them in config.json."""
 
     model_type: str  # its other name
     always_qkv_bias: bool = False
@@ -80,16 +80,18 @@ class _Family:
 
 
 _FAMILIES = {
-    "LlamaForCausalLM": _Family("llama", bias_keys=True, mlp_bias_key=True),
-    "MistralForCausalLM": _Family("mistral", windowed=True),
-    "Qwen2ForCausalLM": _Family("qwen2", always_qkv_bias=True, windowed=True, window_switch=True),
-    "Qwen3ForCausalLM": _Family("qwen3", bias_keys=True, qk_norm=True, windowed=True, window_switch=True, head_dim=128),
+    "LlamaForCausalLM": _DecoderFamily("llama", bias_keys=True, mlp_bias_key=True),
+    "MistralForCausalLM": _DecoderFamily("mistral", windowed=True),
+    "Qwen2ForCausalLM": _DecoderFamily("qwen2", always_qkv_bias=True, windowed=True, window_switch=True),
+    "Qwen3ForCausalLM": _DecoderFamily(
+        "qwen3", bias_keys=True, qk_norm=True, windowed=True, window_switch=True, head_dim=128
+    ),
 }
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_WINDOW = 4096  # where a windowed family's config.json does not mention sliding_window; null says that there is none
+_WINDOW = 4096  # where a windowed family's config.json does not mention sliding_window; null means no window
 
-# Keys that change the arithmetic, and the values under which they do not.
+# Keys that change the arithmetic, and the values with which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "quantization_config": (),
     "compression_config": (),
@@ -115,19 +117,19 @@ def read_model_config(directory: Path) -> ModelConfig:
         raise file.wrong("model_type", f"{architecture} is a {family.model_type!r}; correct whichever is wrong")
     for key, neutral in _NEUTRAL.items():
         _refuse_unless_neutral(file, key, neutral)
-    heads = file.integer("num_attention_heads")
+    heads, layers = file.integer("num_attention_heads"), file.integer("num_hidden_layers", below=MAX_LAYERS)
     dtype, said_by = _dtype(directory, file)
     attention_bias = family.bias_keys and file.flag("attention_bias", default=False)
     rope = _rope(file)
     max_position = file.integer("max_position_embeddings")
     scaling = _rope_scaling(file, rope, max_position)
-    window, full_layers = _sliding_window(file, family)
+    window, full_layers = _sliding_window(file, family, layers)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=file.integer("vocab_size"),
         hidden_size=file.integer("hidden_size"),
         intermediate_size=file.integer("intermediate_size"),
-        num_layers=file.integer("num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=file.integer("num_key_value_heads", default=heads),
         head_dim=_head_dim(file, family, heads),
@@ -172,7 +174,7 @@ def _refuse_unless_neutral(file: JsonFile, key: str, neutral: tuple[object, ...]
         raise file.wrong(key, f"{supported} is supported")
 
 
-def _head_dim(file: JsonFile, family: _Family, heads: int) -> int:
+def _head_dim(file: JsonFile, family: _DecoderFamily, heads: int) -> int:
     hidden = file.integer("hidden_size")
     default = family.head_dim or hidden // heads
     if file.get("head_dim") is None and family.head_dim is None and hidden % heads:
@@ -203,7 +205,7 @@ def _check_whole(file: JsonFile, config: ModelConfig) -> None:
 
 
 def _dtype(directory: Path, file: JsonFile) -> tuple[str, Literal["config", "weights", "nothing"]]:
-    """Return the checkpoint's type and what says so: config.json, else the headers of the weights that are at hand."""
+    """Return the checkpoint's type and its source: config.json, else the headers of the weights in the directory."""
     key = "dtype" if file.get("dtype") is not None else "torch_dtype"
     value = file.get(key)
     if value is None:
@@ -215,7 +217,7 @@ def _dtype(directory: Path, file: JsonFile) -> tuple[str, Literal["config", "wei
 
 
 def _stored_dtype(directory: Path) -> str | None:
-    """Return None for weights that are not there, or cannot be read: what is wrong shows when they are loaded."""
+    """Return the weights' type; None if they are missing or cannot be read, which loading them will report."""
     with suppress(ModelLoadError):
         return Shards(directory).dtype
     return None
@@ -233,13 +235,13 @@ def _eos_token_ids(directory: Path, config: JsonFile) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _sliding_window(file: JsonFile, family: _Family) -> tuple[int | None, frozenset[int]]:
+def _sliding_window(file: JsonFile, family: _DecoderFamily, layers: int) -> tuple[int | None, frozenset[int]]:
     """Return the window, and the layers that see past it."""
     switched_on = not family.window_switch or file.flag("use_sliding_window", default=False)
     denied = file.mentions("sliding_window") and file.get("sliding_window") is None
     if not family.windowed or not switched_on or denied:
         return None, frozenset()
-    window, layers = file.integer("sliding_window", default=_WINDOW), file.integer("num_hidden_layers")
+    window = file.integer("sliding_window", default=_WINDOW)
     types = file.get("layer_types")
     if types is None:
         first = file.integer("max_window_layers", default=28, minimum=0) if family.window_switch else 0
@@ -258,7 +260,7 @@ def _rope_theta(file: JsonFile, rope: JsonFile | None) -> float:
 
 
 def _rope(file: JsonFile) -> JsonFile | None:
-    """Return the rope object, which has an old name and a new one; None where there is neither."""
+    """Return the rope object under its old or its new name; None if there is neither."""
     old, new = file.nested("rope_scaling"), file.nested("rope_parameters")
     if old is not None and new is not None and file.get("rope_scaling") != file.get("rope_parameters"):
         raise file.wrong("rope_scaling", "rope_parameters says otherwise: put all that is meant into one of them")
@@ -266,7 +268,7 @@ def _rope(file: JsonFile) -> JsonFile | None:
 
 
 def _rope_scaling(file: JsonFile, rope: JsonFile | None, max_position: int) -> RopeScaling | None:
-    """Return the scaling of the rope object, whichever of its two names it bears.
+    """Return the scaling of the rope object, under either of its names.
 
     "dynamic" only begins beyond max_position_embeddings, where no request is admitted: it equals no scaling.
     """
@@ -335,18 +337,20 @@ def _yarn_attention_factor(rope: JsonFile, factor: float) -> float:
 
 
 def _stretched(max_position: int, scaling: RopeScaling | None) -> int:
-    """Return the context after scaling. Checkpoints of llama3, in GGUF divided, claim the stretched one."""
+    """Return the context after scaling. Checkpoints of llama3 scaling, in GGUF "divided", name the stretched
+    context.
+    """
     if scaling is None or scaling.kind in ("llama3", "divided"):
         return max_position
     return max(max_position, int(scaling.original_max_position * scaling.factor))
 
 
 _DRAWING_KEYS = ("temperature", "top_p", "top_k", "min_p")
-_KEYS = ("repetition_penalty",)  # of greedy tokens too
+_KEYS = ("repetition_penalty",)  # applies to greedy tokens too
 
 
 def read_sampling_defaults(directory: Path) -> dict[str, Any]:
-    """Return the model's defaults for fields of `SamplingParams`; empty where the file says nothing.
+    """Return the model's defaults for fields of `SamplingParams`; empty where the file names none.
 
     `do_sample: false` makes greedy the default and overrides the other fields. Raises `ModelLoadError` for values that
     no request may have.

@@ -1,4 +1,4 @@
-"""A model's files of weights are known by their headers, without torch, which takes seconds to import."""
+"""The headers of a model's weight files, read without torch, which takes seconds to import."""
 
 import reprlib
 import stat
@@ -17,7 +17,7 @@ from backend.gguf.architecture import Architecture
 from backend.gguf.reader import GgufFile
 from backend.json_file import JsonFile
 
-NAME_MAX = 255  # bytes, of a file's name on Linux
+NAME_MAX = 255  # bytes of a file name on Linux
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 GGUF_LINK = "model.gguf"  # in the folder that `gguf_folder` makes of a file
@@ -28,10 +28,10 @@ _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A shard's header says this of one tensor."""
+    """A tensor as a shard's header describes it."""
 
     shard: Path
-    stored_as: str  # its name there
+    stored_as: str  # its name in the shard
     shape: tuple[int, ...]
     dtype: str  # in safetensors' words: "F32", "BF16", "I8"
 
@@ -39,9 +39,9 @@ class TensorInfo:
 class Shards:
     """One model.safetensors, or the shards that model.safetensors.index.json lists, or a GGUF file.
 
-    The constructor reads every header, so that a missing, truncated or contradictory file is found before any tensor
-    is read. ModelLoadError names the file. Tensors have the names of a causal language model: tensors of a base model
-    that was saved by itself get the prefix that they lack.
+    The constructor reads every header, so that a missing, truncated or contradictory file is found before any tensor is
+    read. ModelLoadError names the file. Tensors have the names of a causal language model: tensors of a base model that
+    was saved by itself get the prefix that they lack.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,12 +59,12 @@ class Shards:
             self.num_bytes = sum(prod(info.shape) * _BYTES[info.dtype] for info in stored.values())
 
     def full_name(self, stored_as: str) -> str:
-        """Return the name of the tensor that a shard holds under this one."""
+        """Return the full name of the tensor that a shard stores under this name."""
         return _BASE + stored_as if self._is_base and not stored_as.startswith(_HEAD) else stored_as
 
     @property
     def dtype(self) -> str | None:
-        """The type of most of the numbers, in torch's words; None if it is none that models are served in."""
+        """The type of most of the numbers, in torch's words; None if no model is served in it."""
         counts: Counter[str] = Counter()
         for info in self.infos.values():
             counts[info.dtype] += prod(info.shape)
@@ -72,7 +72,7 @@ class Shards:
 
 
 def _shards(directory: Path) -> tuple[Path, dict[Path, set[str] | None]]:
-    """Return the file that speaks for the checkpoint, and each shard with the tensors that an index expects in it."""
+    """Return the checkpoint's main file, and each shard with the tensors that an index expects in it."""
     single, index, gguf = directory / _SINGLE, directory / _INDEX, directory / GGUF_LINK
     if single.exists():
         return single, {single: None}
@@ -106,7 +106,7 @@ def _read_index(index: Path) -> dict[Path, set[str] | None]:
 
 
 def _is_shard_name(shard: object) -> bool:
-    """Return True for the name of a file that can lie in the folder of the index, and not elsewhere."""
+    """Return True for the name of a file in the folder of the index, and nowhere else."""
     if not isinstance(shard, str) or PurePath(shard).name != shard or not shard.endswith(".safetensors"):
         return False
     return shard.isprintable() and len(shard.encode(errors="replace")) <= NAME_MAX
@@ -149,7 +149,7 @@ def _read_header(shard: Path) -> dict[str, TensorInfo]:
 
 
 def _compare_with_index(source: Path, shard: Path, held: set[str], listed: set[str] | None) -> None:
-    """Refuse a shard that holds something else than its index says."""
+    """Refuse a shard whose tensors differ from its index."""
     if listed is None or held == listed:
         return
     name = min(held ^ listed)

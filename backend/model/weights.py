@@ -31,7 +31,7 @@ class Checkpoint(Shards):
     def tensors(self, part: Callable[[str], Slices] = lambda _: ()) -> Iterator[tuple[str, Tensor]]:
         """Yield every tensor with its name, file by file: views of the mapped file, to be copied before the next.
 
-        Of a tensor for whose name `part` returns slices, those alone are read.
+        If `part` returns slices for a tensor's name, only they are read.
         """
         for path in self.paths:
             with _opened(path) as file:
@@ -46,7 +46,7 @@ def _opened(path: Path) -> AbstractContextManager[Any]:
 
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_DERIVED = ".rotary_emb.inv_freq"  # in old checkpoints; the config says as much
+_DERIVED = ".rotary_emb.inv_freq"  # in old checkpoints; derived from the config
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _CPU = torch.device("cpu")
 MAX_WEIGHT = 1e6  # in absolute value; the largest of published models are norms of some hundreds
@@ -81,7 +81,7 @@ class Weights:
 
     @property
     def num_parameters(self) -> int:
-        """The numbers that the weights hold, a tied matrix counted once."""
+        """The count of the weights' numbers, a tied matrix counted once."""
         whole = [self.embedding, self.final_norm] + ([] if self.lm_head is self.embedding else [self.lm_head])
         fused = [getattr(layer, field.name) for layer in self.layers for field in fields(layer)]
         return sum(tensor.numel() for tensor in whole + fused if tensor is not None)
@@ -95,13 +95,13 @@ def load_weights(
     progress: Callable[[int], None] = lambda _: None,
     shard: Shard | None = None,
 ) -> Weights:
-    """Read the weights of `directory`, converting to `dtype`; one tensor beyond the model is in memory at a time.
-    Of a `shard`, only what it holds is read.
+    """Read the weights of `directory`, converting to `dtype`; one tensor beyond the model is in memory at a time. With
+    a `shard`, only its part is read.
 
-    Of a config that ties them, a head that is stored as well is held apart only where it differs from the embedding.
+    If the config ties embeddings and a head is stored as well, the head is kept only if it differs from the embedding.
     `progress` is told the bytes of each tensor read; they add up to almost `Checkpoint.num_bytes` (headers apart).
-    ModelLoadError names the file, the tensor and both shapes; all but damaged and overflowing numbers is found before
-    anything is allocated.
+    ModelLoadError names the file, the tensor and both shapes; all faults but damaged and overflowing numbers are found
+    before anything is allocated.
     """
     checkpoint = Checkpoint(directory)
     tied, stored = config.tie_word_embeddings, _HEAD in checkpoint.infos
@@ -136,8 +136,8 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, devic
 
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard | None = None) -> Weights:
-    """Return uninitialised memory of the right shapes, those of a `shard` if one is given: then the matrices over the
-    vocabulary have as many rows on each rank, of which the last rank may have some to spare, which are 0.
+    """Return uninitialised memory of the right shapes, those of a `shard` if one is given. The matrices over the
+    vocabulary then have equally many rows on each rank; spare rows of the last rank are 0.
     """
 
     def empty(*shape: int) -> Tensor:
@@ -214,7 +214,7 @@ def _layer_names(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str
 
 
 def _check(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Refuse a checkpoint whose tensors are not exactly those that the config calls for."""
+    """Refuse a checkpoint whose tensors are not exactly the tensors of the config."""
     expected = dict(checkpoint_names(config, empty_weights(config, torch.float32, torch.device("meta"))))
     remedies = {_HEAD: 'if the model ties them, set "tie_word_embeddings": true'}
     infos = {name: info for name, info in checkpoint.infos.items() if not name.endswith(_DERIVED) or name in expected}
@@ -262,7 +262,7 @@ def copy_checked(info: TensorInfo, name: str, stored: Tensor, target: Tensor) ->
 
 
 def _check_numbers(info: TensorInfo, name: str, stored: Tensor) -> None:
-    """Refuse what no training ends with: a file that was damaged would be served as empty answers, or as nonsense."""
+    """Refuse numbers that no training ends with: a damaged file would be served as empty answers, or as nonsense."""
     if not stored.numel():
         return
     low, high = (float(bound) for bound in stored.aminmax())  # NaN where any number is

@@ -1,9 +1,9 @@
 """Names KV blocks by their content: a chain of hashes over tokens, from a root that identifies the sharing scope.
 
-The digest of a block is BLAKE2b (RFC 7693) of 16 bytes, over that of the block before it and its own token ids. The
-root is keyed with a secret of the deployment, over all else that keys and values depend on, so that an attacker cannot
-search for two prompts of one name; and over the salt of the tenant or group, so that a tenant finds its own blocks
-and none of others' (CVE-2025-46570: the time to a first token told which prefixes other users had cached).
+The digest of a block is BLAKE2b (RFC 7693) of 16 bytes, over the digest of the block before it and its own token ids.
+The root is keyed with a secret of the deployment, over everything else that keys and values depend on, so that an
+attacker cannot search for two prompts of one name; and over the salt of the tenant or group, so that a tenant finds its
+own blocks alone (CVE-2025-46570: the time to a first token told which prefixes other users had cached).
 """
 
 from array import array
@@ -32,7 +32,7 @@ class BlockName:
 
 
 class HashedName(BlockName):
-    """A name with its digest, from which the next block's digest follows; it is known while it is in use.
+    """A name with its digest, from which the next block's digest follows. It is known while it is in use.
 
     A `WeakValueDictionary` would do the same, and take as long again as hashing the block.
     """

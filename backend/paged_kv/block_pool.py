@@ -1,10 +1,10 @@
-"""A block pool knows which blocks of KV memory are free. It has numbers only: the tensors are `kv_cache.py`'s."""
+"""A block pool knows which blocks of KV memory are free. It holds numbers only: `kv_cache` has the tensors."""
 
 from typing import Protocol
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Return how many blocks hold `num_tokens` tokens."""
+    """Return the number of blocks that hold `num_tokens` tokens."""
     return -(-num_tokens // block_size)
 
 
@@ -30,7 +30,9 @@ class BlockPool(Protocol):
 
 
 class PagedPool:
-    """A pool of which any free block will do (PagedAttention, Kwon et al., 2023). The last one freed is reused next."""
+    """A pool in which any free block will do (PagedAttention, Kwon et al., 2023). The block freed last is reused
+    next.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -43,7 +45,7 @@ class PagedPool:
 
     @property
     def free_blocks(self) -> list[int]:
-        """The free blocks, the one that is reused next last."""
+        """The free blocks; the next to be reused is last."""
         return self._free.copy()
 
     def allocate(self, count: int) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""A block table: the KV blocks that a sequence holds, and the account of what its tenant is charged for them."""
+"""A block table: the KV blocks that a sequence holds, and the account of its tenant's charge for them."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 class BlockTable:
     """The blocks of one sequence, or of the pin that keeps its cached prompt while it waits; compared by identity.
 
-    `Holdings` writes it; `Pins` adds what a pin was charged to its sequence. A block shared by several sequences of a
+    `Holdings` writes it; `Pins` adds a pin's charge to its sequence's table. A block shared by several sequences of a
     tenant is on one account at a time, so that the accounts add up to the blocks that the tenant held.
     """
 

@@ -1,7 +1,7 @@
 """The host pool is the second level of the prefix cache: blocks in the host's memory, copied whole from the device's.
 
-A block comes here when it is given up on the device and is worth two copies, and stays after it was copied back, until
-its place is needed: giving it up on the device once more is free then.
+A block is copied here when it is evicted on the device and is worth two copies. It stays after it was copied back,
+until its place is needed, so that its next eviction on the device costs no copy.
 """
 
 from collections import Counter, OrderedDict
@@ -10,7 +10,7 @@ from sys import maxsize
 from backend.paged_kv.block_names import BlockName
 
 UNPLANNED = maxsize  # the step of a copy that no step carries out yet
-STALE_POOL_FILLS = 8  # after which an unused block is evicted before others, also of tenants that hold more
+STALE_POOL_FILLS = 8  # pool fills after which an unused block is evicted before others, also of tenants that hold more
 
 
 class HostBlock:
@@ -22,7 +22,7 @@ class HostBlock:
         self.name = name
         self.block = block
         self.tenant = tenant
-        self.used = used  # blocks that the pool had taken by then
+        self.used = used  # the count of blocks that the pool had taken at the last use
         self.written = UNPLANNED  # the step that copies to it
         self.read = -1  # the newest step that copies from it
 
@@ -32,8 +32,8 @@ class HostPool:
     so that a flood evicts the flooding tenant's own blocks. Stale blocks are evicted before, down to their tenant's
     floor, because a tenant that left would otherwise keep its share for ever.
 
-    Storing a block and asking for one are O(1), but where a tenant's last block goes: then tenants are looked at by how
-    many blocks they have.
+    Storing a block and looking one up are O(1), except when a tenant's last block is dropped: then tenants are searched
+    by the count of their blocks.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -44,8 +44,8 @@ class HostPool:
         self._by_name: OrderedDict[BlockName, HostBlock] = OrderedDict()  # the least recently used first
         self._by_tenant: dict[str, OrderedDict[BlockName, HostBlock]] = {}  # the same of each tenant
         self._floors: dict[str, int] = {}
-        self._by_excess: dict[int, dict[str, None]] = {}  # tenants by how many blocks they have beyond their floors
-        self._most = 0  # the largest excess of any
+        self._by_excess: dict[int, dict[str, None]] = {}  # tenants by the count of their blocks beyond their floors
+        self._most = 0  # the largest excess of a tenant
 
     @property
     def num_used(self) -> int:
@@ -63,14 +63,14 @@ class HostPool:
         self._join_excess(tenant)
 
     def used(self, host_block: HostBlock) -> None:
-        """Note that a block was asked for."""
+        """Record a use of a block."""
         host_block.used = self._stored
         self._by_name.move_to_end(host_block.name)
         self._by_tenant[host_block.tenant].move_to_end(host_block.name)
 
     def store(self, name: BlockName, tenant: str, completed_step: int) -> tuple[HostBlock | None, HostBlock | None]:
-        """Return a place for a block of that name, and what was given up for it; None and None where every place is
-        in use: a step that is not completed yet may copy to or from the one that would be next.
+        """Return a place for a block of that name, and the block evicted for it; None and None if every place is in
+        use, because a step that is not completed may copy to or from the next victim.
         """
         given_up = None
         if not self._free:
@@ -84,8 +84,8 @@ class HostPool:
         self._change(tenant, 1)
         return host_block, given_up
 
-    def lost(self, step: int) -> None:
-        """Forget what this step, and those behind it, were to copy here: they did not take place."""
+    def undo_from(self, step: int) -> None:
+        """Forget the copies of this step, and of later ones, to the host: they did not take place."""
         for host_block in [one for one in self._by_name.values() if step <= one.written < UNPLANNED]:
             self._drop(host_block)
         for host_block in self._by_name.values():
@@ -93,7 +93,7 @@ class HostPool:
                 host_block.read = -1
 
     def _next_to_go(self, tenant: str) -> HostBlock | None:
-        """Return the block that gives way to one of the tenant's; None: there is none."""
+        """Return the victim for a block of the tenant; None: there is none."""
         oldest = next(iter(self._by_name.values()), None)
         if oldest is None:
             return None
@@ -114,7 +114,7 @@ class HostPool:
         self._change(tenant, -1)
 
     def _change(self, tenant: str, blocks: int) -> None:
-        """Count blocks that a tenant has got or lost, one at a time."""
+        """Count blocks that a tenant has gained or lost, one at a time."""
         self._leave_excess(tenant)
         self.held[tenant] += blocks
         if not self.held[tenant]:
@@ -153,4 +153,4 @@ class HostPool:
             assert own == list(self._by_tenant[tenant].values()), "a tenant's host blocks are out of order"
             assert tenant in self._by_excess[self._excess(tenant)], "a tenant has another excess than is known"
         assert sum(map(len, self._by_excess.values())) == len(self.held), "a tenant that has nothing is looked for"
-        assert self._most == max(self._by_excess, default=0), "nobody has the most"
+        assert self._most == max(self._by_excess, default=0), "no tenant has the largest excess"

@@ -1,12 +1,12 @@
 """The idle blocks of one tenant, in the order of eviction.
 
 The blocks that one holder left are a chain: the next turn of a conversation reuses all of it, or none. The tenant's
-chain of least worth is evicted first, its last block before its earlier ones. A beginning that several conversations
-share stays as long as any chain that follows on it.
+chain of least worth is evicted first, its last block before its earlier ones. A prefix that several conversations share
+stays as long as any chain that follows on it.
 
-The victim among tenants is not chosen here, nor by worth: blocks have stamps of when they were left, and an eviction
-takes the tenant's oldest stamp, for any block. So a tenant has idle blocks of the same number and age as under least
-recently used, and hints about its own blocks do not affect other tenants.
+The victim among tenants is not chosen here, nor by worth: blocks have stamps of the time when they were left, and an
+eviction takes the tenant's oldest stamp, for any block. So a tenant has idle blocks of the same number and age as under
+least recently used, and hints about its own blocks do not affect other tenants.
 """
 
 from collections import OrderedDict, deque
@@ -15,16 +15,17 @@ from itertools import islice
 from sys import maxsize
 from typing import Generic, Protocol, TypeVar
 
-PLAIN, WANTED, COMMON = 0, -1, -2
+PLAIN_CHAIN, WANTED_CHAIN, COMMON_CHAIN = 0, -1, -2
 """Kinds of chains: without a hint, of a preempted sequence that will come back, and shared by several. Kinds above 0
-are the caller's, one for chains that are expected back at similar times."""
+are the caller's, one for chains that are expected back at similar times.
+"""
 
 
 class Block(Protocol):
     """A cached block, as far as this module knows it."""
 
     block: int
-    chain: "IdleChain | None"  # that it is in, or was in when it was idle last
+    chain: "IdleChain | None"  # its chain, or its last one while it is not idle
     is_common: bool
 
 
@@ -38,11 +39,11 @@ class IdleChain:
     ) -> None:
         self.blocks: dict[int, Block] = {}  # each follows on the next
         self.tenant = tenant
-        self.kind, self.expects = kind, expects  # seconds after which it is said to be back; None: nothing was said
+        self.kind, self.expects = kind, expects  # seconds until the announced return; None: none was announced
         self.left_at = left_at  # seconds of the engine's clock
         self.since = since  # by the cache's own count
-        self.is_held = is_held  # not for newcomers to take
-        self.num_stamps = 0  # of this time that its tenant's idle blocks have
+        self.is_held = is_held  # newcomers may not take its blocks
+        self.num_stamps = 0  # stamps of this time among its tenant's idle blocks
 
 
 B = TypeVar("B", bound=Block)
@@ -55,16 +56,16 @@ class IdleBlocks(Generic[B]):
     """One tenant's idle blocks. Adding and taking a block is O(1), choosing the victim chain O(kinds of chains)."""
 
     def __init__(self, worth: Worth | None) -> None:
-        """Without `worth` the least recently used goes first."""
+        """`worth` rates chains; None: the least recently used is evicted first."""
         self._worth = worth
         self._num = 0
-        self._chains: dict[int, OrderedDict[IdleChain, None]] = {}  # by kind, which they have in this order
+        self._chains: dict[int, OrderedDict[IdleChain, None]] = {}  # by kind, in the order in which they were left
         self._left: OrderedDict[IdleChain, None] = OrderedDict()  # all chains, the first that was left first
-        self._common: OrderedDict[int, B] = OrderedDict()  # that several chains follow on, the first left first
+        self._common: OrderedDict[int, B] = OrderedDict()  # blocks that several chains follow on, the first left first
         # Chains with stamps, the oldest first. A chain has as many stamps as blocks until an eviction, which takes the
         # oldest stamps and the blocks of least worth: only the sums over all chains are equal then.
         self._stamps: deque[IdleChain] = deque()
-        self._giving_way: IdleChain | None = None  # what was begun is given up to its end
+        self._giving_way: IdleChain | None = None  # a chain whose eviction has begun is evicted to its end
 
     def __len__(self) -> int:
         return self._num
@@ -164,7 +165,7 @@ class IdleBlocks(Generic[B]):
             shared = next(iter(self._common.values())).chain
             assert shared is not None and self._worth is not None
             oldest = next(iter(self._left), None)
-            if oldest is None or (shared.since < oldest.since and self._worth(COMMON, shared) < least):
+            if oldest is None or (shared.since < oldest.since and self._worth(COMMON_CHAIN, shared) < least):
                 return None  # no chain follows on it: its followers were left with it or before
         return chosen
 

@@ -16,7 +16,7 @@ class KeptAccounts:
         self._since: dict[str, float] = {}
 
     def add(self, tenant: str, blocks: int) -> None:
-        """From now on keep `blocks` more for the tenant; negative: fewer."""
+        """Keep `blocks` more for the tenant from now on; negative: fewer."""
         before = self._blocks.get(tenant, 0)
         if before:
             self._block_seconds[tenant] = self.block_seconds(tenant, self.now)
@@ -25,14 +25,14 @@ class KeptAccounts:
         assert self._blocks[tenant] >= 0, "fewer blocks than none are kept"
 
     def blocks(self) -> Counter[str]:
-        """Return the blocks that are kept for each tenant."""
+        """Return the kept blocks of each tenant."""
         return +Counter(self._blocks)
 
     def block_seconds(self, tenant: str, now: float) -> float:
-        """Return the blocks that were kept for the tenant, times how long, until `now`."""
+        """Return the block-seconds kept for the tenant until `now`."""
         held = self._blocks.get(tenant, 0)
         return self._block_seconds.get(tenant, 0.0) + (held * (now - self._since[tenant]) if held else 0.0)
 
     def all_block_seconds(self, now: float) -> dict[str, float]:
-        """Return the same for each tenant for which anything was ever kept."""
+        """Return the block-seconds of each tenant for which any block was ever kept."""
         return {tenant: self.block_seconds(tenant, now) for tenant in self._blocks}

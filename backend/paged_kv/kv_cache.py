@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class KVDimensions(Protocol):
-    """These properties of a model decide the size of its KV cache."""
+    """The properties of a model that decide the size of its KV cache."""
 
     @property
     def num_layers(self) -> int: ...
@@ -46,18 +46,18 @@ class KVCache:
         return self.blocks.dtype
 
     def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Make the second block of each pair like the first, on the current stream; that takes no memory."""
+        """Make the second block of each pair like the first, on the current stream, without allocating memory."""
         for block, other in pairs:
             self.blocks[other].copy_(self.blocks[block])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate zeros. On a CPU pages are taken when first written, huge ones if the kernel has them: an unused pool
-    costs no memory.
+    """Allocate zeros. On a CPU pages are allocated when first written, huge ones if the kernel has them: an unused pool
+    costs no memory. Shared memory, which `mmap` makes unless told otherwise, has none as a rule.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

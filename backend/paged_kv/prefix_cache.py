@@ -19,12 +19,12 @@ from typing import Protocol
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool
 from backend.paged_kv.block_table import BlockTable
-from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain
+from backend.paged_kv.idle_blocks import PLAIN_CHAIN, IdleBlocks, IdleChain
 from backend.paged_kv.kept_accounts import KeptAccounts
 
 
 class CachedBlock:
-    """A full block that has a name. Its contents are there once the step that computes them is done."""
+    """A full block that has a name. Its contents are valid once the step that computes them is done."""
 
     __slots__ = (
         "block",
@@ -42,14 +42,14 @@ class CachedBlock:
     def __init__(self, name: BlockName, block: int, step: int, holder: BlockTable, is_copied: bool = False) -> None:
         self.name: BlockName | None = name  # None: its content cannot be trusted and is not found any more
         self.block = block
-        self.step = step  # that computes its last token: work launched behind that step may read it
+        self.step = step  # the step that computes its last token: work launched behind that step may read it
         self.is_copied = is_copied  # from host memory, by that step, and not computed by its first holder
-        self.is_wanted = False  # idle, and its last holder was preempted: it will come back for it
+        self.is_wanted = False  # idle, and its last holder was preempted and will come back for it
         self.holders: dict[BlockTable, None] = {holder: None}  # in the order in which they came
-        self.tenant = holder.tenant  # of the last holder, where it is idle
-        self.pinned_for: tuple[str, ...] = ()  # tenants on whose accounts it stays, where it is idle
+        self.tenant = holder.tenant  # of the last holder, while it is idle
+        self.pinned_for: tuple[str, ...] = ()  # tenants on whose accounts it stays, while it is idle
         self.chain: IdleChain | None = None  # in which it is idle, or was idle last
-        self.is_common = False  # several held it at a time, or one took it from others that follow on it
+        self.is_common = False  # several held it at a time, or one took it alone from blocks that follow on it
 
     @property
     def is_held_back(self) -> bool:
@@ -95,15 +95,16 @@ class PrefixCache:
         self._pool = pool
         self._aged_worth = worth
         self._features: list[KVFeature] = []  # called in this order
-        self._chain = IdleChain("", PLAIN, None, 0.0, 0, is_held=False)  # that is being left
+        self._chain = IdleChain("", PLAIN_CHAIN, None, 0.0, 0, is_held=False)  # the chain that is being left
         self._by_name: dict[BlockName, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
         self.completed_step = -1  # the newest step that is no longer in flight
-        self._uncomputed: list[CachedBlock] = []  # those of steps in flight, the oldest first
+        self._uncomputed: list[CachedBlock] = []  # blocks of steps in flight, the oldest first
         self._idle: dict[str, IdleBlocks[CachedBlock]] = {}  # by tenant
         self._floors: dict[str, int] = {}  # idle blocks that are kept for a tenant
-        self._ceilings: dict[str, int] = {}  # the most that it may have
-        self._oldest: list[tuple[int, str]] = []  # heap of those offered, by when their first was used, or before
+        self._ceilings: dict[str, int] = {}  # the most idle blocks of a tenant
+        # heap of offered tenants, by the first use of their oldest block, or before
+        self._oldest: list[tuple[int, str]] = []
         self._offered: set[str] = set()  # at least all tenants above their floors, each once in the heap
         self._uses = count(1)
         self.num_idle = 0  # cached blocks without a holder
@@ -118,7 +119,7 @@ class PrefixCache:
         return len(self._by_name)
 
     def add_feature(self, feature: KVFeature) -> None:
-        """Call this feature from now on, after those added before; a no-op the second time."""
+        """Call this feature from now on, after the features that were added before; a no-op the second time."""
         if feature not in self._features:
             self._features.append(feature)
 
@@ -133,7 +134,7 @@ class PrefixCache:
         return self._num_floored + self.num_pinned
 
     def num_idle_of(self, tenant: str) -> int:
-        """Return the number of idle blocks that the tenant used last, pinned ones aside."""
+        """Return the number of unpinned idle blocks that the tenant used last."""
         return len(self._idle[tenant]) if tenant in self._idle else 0
 
     def idle_by_tenant(self) -> Counter[str]:
@@ -149,7 +150,7 @@ class PrefixCache:
         return Counter({tenant: self.kept_of(tenant) for tenant in self._floors})
 
     def idle_blocks(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield each tenant with its idle blocks, pinned ones aside."""
+        """Yield each tenant with its unpinned idle blocks."""
         return ((tenant, [cached.block for cached in idle]) for tenant, idle in self._idle.items())
 
     def named(self, name: BlockName) -> CachedBlock | None:
@@ -224,7 +225,7 @@ class PrefixCache:
         del self._by_block[cached.block]
 
     def share(self, cached: CachedBlock, holder: BlockTable) -> None:
-        """Add a holder."""
+        """Add a holder to the block."""
         if not cached.holders:
             self._no_longer_idle(cached)
             cached.is_wanted = False
@@ -234,7 +235,7 @@ class PrefixCache:
 
     def begin_chain(self, tenant: str, now: float, expects: float | None = None, is_held: bool = False) -> IdleChain:
         """Begin the chain of the blocks that one holder leaves together: the blocks that become idle next are in it."""
-        self._chain = IdleChain(tenant, PLAIN, expects, now, next(self._uses), is_held=is_held)
+        self._chain = IdleChain(tenant, PLAIN_CHAIN, expects, now, next(self._uses), is_held=is_held)
         return self._chain
 
     def change_kind(self, chain: IdleChain, kind: int, now: float) -> None:
@@ -378,7 +379,7 @@ class PrefixCache:
     def _become_idle(self, cached: CachedBlock) -> None:
         tenant = cached.tenant
         idle = self._idle_of(tenant)
-        idle.add([cached], IdleChain(tenant, PLAIN, None, self.kept.now, next(self._uses), is_held=False))
+        idle.add([cached], IdleChain(tenant, PLAIN_CHAIN, None, self.kept.now, next(self._uses), is_held=False))
         self._keep(tenant, len(idle) <= self._floors.get(tenant, 0))
         self._keep_ceiling(tenant)
         self._offer(tenant)
@@ -404,7 +405,7 @@ class PrefixCache:
             self._num_floored += blocks
             self.kept.add(tenant, blocks)
 
-    def check_integrity(self, held: Iterable[tuple[int, BlockTable]]) -> None:
+    def check_blocks(self, held: Iterable[tuple[int, BlockTable]]) -> None:
         """Assert that names, blocks, holders and idle blocks agree; `held` are all blocks of all block tables."""
         named = [cached for cached in self._by_block.values() if cached.name is not None]
         assert self._by_name.keys() == {cached.name for cached in named}, "a name has no block"

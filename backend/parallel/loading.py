@@ -1,7 +1,6 @@
-"""Loading a tensor-parallel model: each rank reads and places its own part, in a process of its own."""
+"""Loads a tensor-parallel model: each rank reads and places its own part, in a process of its own."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -39,30 +38,31 @@ def load_leading(
     Raises the errors of `load_model`, also those of another rank.
     """
     shards = [Shard.of(config, rank, size) for rank in range(size)]  # before anything is started
-    threads = max(1, torch.get_num_threads() // size)
+    before = torch.get_num_threads()
+    threads = max(1, before // size)
     torch.set_num_threads(threads)
-    folder = Path(tempfile.mkdtemp(prefix="sluice-ranks-"))
     name = str(dtype).removeprefix("torch.")
-    others = RankProcesses(
-        RankSetup(rank, size, folder / "meeting", directory, options, name, device, kernels, threads)
-        for rank in range(1, size)
-    )
-    try:
-        weights = load_weights(directory, config, dtype, device, progress, shards[0])
-        others.await_answers()
-        others.tell(MEET)
-        parallel = Parallel(shards[0], meet(0, size, folder / "meeting", device))
-        make_runner = partial(LeadingRunner, others=others)
-        runner = place_part(config, options, weights, dtype, device, kernels, parallel, make_runner)
-        others.await_answers()
-    except BaseException as error:
-        lost = None if isinstance(error, BackendError) or not isinstance(error, Exception) else others.find_lost()
-        others.stop()
-        if lost is not None:
-            raise lost from error
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="sluice-ranks-", ignore_cleanup_errors=True) as folder:
+        meeting = Path(folder) / "meeting"
+        others = RankProcesses(
+            RankSetup(rank, size, meeting, directory, options, name, device, kernels, threads)
+            for rank in range(1, size)
+        )
+        try:
+            weights = load_weights(directory, config, dtype, device, progress, shards[0])
+            others.await_answers()
+            others.tell(MEET)
+            parallel = Parallel(shards[0], meet(0, size, meeting, device))
+            make_runner = partial(LeadingRunner, others=others)
+            runner = place_part(config, options, weights, dtype, device, kernels, parallel, make_runner)
+            others.await_answers()
+        except BaseException as error:
+            lost = None if isinstance(error, BackendError) or not isinstance(error, Exception) else others.find_lost()
+            others.end_all()
+            torch.set_num_threads(before)
+            if lost is not None:
+                raise lost from error
+            raise
     return runner
 
 
@@ -81,7 +81,7 @@ def load_rank(setup: RankSetup, wait_until_all_have_loaded: Callable[[], object]
 
 def meet(rank: int, size: int, meeting_place: Path, device: torch.device) -> RankGroup:
     """Wait for the other ranks, which are processes of this machine."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # else gloo looks up the host's name, which may be nowhere
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # otherwise gloo resolves the host's name, which may fail
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return RankGroup(rank, size, meeting_place, device)

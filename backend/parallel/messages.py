@@ -1,4 +1,4 @@
-"""What rank 0 tells the others is plain: a step as a tuple, so that a compiled core and an interpreted one agree."""
+"""Messages of rank 0 to the other ranks. A step is sent as a tuple, so that compiled and interpreted cores agree."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,11 +9,11 @@ import torch
 from backend.config import EngineOptions
 from backend.scheduler.batch import Batch, NewSequence
 
-MEET: Literal["meet"] = "meet"  # the model's part is loaded everywhere
+MEET: Literal["meet"] = "meet"  # every rank has loaded its part of the model
 WARM_UP: Literal["warm up"] = "warm up"
 STOP: Literal["stop"] = "stop"
 Message = Literal["meet", "warm up", "stop"] | tuple[Any, ...]
-"""This is a word, or a step as `encoded`."""
+"""A message is one of these words, or a step as `encoded` returns it."""
 
 _OF_BATCH = [field.name for field in fields(Batch)]
 _OF_SEQUENCE = [field.name for field in fields(NewSequence)]
@@ -25,13 +25,13 @@ class RankSetup:
 
     rank: int
     size: int
-    meeting_place: Path  # of the ranks
-    directory: Path  # of the model
+    meeting_place: Path  # a file that all ranks can reach
+    directory: Path  # the model's
     options: EngineOptions
     dtype: str  # such as "bfloat16"
-    device: torch.device  # of rank 0
+    device: torch.device  # the device of rank 0
     kernels: str
-    threads: int  # of a CPU
+    threads: int  # threads on a CPU
 
 
 def encoded(batch: Batch) -> tuple[Any, ...]:

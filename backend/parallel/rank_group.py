@@ -12,23 +12,27 @@ from torch import Tensor
 from backend.kernels.ops import Linear
 from backend.parallel.shard import Shard
 
-EXCHANGE_SECONDS = 600.0  # that a rank waits for the others, who may be warming up; who dies is noticed at once
+EXCHANGE_TIMEOUT_SECONDS = (
+    600.0  # that a rank waits for others, which may be warming up; a rank that ends is noticed at once
+)
 
 
 class RankGroup:
-    """All ranks make the same calls in the same order; each returns when this rank's part is done, or queued on its
-    device's stream. Raises `RuntimeError` where another rank is gone.
+    """A process group of all ranks, which make the same calls in the same order. A call returns when this rank's part
+    is done, or queued on its device's stream. Raises `RuntimeError` if another rank is gone.
 
-    It is an object of its own and no default of the process, so that ranks can be threads as well.
+    It is an object rather than torch's default group, so that ranks can be threads as well.
     """
 
     def __init__(self, rank: int, size: int, meeting_place: Path, device: torch.device) -> None:
-        """Wait for the other ranks. `meeting_place`: a file, of which there is none yet, in a folder that all reach."""
+        """Wait for the other ranks. `meeting_place` is the path of a file that does not exist yet, which all ranks can
+        reach.
+        """
         self.rank, self.size = rank, size
         store = dist.FileStore(str(meeting_place), size)  # type: ignore[attr-defined] # as documented
-        timeout = timedelta(seconds=EXCHANGE_SECONDS)
+        timeout = timedelta(seconds=EXCHANGE_TIMEOUT_SECONDS)
         self._backend: Any
-        self._sums = device.type == "cuda"  # itself
+        self._sums = device.type == "cuda"  # the backend sums by itself
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
@@ -37,10 +41,10 @@ class RankGroup:
             self._backend = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum of the ranks' `x`, which may be written to.
+        """Return the sum of the ranks' `x`, which may be overwritten.
 
-        On CPUs it is added up in the order of the ranks, so that a row's sum is its own to the last bit: the order of
-        gloo's own sum depends on how many rows there are, and it takes four times as long for those of a decode.
+        On CPUs the addends come in the order of the ranks, so that a row's sum is the same to the last bit in any
+        batch: the order of gloo's own sum depends on the number of rows, and for a decode it takes four times as long.
         """
         if self._sums:
             self._backend.allreduce([x]).wait()
@@ -55,7 +59,7 @@ class RankGroup:
         return int(torch.cat(self._gathered(torch.tensor([number], device=device))).min())
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return the ranks' `x` [rows, columns], which are of one shape, side by side: [rows, size * columns]."""
+        """Return the ranks' `x` [rows, columns], all of one shape, side by side: [rows, size * columns]."""
         return torch.cat(self._gathered(x.contiguous()), dim=-1)
 
     def _gathered(self, x: Tensor) -> list[Tensor]:
@@ -64,20 +68,20 @@ class RankGroup:
         return parts
 
     def share(self, x: Tensor) -> Tensor:
-        """Replace `x` by that of rank 0, and return it."""
+        """Replace `x` by rank 0's, and return it."""
         self._backend.broadcast([x], dist.BroadcastOptions()).wait()
         return x
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """A rank's part of the model, and the others."""
+    """A rank's part of the model, and its group of ranks."""
 
     shard: Shard
     group: RankGroup
 
     def summed(self, product: Linear) -> Linear:
-        """Return the product whose inputs the ranks divide: each adds what comes of its own."""
+        """Return the product of a layer whose inputs the ranks divide: the sum of the ranks' products."""
         return lambda x: self.group.sum(product(x))
 
     def embed(self, token_ids: Tensor, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The process of a rank from 1 on: -m backend.parallel.rank_process FD, which is its end of the pipe to rank 0."""
+"""The process of a rank from 1 on: -m backend.parallel.rank_process FD, where FD is its end of the pipe to rank 0."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from backend.worker.model_runner import LaunchedStep
 
 def main(fd: int) -> int:
     """Follow rank 0 until it says stop, or is gone. Returns the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal or a service manager, to all its processes
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or service manager sends these to every process
         signal.signal(number, signal.SIG_IGN)
     pipe: Connection[Any, Any] = Connection(fd)
     setup: RankSetup = pipe.recv()
@@ -42,13 +42,13 @@ def main(fd: int) -> int:
 
 
 def _wait_for_others(pipe: "Connection[Any, Any]", inbox: "SimpleQueue[Message]") -> None:
-    """Tell rank 0 that this part of the model is loaded, and wait until it says that all are."""
+    """Tell rank 0 that this part of the model is loaded, and wait until every part is."""
     pipe.send(None)
     assert inbox.get() == MEET
 
 
 def _receive(pipe: "Connection[Any, Any]", inbox: "SimpleQueue[Message]") -> None:
-    """Take what rank 0 says. When it is gone there is nothing to wait for, least of all the device."""
+    """Receive the messages of rank 0. When it is gone the process ends at once, without waiting for the device."""
     try:
         while (message := pipe.recv()) != STOP:
             inbox.put(message)

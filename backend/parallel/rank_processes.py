@@ -1,4 +1,4 @@
-"""Rank 0 starts the processes of the other ranks, tells them what to do, and notices when one is gone."""
+"""Rank 0 starts the processes of the other ranks, sends them messages, and notices when one ends."""
 
 import logging
 import subprocess
@@ -18,13 +18,16 @@ from backend.parallel.messages import STOP, Message, RankSetup
 
 log = logging.getLogger(__name__)
 
-FIRST_SECONDS = 0.5  # a rank that fails may do so because another has ended, which is then told instead
-LOST_SECONDS = 2.0  # in which one whose connections have ended is found to have ended
+# that a rank's error waits: the rank may have failed because another has ended, which is reported instead
+ERROR_DELAY_SECONDS = 0.5
+END_DETECTION_SECONDS = 2.0  # in which a process whose connections have closed is found to have ended
 
 
 @dataclass(slots=True)
 class _Fate:
-    """What became of the processes. It outlives their owner, which threads that watch them must not keep."""
+    """The first error of the processes, and the callbacks for it. It outlives `RankProcesses`, to which the watching
+    threads must hold no reference.
+    """
 
     on_lost: list[Callable[[DeviceError], object]] = field(default_factory=list)
     error: BackendError | None = None
@@ -32,7 +35,7 @@ class _Fate:
     is_stopping: bool = False
 
     def lose(self, error: BackendError) -> None:
-        """Note the first error, unless all are being stopped."""
+        """Record the first error, unless all processes are being stopped."""
         if not self.is_stopping and self.error is None:
             self.error = error
             self.is_lost.set()
@@ -48,15 +51,15 @@ class _Rank:
 
     number: int
     process: "subprocess.Popen[bytes]"
-    pipe: "Connection[Any, Any]"  # where it answers None once it has done as it was told, or with its error
+    pipe: "Connection[Any, Any]"  # on which the rank answers None once it has done as it was told, or sends its error
     answers: "SimpleQueue[BackendError | None]" = field(default_factory=SimpleQueue)
 
-    def watch(self, fate: _Fate) -> None:
-        """Take its answers until it ends."""
+    def follow(self, fate: _Fate) -> None:
+        """Receive the rank's answers until it ends."""
         try:
             while (answer := self.pipe.recv()) is None:
                 self.answers.put(None)
-            fate.is_lost.wait(FIRST_SECONDS)
+            fate.is_lost.wait(ERROR_DELAY_SECONDS)
             fate.lose(answer)
         except (EOFError, OSError):
             fate.lose(DeviceError(f"rank {self.number} of the model has ended: {_how(self.process.wait())}"))
@@ -68,21 +71,21 @@ class RankProcesses:
     """The processes of the ranks from 1 on. Each ends with its pipe, so that none outlives this process."""
 
     def __init__(self, setups: Iterable[RankSetup]) -> None:
-        """Start them; they load their parts of the model, and tell when they have."""
+        """Start the processes, which load their parts of the model and report it."""
         self._fate = _Fate()
-        self.on_lost = self._fate.on_lost  # called by a thread, with the error that says which rank has ended
+        self.on_lost = self._fate.on_lost  # called by a thread, with the error that names the rank
         self._ranks = [_start(setup) for setup in setups]
         self._finalizer = weakref.finalize(self, _stop, self._ranks, self._fate)
         for rank in self._ranks:
             name = f"sluice-rank-{rank.number}"
-            threading.Thread(target=rank.watch, args=(self._fate,), name=name, daemon=True).start()
+            threading.Thread(target=rank.follow, args=(self._fate,), name=name, daemon=True).start()
 
     @property
     def pids(self) -> list[int]:
         return [rank.process.pid for rank in self._ranks]
 
     def tell(self, message: Message) -> None:
-        """Tell all of them. Raises `DeviceError` where one has ended."""
+        """Send a message to every rank. Raises `DeviceError` if one has ended."""
         try:
             for rank in self._ranks:
                 rank.pipe.send(message)
@@ -90,7 +93,7 @@ class RankProcesses:
             raise self.find_lost() or DeviceError(f"a rank of the model cannot be told anything: {error}") from error
 
     def await_answers(self) -> None:
-        """Wait until each has done what it was told. Raises the error of one that has not."""
+        """Wait until every rank has done as it was told. Raises the first error among their answers."""
         for rank in self._ranks:
             if (error := rank.answers.get()) is not None:
                 raise error
@@ -98,13 +101,13 @@ class RankProcesses:
             raise self._fate.error
 
     def find_lost(self) -> DeviceError | None:
-        """Return the error that says which has ended; None where none ends soon."""
-        self._fate.is_lost.wait(LOST_SECONDS)
+        """Return the error that names the rank that has ended; None if none ends within `END_DETECTION_SECONDS`."""
+        self._fate.is_lost.wait(END_DETECTION_SECONDS)
         error = self._fate.error
         return error if error is None or isinstance(error, DeviceError) else DeviceError(str(error))
 
-    def stop(self) -> None:
-        """End all of them."""
+    def end_all(self) -> None:
+        """End the processes of all ranks."""
         self._finalizer()
 
 
@@ -117,7 +120,7 @@ def _start(setup: RankSetup) -> _Rank:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )
-    with suppress(OSError):  # it has ended, which is noticed
+    with suppress(OSError):  # it has ended, which its watching thread notices
         ours.send(setup)
     return _Rank(setup.rank, process, ours)
 

@@ -18,7 +18,7 @@ from backend.worker.device_errors import explained
 from backend.worker.device_stream import DeviceStream, Work
 from backend.worker.model_runner import LaunchedStep, ModelRunner, StepSampler
 from backend.worker.sampler import TokenChoice
-from backend.worker.staging import Staged
+from backend.worker.staging import StagedStep
 
 
 def _group(decoder: Decoder) -> RankGroup:
@@ -27,10 +27,11 @@ def _group(decoder: Decoder) -> RankGroup:
 
 
 class LeadingRunner(ModelRunner):
-    """The runner of rank 0, as everything above knows it. It tells the others each step as its work begins.
+    """The runner of rank 0, which the engine uses like any `ModelRunner`. It sends each step to the other ranks as its
+    own work begins.
 
-    A step for which one rank has no memory is not run again, for the others may have: it fails like any other, and so
-    does every step behind one that was interrupted halfway.
+    A step for which one rank has no memory is not run again, because the other ranks may have had memory: it fails like
+    any other, and so does every step behind a step that was interrupted halfway.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class LeadingRunner(ModelRunner):
 
 
 class _SharedTokens:
-    """Samples, and tells the other ranks the tokens, which their next steps begin with."""
+    """Samples, and shares the tokens with the other ranks, whose next steps begin with them."""
 
     def __init__(self, group: RankGroup, sampler: StepSampler) -> None:
         self._group = group
@@ -85,13 +86,13 @@ class _SharedTokens:
     def admit(self, admitted: NewSequence) -> None:
         self._sampler.admit(admitted)
 
-    def stage(self, staged: Staged) -> TokenChoice:
+    def stage(self, staged: StagedStep) -> TokenChoice:
         choice = self._sampler.stage(staged)
         return TokenChoice(lambda logits: self._group.share(choice.choose(logits)), choice.restricts)
 
 
 class FollowingRunner(ModelRunner):
-    """The runner of another rank: it computes what rank 0 tells it, with the tokens that rank 0 draws."""
+    """The runner of a rank from 1 on: it computes the steps of rank 0, with the tokens that rank 0 draws."""
 
     def __init__(
         self, decoder: Decoder, kv: KVCache, config: EngineConfig, device_stream: DeviceStream | None = None
@@ -100,7 +101,9 @@ class FollowingRunner(ModelRunner):
         super().__init__(decoder, kv, config, device_stream)
 
     def follow(self, message: Message, launched: deque[LaunchedStep]) -> None:
-        """Do as rank 0 says. `launched`: the steps that are not waited for, no more than the engine has in flight."""
+        """Do as rank 0 says. `launched` holds the steps that are not waited for, no more than the engine has in
+        flight.
+        """
         if message == WARM_UP:
             self.warm_up()
             return
@@ -117,7 +120,7 @@ class FollowingRunner(ModelRunner):
 
 
 class _ReceivedTokens:
-    """Has the tokens that rank 0 samples from the same logits."""
+    """Receives the tokens that rank 0 samples from the same logits."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
@@ -125,7 +128,7 @@ class _ReceivedTokens:
     def admit(self, admitted: NewSequence) -> None:
         pass
 
-    def stage(self, staged: Staged) -> TokenChoice:
+    def stage(self, staged: StagedStep) -> TokenChoice:
         return TokenChoice(self._receive, restricts=False)
 
     def _receive(self, logits: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""A shard is what one rank of a tensor-parallel model holds: heads, intermediate columns, rows of the vocabulary.
+"""A shard is one rank's part of a tensor-parallel model: heads, intermediate columns, rows of the vocabulary.
 
 The split is Megatron-LM's (Shoeybi et al., 2019): the products into heads and into the intermediate layer are cut by
-their outputs, those out of them by their inputs, so that each block of a layer ends with one sum over the ranks.
+their outputs, the products out of them by their inputs, so that each block of a layer ends with one sum over the ranks.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from typing import Self
 from backend.errors import ConfigError
 from backend.model.model_config import ModelConfig
 
-INTERMEDIATE_UNIT = 64  # columns that stay together where there are enough: whole tiles of products
+INTERMEDIATE_UNIT = 64  # columns that stay together where there are enough: whole tiles of a matrix product
 
 Slices = tuple[slice, ...]
 
@@ -20,25 +20,25 @@ Slices = tuple[slice, ...]
 class Shard:
     """The parts that rank `rank` of `size` holds, none of which is empty. Ranks may hold unequal parts.
 
-    Keys and values are cut by heads as long as there are as many as ranks; beyond that, ranks that share a head of
-    keys and values hold a copy each, and divide its query heads.
+    Keys and values are cut by heads while there are at least as many KV heads as ranks. With more ranks, ranks share a
+    KV head: each holds a copy, and they divide its query heads.
     """
 
     rank: int
     size: int
     heads: range
     kv_heads: range
-    intermediate: range  # columns of the feed-forward network, `intermediate_size` in all
+    intermediate: range  # columns of the feed-forward network, of `intermediate_size`
     vocab: range
-    all_kv_heads: int  # that all ranks hold, copies counted
+    all_kv_heads: int  # KV heads that all ranks together hold, copies counted
 
     @classmethod
     def of(cls, config: ModelConfig, rank: int, size: int) -> Self:
-        """Return the shard of a rank. Raises `ConfigError` where a rank would have none of something."""
+        """Return the shard of a rank. Raises `ConfigError` if a rank would have an empty part."""
         for what, count in (
             ("attention heads", config.num_heads),
             ("columns of the feed-forward network", config.intermediate_size),
-            ("rows of tokens", isqrt(config.vocab_size)),  # or the last rank might have none
+            ("rows of tokens", isqrt(config.vocab_size)),  # with more ranks the last might have no rows
         ):
             if count < size:
                 raise ConfigError(
@@ -62,17 +62,17 @@ class Shard:
         )
 
     def part_of(self, config: ModelConfig) -> ModelConfig:
-        """Return the shape of the layers of this rank. The vocabulary stays whole: logits are of all its tokens."""
+        """Return the shape of this rank's layers. The vocabulary stays whole, because logits are of all tokens."""
         return replace(
             config, num_heads=len(self.heads), num_kv_heads=len(self.kv_heads), intermediate_size=len(self.intermediate)
         )
 
     def stored(self, config: ModelConfig) -> ModelConfig:
-        """Return the shape whose weights take as much memory as those of this rank."""
+        """Return the shape whose weights take as much memory as this rank's."""
         return replace(self.part_of(config), vocab_size=rows_per_rank(config.vocab_size, self.size))
 
     def slices(self, name: str, config: ModelConfig) -> Slices:
-        """Return the part of a stored tensor that this rank holds, by its name in a checkpoint; () for all of it."""
+        """Return this rank's part of a stored tensor, by the tensor's name in a checkpoint; () for all of it."""
         *_, module, kind = name.split(".")
         heads, kv_heads = _slice(self.heads, config.head_dim), _slice(self.kv_heads, config.head_dim)
         vocab, intermediate = _slice(self.vocab), _slice(self.intermediate)
@@ -92,17 +92,17 @@ class Shard:
 
 
 def pooled(config: ModelConfig, shard: Shard | None) -> ModelConfig:
-    """Return the shape whose keys and values are those of all ranks together; of one that holds all, its own."""
+    """Return the shape whose keys and values are those of all ranks together; without a shard, `config` itself."""
     return config if shard is None else replace(config, num_kv_heads=shard.all_kv_heads)
 
 
 def rows_per_rank(vocab_size: int, size: int) -> int:
-    """Return the rows of a matrix over the vocabulary that each rank has room for: the last may have fewer."""
+    """Return the rows of a matrix over the vocabulary that each rank has room for: the last rank may have fewer."""
     return -(-vocab_size // size)
 
 
 def _heads(config: ModelConfig, rank: int, size: int) -> tuple[range, range]:
-    """Return the query heads of a rank, and the heads of keys and values that they ask."""
+    """Return a rank's query heads, and the KV heads that they attend to."""
     group = config.num_heads // config.num_kv_heads
     if size <= config.num_kv_heads:
         kv_heads = _part(config.num_kv_heads, rank, size)
@@ -114,7 +114,7 @@ def _heads(config: ModelConfig, rank: int, size: int) -> tuple[range, range]:
 
 
 def _part(count: int, index: int, parts: int) -> range:
-    """Return part `index` of `parts` parts of `range(count)`, the first of which have one more."""
+    """Return part `index` of `parts` parts of `range(count)`; the first parts have one more."""
     least, more = divmod(count, parts)
     start = index * least + min(index, more)
     return range(start, start + least + (index < more))

@@ -62,10 +62,10 @@ class Accounting:
     def _jump(
         self, sequence: Sequence, forced: list[int], scheduled: ScheduledStep, new_tokens: list[NewToken]
     ) -> None:
-        """Take the only tokens that can follow the one just taken, as far as the sequence may have more by now.
+        """Take the only tokens that can follow the token just taken, as far as the sequence may have more by now.
 
-        A step in flight may sample the first of them: it is known before. Those that no step in flight computes are
-        computed together by the next.
+        A step in flight may sample the first of them: it is known before. Forced tokens that no step in flight computes
+        are computed together by the next.
         """
         known = sequence.num_prompt_tokens + len(sequence.output)
         num_in_flight, count = sequence.num_tokens - known, 0
@@ -98,7 +98,7 @@ class Accounting:
             reason = FinishReason.LENGTH
         else:
             return None
-        self._kv_manager.finish(sequence, reason)
+        self._kv_manager.finish_sequence(sequence, reason)
         return reason
 
 

@@ -1,4 +1,4 @@
-"""The KV blocks that each tenant holds and may hold, and the tenants held at a limit of their own."""
+"""Allowances: the KV blocks that each tenant holds and may hold, and the tenants held at a limit of their own."""
 
 from collections import Counter
 from sys import maxsize

@@ -1,4 +1,4 @@
-"""The messages between the planner and the device: what one step computes, and what came of it.
+"""The messages between the planner and the device: the work of one step, and its output.
 
 Both are plain data about slots (a slot is a sequence's row of device state), so that they could cross a process.
 """

@@ -20,7 +20,7 @@ from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
 from backend.scheduler.pins import Pins
 from backend.scheduler.prefix_hit import NO_HIT, PrefixHit
-from backend.scheduler.retention import BetweenTurns, Keep
+from backend.scheduler.retention import BetweenTurns, KeepRule
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.swapping import Swapping
@@ -28,7 +28,7 @@ from backend.scheduler.swapping import Swapping
 POOLS: dict[KVAllocation, Callable[[int], BlockPool]] = {KVAllocation.PAGED: PagedPool}
 """The pools that can be chosen, by their number of blocks; other packages add theirs (`backend.extensions`)."""
 
-BLOCKS_NAMED_AT_ONCE = 4  # blocks of output
+BLOCKS_NAMED_AT_ONCE = 4  # blocks of output that are named together
 # one in 1,024 blocks is evicted in advance: evicting a batch takes half the time per block
 BLOCKS_PER_EVICTED_AHEAD = 1024
 COPIED_TOKENS_PER_COMPUTED = 4  # by a step, for a sequence
@@ -51,7 +51,7 @@ class BlockTables:
     def __init__(self, config: EngineConfig, hooks: SchedulerHooks, counters: Counters) -> None:
         retention = hooks.retention
         self.pool: BlockPool = POOLS[config.kv_allocation](config.num_blocks)
-        self.cache = PrefixCache(self.pool, retention.worth if retention.keep is Keep.WHILE_WORTH else None)
+        self.cache = PrefixCache(self.pool, retention.worth if retention.keep is KeepRule.WHILE_WORTH else None)
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
         self.pinned_prefixes = PinnedPrefixes(self.cache, self.allowances)
@@ -69,8 +69,14 @@ class BlockTables:
         self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
-        parts = self.cache, self.holdings, self.allowances, self.pinned_prefixes
-        self.pins = Pins(config, *parts, lambda sequence, step: self.find(sequence, step).blocks)
+        self.pins = Pins(
+            config,
+            self.cache,
+            self.holdings,
+            self.allowances,
+            self.pinned_prefixes,
+            lambda sequence, step: self.find(sequence, step).blocks,
+        )
         self.between_turns = BetweenTurns(self.cache, self.holdings, retention, config.block_size)
 
     @property
@@ -184,7 +190,7 @@ class BlockTables:
             self.pinned_prefixes.give_way(tenant, blocks, hit.blocks)
         return self.allowances.permits(tenant, blocks)
 
-    def take(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[int]:
+    def take_hit(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[int]:
         """Append the hit's blocks to the block table, and count their tokens as computed.
 
         The step copies swapped blocks back from the host, as far as blocks can be allocated.
@@ -204,7 +210,7 @@ class BlockTables:
         """Append all blocks of the prompt to the block table: the hit's, and one of its own for the last partial block.
         The caller has made sure that it can be allocated.
         """
-        self.take(sequence, hit, step)
+        self.take_hit(sequence, hit, step)
         if len(sequence.block_table.blocks) < blocks_for(sequence.num_prompt_tokens, self.block_size):
             blocks = self.allocate(sequence, 1)
             assert blocks is not None, "a fork finds no room for a block"
@@ -274,7 +280,7 @@ class BlockTables:
             if self._swaps:
                 self.swapping.computed(filled)
 
-    def lost(self, step: int, forks: Iterable[Fork], holders: Iterable[Sequence]) -> None:
+    def undo_from(self, step: int, forks: Iterable[Fork], holders: Iterable[Sequence]) -> None:
         """Undo the effects of this lost step and all later ones on block tables, of `holders` and of pins. Their rows
         are undone already.
 
@@ -289,7 +295,7 @@ class BlockTables:
                 del tables[:1]  # its first holder keeps it, to compute it again
             for table in tables:
                 cut[table] = min(table.blocks.index(cached.block), cut.get(table, maxsize))
-        self.swapping.lost(step)
+        self.swapping.undo_from(step)
         self.cache.invalidate(lost)
         for table, index in cut.items():
             self.holdings.count_seconds(table)
@@ -299,7 +305,7 @@ class BlockTables:
         for holder in holders:
             kept = len(holder.block_table.blocks) * self.block_size
             holder.num_computed_tokens = min(holder.num_computed_tokens, kept)
-        self.pinned_prefixes.settle()
+        self.pinned_prefixes.unpin_excess()
         self.pins.were_cut()
         for _, sequence, before, after in self._found:
             undone = after - max(before, cut.get(sequence.block_table, maxsize) * self.block_size)
@@ -346,23 +352,23 @@ class BlockTables:
         self.holdings.count_seconds(sequence.block_table)
         self.between_turns.leaves(sequence, is_named=self.shares_blocks)
         self.holdings.leave(sequence.block_table)
-        self.pinned_prefixes.settle()
+        self.pinned_prefixes.unpin_excess()
         self.between_turns.has_left(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
         cached = [self.cache.at(block) for block in sequence.block_table.blocks]
         self.cache.invalidate([one for one in cached if one is not None])
 
-    def check_integrity(self, sequences: Collection[Sequence]) -> None:
+    def check_blocks(self, sequences: Collection[Sequence]) -> None:
         """Assert that every block is free, idle, or held by some of these sequences and pins; and the integrity of
         each part.
         """
         holders = [*(sequence.block_table for sequence in sequences), *self.pins.all]
         self.pins.check_integrity()
         self.pool.check_integrity()
-        self.holdings.check_integrity(holders, self.pinned_prefixes.idle_by_tenant())
+        self.holdings.check_charges(holders, self.pinned_prefixes.idle_by_tenant())
         self.pinned_prefixes.check_integrity()
         self.swapping.host.check_integrity()
-        self.cache.check_integrity((block, one) for one in holders for block in one.blocks)
+        self.cache.check_blocks((block, one) for one in holders for block in one.blocks)
         num_held = len({block for one in holders for block in one.blocks})
         assert num_held + self.cache.num_idle + self.pool.num_free == self._config.num_blocks, "blocks were lost"

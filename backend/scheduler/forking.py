@@ -59,7 +59,7 @@ class Forking:
         return hit
 
     def num_left(self, sequence: Sequence, scheduled: ScheduledStep, budget: PrefillBudget) -> int:
-        """Return the tokens that are left to compute of a sequence that waits, beside what need not be."""
+        """Return the number of tokens that a waiting sequence has to compute, without cached and forked ones."""
         return sequence.num_uncomputed_tokens - self.find(sequence, scheduled, budget).num_blocks * self._block_size
 
     def _find(self, sequence: Sequence, scheduled: ScheduledStep) -> PrefixHit:
@@ -71,17 +71,25 @@ class Forking:
             hit = self._fork(sequence, leader, row)
             return hit or self._blocks.find(sequence, scheduled.batch.step)
         hit = self._blocks.find(sequence, scheduled.batch.step)
-        counts = hit.num_held, hit.num_paid, hit.num_pinned
-        return PrefixHit(hit.blocks, hit.swapped, hit.is_cut, *counts, is_being_computed=True, follows_leader=True)
+        return PrefixHit(
+            hit.blocks,
+            hit.swapped,
+            hit.is_cut,
+            hit.num_held,
+            hit.num_paid,
+            hit.num_pinned,
+            is_being_computed=True,
+            follows_leader=True,
+        )
 
-    def take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
-        """Let a sequence that holds a slot have what was found for this step."""
+    def take_hit(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
+        """Give a sequence that holds a slot its hit for this step."""
         before = len(sequence.block_table.blocks)
         if hit.fork_row is not None:
             self._blocks.fork(sequence, hit, scheduled.batch.step)
             scheduled.add_fork(sequence, hit.fork_row, before)
         elif hit.blocks or hit.swapped:
-            scheduled.add_hit(sequence, before, self._blocks.take(sequence, hit, scheduled.batch.step))
+            scheduled.add_hit(sequence, before, self._blocks.take_hit(sequence, hit, scheduled.batch.step))
 
     def _may_follow(self, sequence: Sequence, leader: Sequence) -> bool:
         """Return True if the sequence, which holds whole blocks and is not further than the leader, may start from it.

@@ -30,7 +30,7 @@ class Holdings:
                 first = next(iter(holders))
                 first.num_shared += 1
                 self.num_shared += 1
-                cached.is_common |= first.owner != table.owner  # else it was pinned for this sequence
+                cached.is_common |= first.owner != table.owner  # otherwise it was pinned for this sequence
             else:
                 cached.is_common = True
             table.num_shared += 1
@@ -60,7 +60,7 @@ class Holdings:
         del table.blocks[first:]
         self.num_entries -= len(blocks)
         private, alone, at = list[int](), list[CachedBlock](), self._cache.at
-        for block in reversed(blocks):  # a block is idle before the one that it follows on
+        for block in reversed(blocks):  # a block becomes idle before its predecessor
             cached = at(block)
             if cached is None:
                 private.append(block)
@@ -99,7 +99,7 @@ class Holdings:
         table.block_seconds += table.num_charged * (self.now - table.counted_at)
         table.counted_at = self.now
 
-    def check_integrity(self, holders: Collection[BlockTable], pinned: Counter[str]) -> None:
+    def check_charges(self, holders: Collection[BlockTable], pinned: Counter[str]) -> None:
         """Assert that these are all holders, that every shared block has a name, and that each tenant is charged once
         for each block held for it, and for its `pinned` blocks.
         """

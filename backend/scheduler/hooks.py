@@ -5,7 +5,7 @@ from typing import Protocol
 
 from backend.config import EngineConfig
 from backend.scheduler.retention import KeepRecent, Retention
-from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
+from backend.scheduler.scheduled_step import FixedPrefillBudget, FixedSpareStep, PrefillBudget, SpareStep
 from backend.scheduler.sequence import Sequence
 
 
@@ -20,6 +20,10 @@ class SchedulerHooks(Protocol):
         """Return the prefill budget, at most `tokens`, of a step with these decodes over `decode_context` tokens in
         total. `interval` is the tightest time between tokens promised to a running sequence, in seconds.
         """
+        ...
+
+    def spare_step(self, num_others: int, others_context: int, interval: float | None) -> SpareStep:
+        """Return what a step has for the spare class beside the decodes of others, over `others_context` tokens."""
         ...
 
     def due(self, sequence: Sequence) -> float:
@@ -72,7 +76,9 @@ class SchedulerHooks(Protocol):
 
 
 class DefaultHooks:
-    """No promises, no tenants: first come, first served; prefill fills a step, and each that runs has a free block."""
+    """No promises, no tenants: first come, first served; prefill fills a step, and each running sequence has a free
+    block.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._blocks_for = config.blocks_for
@@ -82,6 +88,9 @@ class DefaultHooks:
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
     ) -> PrefillBudget:
         return FixedPrefillBudget(tokens)
+
+    def spare_step(self, num_others: int, others_context: int, interval: float | None) -> SpareStep:
+        return FixedSpareStep()
 
     def due(self, sequence: Sequence) -> float:
         return sequence.arrival

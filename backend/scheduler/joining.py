@@ -1,4 +1,6 @@
-"""Says whether the head of the queue may join a step: its tenant's limits, the step's room, slots and memory."""
+"""Joining tests whether the head of the queue may join a step: its tenant's limits, the step's room, slots and
+memory.
+"""
 
 from backend.config import EngineConfig, KVAllocation
 from backend.scheduler.batching import BatchingRule
@@ -25,11 +27,12 @@ class Joining:
         self._kv_manager, self._limits = kv_manager, limits
         self._preemption, self._hooks = preemption, hooks
         self._is_static = config.batching.is_static
+        self._kept_slots = min(1, config.max_num_seqs - 1)  # from the spare class, so that a newcomer finds one free
         self._is_contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self._lacking: Sequence | None = None  # the sequence that lacked something in this plan
         self._num_available = self._num_running = 0  # blocks and sequences, when it did
 
-    def begin(self) -> None:
+    def begin_plan(self) -> None:
         self._lacking = None
 
     def lacks(self, sequence: Sequence) -> None:
@@ -69,7 +72,7 @@ class Joining:
         is_full = length == 0 and not hit.is_being_computed
         if is_full and (not self._is_static or not scheduled.sequences):
             return WaitReason.BUDGET
-        if not self._kv_manager.free_slots:
+        if len(self._kv_manager.free_slots) <= (self._kept_slots if sequence.is_spare else 0):
             return WaitReason.RELEASE if is_being_freed else WaitReason.SLOTS
         if self._fits(sequence, hit):
             return None

@@ -6,7 +6,7 @@ from backend.scheduler.kv_manager import KVManager
 
 
 class KVAccounts:
-    """Reads off what the scheduler keeps anyway: each figure costs O(1), each one by tenant O(tenants) or O(running).
+    """Reads the scheduler's own counts: each figure costs O(1), each figure by tenant O(tenants) or O(running).
 
     Totals count physical blocks: a shared block is one block, held and not idle. Figures by tenant count charged
     blocks: a shared block counts once for each tenant that holds it, so that their sum may exceed the total. An idle
@@ -52,12 +52,12 @@ class KVAccounts:
 
     @property
     def num_swapped(self) -> int:
-        """The blocks that the host's memory has."""
+        """The blocks in the host's memory."""
         return self._swapping.host.num_used
 
     @property
     def num_host_blocks(self) -> int:
-        """The blocks for which the host's memory has room."""
+        """The blocks that fit the host's memory."""
         return self._swapping.host.num_blocks
 
     @property
@@ -73,7 +73,7 @@ class KVAccounts:
 
     @property
     def swaps_declined(self) -> int:
-        """The evicted blocks that the host did not take: not worth two copies, or every place was in use."""
+        """The evicted blocks that were not copied to the host: not worth two copies, or every place was in use."""
         return self._swapping.declined
 
     def held(self) -> Counter[str]:

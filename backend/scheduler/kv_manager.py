@@ -37,11 +37,12 @@ class KVManager:
         self.blocks = BlockTables(config, hooks, counters)
         self.pool, self.cache, self.allowances = self.blocks.pool, self.blocks.cache, self.blocks.allowances
         self.running: dict[str, Sequence] = {}  # in the order of admission
-        self.freeing: dict[str, Sequence] = {}  # of those that leave: the preempted
+        self.num_spare = 0  # running sequences of the spare class
+        self.freeing: dict[str, Sequence] = {}  # preempted sequences that leave
         self._config = config
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._leaving: dict[Sequence, bool] = {}
-        """Ended or preempted, and named by steps in flight; whether all of its blocks were published as it ended."""
+        """Ended or preempted sequences that steps in flight name; True if all blocks were published at the end."""
         self._waiting = waiting
         self._held_tenants = held_tenants
         self.counters = counters
@@ -51,7 +52,13 @@ class KVManager:
         pool = self.blocks.pool
         return pool.num_blocks - pool.num_free - self.blocks.cache.num_idle
 
-    def begin(self, now: float) -> None:
+    @property
+    def num_available_to_others(self) -> int:
+        """The blocks available to sequences that are not of the spare class, which gives up its own."""
+        spare = [s for s in self.running.values() if s.is_spare] if self.num_spare else []
+        return self.blocks.num_available + sum(map(self.blocks.num_reclaimable, spare))
+
+    def begin_event(self, now: float) -> None:
         """Begin an event at `now`: holdings were constant since the last one."""
         self.blocks.holdings.now = self.cache.kept.now = now
         if self.blocks.newly_named:
@@ -61,7 +68,7 @@ class KVManager:
         """Keep at least `floor` and at most `ceiling` idle blocks of the tenant; the floor is not evictable. None: no
         ceiling.
         """
-        self.begin(now)
+        self.begin_event(now)
         self.cache.limit(tenant, floor, ceiling)
         self.blocks.swapping.limit(tenant, floor)
         self.blocks.unpin_surplus()
@@ -70,7 +77,7 @@ class KVManager:
         """Pin idle blocks of these names for the tenant and unpin its others; a block's name comes behind the name of
         its predecessor.
         """
-        self.begin(now)
+        self.begin_event(now)
         self.blocks.pinned_prefixes.pin(tenant, names)
         self.blocks.unpin_surplus()
         self._held_tenants.resume(tenant)
@@ -90,6 +97,7 @@ class KVManager:
         sequence.num_admitted_tokens = sequence.num_tokens
         sequence.jumps = False
         self.running[sequence.id] = sequence
+        self.num_spare += sequence.is_spare
         self.counters.admissions += 1
         sequence.admission_number = self.counters.admissions
 
@@ -97,13 +105,15 @@ class KVManager:
         """Take the sequence out of the batch; it waits again once its memory is free."""
         sequence.status = _PREEMPTED
         del self.running[sequence.id]
+        self.num_spare -= sequence.is_spare
         self.freeing[sequence.id] = sequence
         self._free_if_idle(sequence)
 
-    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End the sequence, whether it ran or not."""
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End the sequence, running or not."""
         self.blocks.unpin(sequence)
-        self.running.pop(sequence.id, None)
+        if self.running.pop(sequence.id, None) is not None:
+            self.num_spare -= sequence.is_spare
         self.freeing.pop(sequence.id, None)
         sequence.status = _FINISHED
         sequence.finish_reason = reason
@@ -112,15 +122,17 @@ class KVManager:
         self._free_if_idle(sequence)
 
     def free_idle(self, sequences: Iterable[Sequence]) -> None:
-        """Free what may be freed now that a step which named these sequences is no longer in flight."""
+        """Free these sequences' memory where it may be freed, now that a step which named them is no longer in
+        flight.
+        """
         if self._leaving:
             for sequence in sequences:
                 if sequence.status is not _RUNNING:
                     self._free_if_idle(sequence)
 
-    def lost(self, step: int, forks: Iterable[Fork]) -> None:
+    def undo_from(self, step: int, forks: Iterable[Fork]) -> None:
         """Undo the effects of this lost step, and of all later ones, on blocks."""
-        self.blocks.lost(step, forks, [*self.running.values(), *self._leaving])
+        self.blocks.undo_from(step, forks, [*self.running.values(), *self._leaving])
 
     def _free_if_idle(self, sequence: Sequence) -> None:
         """Free blocks and slot, unless a step in flight still names the sequence; a preempted one waits again."""
@@ -142,12 +154,12 @@ class KVManager:
             del self.freeing[sequence.id]
             self._waiting.restore(sequence)
 
-    def check_integrity(self, in_flight: Iterable[Sequence]) -> None:
+    def check_slots(self, in_flight: Iterable[Sequence]) -> None:
         """Assert that every slot is free or held by exactly one running, preempted or in-flight sequence, and the
         integrity of their blocks.
         """
         holders = {*self.running.values(), *self.freeing.values(), *in_flight}
-        self.blocks.check_integrity(holders)
+        self.blocks.check_blocks(holders)
         leaving = {s for s in holders if s.slot >= 0 and s.status is not _RUNNING}
         assert leaving == self._leaving.keys(), "what has left is not looked for"
         slots = [s.slot for s in holders if s.slot >= 0]

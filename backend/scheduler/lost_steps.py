@@ -1,27 +1,29 @@
-"""A step for which the device had no memory leads to smaller steps for a while, and to a device that is told again."""
+"""Recovery from a step for which the device had no memory: smaller steps for a while, and a device that is told
+again.
+"""
 
 from collections.abc import Iterable
 
 from backend.scheduler.scheduled_step import ScheduledStep, new_sequence
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
-RECOVERY_STEPS = 1024  # in which a budget cut to next to nothing is whole again
-MAX_LOSSES_IN_A_ROW = 16  # they take any budget down to one token, and leave sequences to wait for memory
+RECOVERY_STEPS = 1024  # steps in which a budget of one token grows whole again
+MAX_LOSSES_IN_A_ROW = 16  # enough to halve any budget to one token, and to leave sequences waiting for memory
 
 
 class TokenBudget:
-    """Halved by a step that is lost, raised a little by each that is computed.
+    """The token budget of a step: halved by each lost step, raised a little by each computed one.
 
-    Additive increase with multiplicative decrease finds what fits without being told (Chiu and Jain, 1989): how much
-    memory a step takes depends on its shape, and on what else uses the device.
+    Additive increase with multiplicative decrease finds the fitting size by itself (Chiu and Jain, 1989): the memory of
+    a step depends on its shape, and on other uses of the device.
     """
 
     def __init__(self, most: int) -> None:
-        self.tokens = most  # that a step may have, at least one
+        self.tokens = most  # the most of a step, at least one
         self._most = most
         self._size = float(most)
         self._losses = 0  # in a row
-        self.is_cut = False  # whether a step that was lost still tells
+        self.is_cut = False  # True if a lost step still limits it
 
     def computed(self) -> None:
         """Raise the budget: a step was computed."""
@@ -29,7 +31,7 @@ class TokenBudget:
         self._resize(min(self._size + self._most / RECOVERY_STEPS, float(self._most)))
         self.is_cut = self._size < self._most
 
-    def lost(self, tokens: int) -> bool:
+    def halve(self, tokens: int) -> bool:
         """Halve the budget after the loss of a step of `tokens` tokens. Return False after too many losses in a row."""
         self._losses += 1
         self.is_cut = True
@@ -56,7 +58,7 @@ class DeviceResync:
         self.untold: list[tuple[Sequence, int, list[int]]] = []  # hits of empty plans, not sent
         self.out_of_sync: list[Sequence] = []  # running at the last lost step, until sent again
 
-    def begin(self, running: Iterable[Sequence]) -> None:
+    def mark_out_of_sync(self, running: Iterable[Sequence]) -> None:
         self.out_of_sync = list(running)
 
     def tell_hits(self, scheduled: ScheduledStep) -> None:

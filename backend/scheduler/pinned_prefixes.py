@@ -56,7 +56,7 @@ class PinnedPrefixes:
         for name in reversed(after):
             if name not in before:
                 self._pin(tenant, name)
-        self.settle()
+        self.unpin_excess()
 
     def give_way(self, tenant: str, needed: int, besides: Collection[CachedBlock] = ()) -> None:
         """Unpin idle blocks of the tenant, except `besides`, until its allowance permits `needed` more; none if all are
@@ -72,7 +72,7 @@ class PinnedPrefixes:
             for cached in may_go[:lacking]:
                 self._let_go(tenant, cached)
 
-    def settle(self) -> None:
+    def unpin_excess(self) -> None:
         """Unpin idle blocks of tenants above their allowance."""
         while self._above:
             tenant, _ = self._above.popitem()
@@ -84,7 +84,7 @@ class PinnedPrefixes:
     def allowed(self, tenant: str) -> None:
         """Settle after a change of the tenant's allowance."""
         self._above[tenant] = None
-        self.settle()
+        self.unpin_excess()
 
     def becomes_idle(self, cached: CachedBlock) -> bool:
         """Keep the block for each tenant that pins its name; True if any does."""
@@ -154,4 +154,4 @@ class PinnedPrefixes:
             assert allowed is None or self._allowances.held[tenant] <= allowed, "a pin holds more than its tenant may"
             for block, cached in blocks.items():
                 assert cached.block == block and not cached.holders, "a block is kept that is not idle"
-                assert tenant in cached.pinned_for and (cached.name, tenant) in pins, "a block is kept for nobody"
+                assert tenant in cached.pinned_for and (cached.name, tenant) in pins, "a block is kept for no tenant"

@@ -83,7 +83,7 @@ class Pins:
         self._forget(pin.blocks)
         self._cache.begin_chain(pin.tenant, self._holdings.now)
         self._holdings.leave(pin)
-        self._pinned_prefixes.settle()
+        self._pinned_prefixes.unpin_excess()
 
     def surplus(self) -> Sequence | None:
         """Return the newest pinned sequence where grown floors or pinned prefixes leave too little room for all pins:

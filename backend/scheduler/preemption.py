@@ -49,10 +49,14 @@ class Victims:
         return len(sequence.output) - sequence.num_kept_tokens
 
     def may_be_preempted(self, sequence: Sequence) -> bool:
-        return sequence.num_preemptions < self._max_preemptions
+        return sequence.is_spare or sequence.num_preemptions < self._max_preemptions
+
+    def is_hopeless(self, sequence: Sequence) -> bool:
+        """Return True if a sequence, the last in rank, is ended rather than preempted once more."""
+        return sequence.num_preemptions >= self._max_preemptions
 
     def _is_eligible(self, sequence: Sequence) -> bool:
-        progressed = sequence.num_preemptions == 0 or self._steps(sequence) > 0
+        progressed = sequence.num_preemptions == 0 or sequence.is_spare or self._steps(sequence) > 0
         return progressed and self.may_be_preempted(sequence)
 
 
@@ -134,13 +138,15 @@ class Preemption:
         if self._counted != self.running_changes:
             self._counted = self.running_changes
             running = self._kv_manager.running.values()
-            self._slots_of = Counter([s.tenant for s in running])
+            self._slots_of = Counter([s.tenant for s in running if not s.is_spare])
             self._lowest_class = max([s.request.priority_class for s in running], default=0)
             spare = [(count - 1) / (self._hooks.weight(tenant) or 1.0) for tenant, count in self._slots_of.items()]
             self._spare_bound = max(spare, default=0.0)
         return self._slots_of
 
     def _preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
+        if sequence.is_spare:
+            return
         for victim, limit in scheduled.paused.items():
             if (
                 limit is not WaitReason.PEERS
@@ -235,10 +241,23 @@ class Preemption:
                 self._yield(max(scheduled.paused, key=YOUNGEST))
             return None
         victim = max(self._kv_manager.running.values(), key=self._victims.key)
-        if not self._victims.may_be_preempted(victim):
+        if self._victims.is_hopeless(victim):
             return victim
+        victim.num_preemptions += victim.is_spare
         self._preempt_for_memory(victim)
         return None
+
+    def take_back(self, sequence: Sequence) -> bool:
+        """Preempt the spare class of the sequence's tenant, which holds what the sequence needs; True if any was."""
+        own = [] if sequence.is_spare else self._kv_manager.running_of(sequence.tenant)
+        spare = [s for s in own if s.is_spare]
+        for victim in spare:
+            self._yield(victim)
+        return bool(spare)
+
+    def num_kept_from(self, sequence: Sequence) -> int:
+        """Return the free blocks that a sequence leaves to others: of the spare class, one for each that runs."""
+        return len(self._kv_manager.running) - self._kv_manager.num_spare if sequence.is_spare else 0
 
     def shrink_batch(self, most: int) -> None:
         """Preempt the last in rank until `most` sequences run, the limit of smaller steps."""
@@ -266,18 +285,21 @@ class Preemption:
         )
 
     def _preempt_for_memory(self, sequence: Sequence) -> None:
-        sequence.watermark *= 2
+        sequence.watermark *= 1 if sequence.is_spare else 2
         self._preempt(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Preempt a sequence for another, which counts towards its limit of preemptions."""
+        """Preempt a sequence for another, which counts towards its limit of preemptions: the spare class has none."""
+        if sequence.is_spare:
+            self._yield(sequence)
+            return
         self._counters.preemptions += 1
         sequence.num_preemptions += 1
         sequence.num_kept_tokens = len(sequence.output)
         self._take_out(sequence)
 
     def _yield(self, sequence: Sequence) -> None:
-        """Preempt a sequence at a limit of its own tenant."""
+        """Preempt a sequence at a limit of its own tenant, or of the spare class."""
         self._counters.yields += 1
         self._preempt_uncounted(sequence)
 
@@ -295,5 +317,5 @@ class Preemption:
 
 def _goes_before(running: Sequence, head: Sequence) -> bool:
     """Return True if `running` was preempted and resumed ahead of `head`, of the same tenant."""
-    same_tenant = running.tenant == head.tenant
+    same_tenant = running.tenant == head.tenant and not running.is_spare
     return same_tenant and running.num_preemptions > 0 and running.admission_number > head.admission_number

@@ -12,7 +12,7 @@ from backend.scheduler.sequence import Sequence
 
 
 class PrefillOrder:
-    """Says which prompts a step computes first, and how much of each."""
+    """The order in which a step computes prompts, and the size of each chunk."""
 
     def __init__(self, config: EngineConfig, hooks: SchedulerHooks) -> None:
         self._block_size, self._chunk, self._due = config.block_size, config.prefill_chunk, hooks.due
@@ -26,10 +26,10 @@ class PrefillOrder:
         return self._due(head) < self._due(running)
 
     def chunk(self, sequence: Sequence, hit: PrefixHit, budget: PrefillBudget) -> int:
-        """Return how many tokens of a prefill this step can compute beside what was found; 0 when it does not fit.
+        """Return the number of tokens of a prefill that this step can compute beside the hit; 0 when it does not fit.
 
-        What another sequence computes in this very step is not computed twice, but found in the next; nor is what the
-        host has, beyond a block that keeps the step from having no row.
+        Tokens that another sequence computes in this very step are not computed twice, but found in the next; nor are
+        tokens that the host has, beyond a block that keeps the step from having no row.
         """
         if hit.is_being_computed:
             return 0

@@ -4,13 +4,13 @@ from enum import StrEnum
 from typing import Protocol
 
 from backend.paged_kv.block_names import BlockName
-from backend.paged_kv.idle_blocks import PLAIN, WANTED, IdleChain
+from backend.paged_kv.idle_blocks import PLAIN_CHAIN, WANTED_CHAIN, IdleChain
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.holdings import Holdings
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 
 
-class Keep(StrEnum):
+class KeepRule(StrEnum):
     """Eviction policy for the blocks of a finished sequence."""
 
     WHILE_WORTH = "while_worth"  # evictable, least worth first
@@ -22,7 +22,7 @@ class Keep(StrEnum):
 class Retention(Protocol):
     """Learns from chains left and returning turns, and rates idle chains for the cache."""
 
-    keep: Keep
+    keep: KeepRule
 
     def left(self, chain: IdleChain, last: BlockName) -> None:
         """Record that a finished sequence leaves this chain, whose last full block is `last`, and set the chain's
@@ -30,7 +30,7 @@ class Retention(Protocol):
         """
         ...
 
-    def arrived(self, names: list[BlockName], now: float) -> IdleChain | None:
+    def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
         """Record the arrival of a prompt with these blocks. Return the chain of the preceding turn."""
         ...
 
@@ -46,12 +46,12 @@ class Retention(Protocol):
 class KeepRecent:
     """Least recently used first; learns nothing."""
 
-    keep = Keep.WHILE_RECENT
+    keep = KeepRule.WHILE_RECENT
 
     def left(self, chain: IdleChain, last: BlockName) -> None:
         pass
 
-    def arrived(self, names: list[BlockName], now: float) -> IdleChain | None:
+    def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
         return None
 
     def worth(self, kind: int, chain: IdleChain, age: float) -> float:
@@ -72,16 +72,16 @@ class BetweenTurns:
         self._block_size = block_size
         self._came: dict[Sequence, tuple[IdleChain, int]] = {}  # claims of waiting sequences, with the kind before
 
-    def arrived(self, sequence: Sequence, now: float) -> None:
+    def claim(self, sequence: Sequence, now: float) -> None:
         """Evict the chain that the sequence claims last, until `settled`."""
-        chain = self._retention.arrived(sequence.block_names, now)
-        if chain is not None and chain.blocks and chain.kind != WANTED:
+        chain = self._retention.claim_chain(sequence.block_names, now)
+        if chain is not None and chain.blocks and chain.kind != WANTED_CHAIN:
             self._came[sequence] = chain, chain.kind
-            self._cache.change_kind(chain, WANTED, now)
+            self._cache.change_kind(chain, WANTED_CHAIN, now)
 
     def settled(self, sequence: Sequence) -> None:
         """Drop the claim of a sequence, which has been admitted or has ended: the chain has its earlier kind again."""
-        chain, kind = self._came.pop(sequence, (None, PLAIN))
+        chain, kind = self._came.pop(sequence, (None, PLAIN_CHAIN))
         if chain is not None and chain.blocks:
             self._cache.change_kind(chain, kind, self._holdings.now)
 
@@ -93,16 +93,16 @@ class BetweenTurns:
             for cached in [cached for block in sequence.block_table.blocks if (cached := self._cache.at(block))]:
                 cached.is_wanted = True
             chain = self._cache.begin_chain(sequence.tenant, now)
-            chain.kind = WANTED if keep is Keep.WHILE_WORTH else PLAIN
+            chain.kind = WANTED_CHAIN if keep is KeepRule.WHILE_WORTH else PLAIN_CHAIN
         elif not names or sequence.finish_reason is FinishReason.FAILED:
             self._cache.begin_chain(sequence.tenant, now)
         else:
             expects = sequence.request.expects_followup
-            is_held = keep is Keep.HELD and expects is not None
+            is_held = keep is KeepRule.HELD and expects is not None
             chain = self._cache.begin_chain(sequence.tenant, now, expects, is_held)
             self._retention.left(chain, names[-1])
 
     def has_left(self, sequence: Sequence) -> None:
         """Drop the chain of a finished sequence where retention keeps none."""
-        if self._retention.keep is Keep.DROPPED and sequence.status is SequenceStatus.FINISHED:
+        if self._retention.keep is KeepRule.DROPPED and sequence.status is SequenceStatus.FINISHED:
             self._cache.drop_chain()

@@ -1,5 +1,6 @@
-"""A step from planning to completion: its prefill budget, its rows and its new tokens."""
+"""A scheduled step, from its plan to its completion: its prefill budget, its rows and its new tokens."""
 
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -34,7 +35,7 @@ class PrefillBudget(Protocol):
         """Return how many of `length` tokens behind `start` computed ones fit the step."""
         ...
 
-    def take(self, start: int, length: int) -> None:
+    def spend(self, start: int, length: int) -> None:
         """Spend the budget on `length` tokens behind `start` computed ones."""
         ...
 
@@ -58,7 +59,7 @@ class FixedPrefillBudget:
     def fits(self, start: int, length: int) -> int:
         return max(0, min(length, self._tokens))
 
-    def take(self, start: int, length: int) -> None:
+    def spend(self, start: int, length: int) -> None:
         self._tokens -= length
 
     def copies(self, due: float, free: int, rate: float) -> None:
@@ -66,6 +67,28 @@ class FixedPrefillBudget:
 
     def fits_back(self, start: int, blocks: int) -> int:
         return blocks
+
+
+class SpareStep(Protocol):
+    """What a step has left for the spare class, computed from predicted step times."""
+
+    def num_decodes(self, contexts: Listed[int]) -> int:
+        """Return how many of these decodes fit, in order, each with its attended tokens."""
+        ...
+
+    def prefill_budget(self, num_decodes: int, decode_context: int, tokens: int) -> PrefillBudget:
+        """Return the prefill budget, at most `tokens`, beside that many decodes of the spare class."""
+        ...
+
+
+class FixedSpareStep:
+    """All of a step's tokens, whatever time they take."""
+
+    def num_decodes(self, contexts: Listed[int]) -> int:
+        return len(contexts)
+
+    def prefill_budget(self, num_decodes: int, decode_context: int, tokens: int) -> PrefillBudget:
+        return FixedPrefillBudget(tokens)
 
 
 @dataclass(slots=True)
@@ -86,6 +109,8 @@ class ScheduledStep:
     forks: list[Fork] = field(default_factory=list)
     recomputed_tokens: int = 0  # tokens lost by preemptions
     decode_context: int = 0  # tokens that the decodes attend to, in total
+    spare_decodes: int = 0  # decodes of the spare class, the last of all
+    spare_context: int = 0  # tokens that these attend to
     planned_at: float = 0.0  # seconds on the owner's clock
     planning: float = 0.0  # seconds spent planning it, for measurements
 
@@ -103,11 +128,17 @@ class ScheduledStep:
         """The sequences of its rows and its forks."""
         return [*self.sequences, *[sequence for sequence, _, _ in self.forks]] if self.forks else self.sequences
 
+    def count_spare(self) -> None:
+        """Count the decodes of the spare class, once all decodes are planned."""
+        decodes = zip(self.sequences, self.batch.starts, strict=True)
+        spare = [start + 1 for sequence, start in decodes if sequence.is_spare]
+        self.spare_decodes, self.spare_context = len(spare), sum(spare)
+
     def has_brought_first(self, sequence: Sequence) -> bool:
         """Return True if the completed step produced the first output token of the sequence."""
         return len(sequence.output) == 1 + self.jumped.get(sequence, 0)
 
-    def admit(self, sequence: Sequence) -> None:
+    def add_admission(self, sequence: Sequence) -> None:
         """Record an admission, for the device as well."""
         self.admitted.append(sequence)
         self.batch.admitted.append(new_sequence(sequence))

@@ -22,7 +22,14 @@ from backend.scheduler.lost_steps import DeviceResync, TokenBudget
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.prefill_order import PrefillOrder
 from backend.scheduler.prefix_hit import PrefixHit
-from backend.scheduler.scheduled_step import FixedPrefillBudget, NewToken, PrefillBudget, ScheduledStep, WaitReason
+from backend.scheduler.scheduled_step import (
+    FixedPrefillBudget,
+    NewToken,
+    PrefillBudget,
+    ScheduledStep,
+    SpareStep,
+    WaitReason,
+)
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.step_rows import StepRows
 from backend.scheduler.tenant_limits import TenantLimits
@@ -54,7 +61,7 @@ class Scheduler:
         self.in_flight: deque[ScheduledStep] = deque()  # oldest first
         self.wait_reason: WaitReason | None = None  # of the head of the queue in the last plan
         self.waiting_head: Sequence | None = None  # the head that `wait_reason` is about
-        self.overtaker: Sequence | None = None  # it takes a slot, which those due before it may not
+        self.overtaker: Sequence | None = None  # takes a slot that sequences due before it may not take
         self._held_tenants = HeldTenants(waiting)
         self.held_tenants = self._held_tenants.reasons  # tenants with admission on hold, and the limit met
         self.kv_manager = KVManager(config, self.hooks, waiting, self._held_tenants, self.counters)
@@ -72,6 +79,7 @@ class Scheduler:
         self._none_takes_a_slot_at: tuple[tuple[int, int], int] | None = None  # changes until the last vain search
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
+        self._spare: SpareStep | None = None  # of the step being planned; None: it is not open to the spare class
         parts = StepParts(
             config,
             self.kv_manager,
@@ -98,33 +106,33 @@ class Scheduler:
 
     def look_up(self, sequence: Sequence, now: float = 0.0) -> list[CachedBlock]:
         """Return the cached prompt blocks that may be pinned while the sequence queues."""
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         return self.kv_manager.blocks.pins.look_up(sequence, self._next_step)
 
     def pin(self, sequence: Sequence, found: list[CachedBlock], now: float = 0.0) -> None:
         """Pin the blocks just looked up until the sequence has a slot or has ended."""
-        self.kv_manager.begin(now)
-        self.kv_manager.blocks.between_turns.arrived(sequence, now)
+        self.kv_manager.begin_event(now)
+        self.kv_manager.blocks.between_turns.claim(sequence, now)
         self.kv_manager.blocks.pins.pin(sequence, found)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the prefix tokens of a waiting sequence that are cached or computed by steps in flight."""
         return len(self.kv_manager.blocks.find(sequence, self._next_step).blocks) * self.config.block_size
 
-    def finish(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
+    def finish_sequence(self, sequence: Sequence, reason: FinishReason, now: float = 0.0) -> None:
         """Finish (abort) a sequence in any state: it yields no further token, and its blocks are freed. Idempotent."""
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         if sequence.status is _FINISHED:
             return
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
             self._rule.left(sequence)
             self._held_tenants.resume(sequence.tenant)
-        self.kv_manager.finish(sequence, reason)
+        self.kv_manager.finish_sequence(sequence, reason)
 
     def allow(self, tenant: str, blocks: int | None, now: float = 0.0) -> None:
         """Set the tenant's allowance of blocks; None: no limit."""
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         self.kv_manager.blocks.allow(tenant, blocks)
         self._held_tenants.resume(tenant)
 
@@ -137,9 +145,9 @@ class Scheduler:
         self._none_takes_a_slot_at = None
         self._preemption.weights_changed()
 
-    def extend(self, sequence: Sequence, tokens: int) -> None:
+    def raise_token_limit(self, sequence: Sequence, tokens: int) -> None:
         """Raise the sequence's `token_limit` by `tokens`, at most to its max_tokens."""
-        sequence.extend(tokens)
+        sequence.raise_limit(tokens)
         self._held_tenants.resume(sequence.tenant)
 
     def take_ended(self) -> list[Sequence]:
@@ -192,7 +200,7 @@ class Scheduler:
         """
         if len(self.in_flight) >= self.config.steps_in_flight:
             return None
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         self.wait_reason, self.waiting_head = None, None
         self.preempted.clear()
         while not (scheduled := self._plan_step(now)).sequences:
@@ -206,7 +214,7 @@ class Scheduler:
                 return None
             if (hopeless := self._preemption.break_deadlock(scheduled)) is not None:
                 self.ended.append(hopeless)
-                self.kv_manager.finish(hopeless, FinishReason.PREEMPTED)
+                self.kv_manager.finish_sequence(hopeless, FinishReason.PREEMPTED)
         if scheduled.paused:
             self._preemption.yield_to_oldest(scheduled)
         self._next_step += 1
@@ -234,7 +242,7 @@ class Scheduler:
         slots, starts, sequences = batch.slots, batch.starts, scheduled.sequences
         block_size = self.config.block_size
         prefilling, jumping = list[Sequence](), list[Sequence]()
-        for sequence in list(self.running.values()):
+        for sequence in self._served():
             start, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
             if start < sequence.num_admitted_tokens:
                 (jumping if sequence.jumps else prefilling).append(sequence)
@@ -260,9 +268,39 @@ class Scheduler:
         batch.sampled = list(range(rows))
         scheduled.sampled = sequences.copy()
         scheduled.decode_context = sum(starts) + rows
+        if self._spare is not None:
+            scheduled.count_spare()
         if jumping:
             self._rows.add_jumps(jumping, scheduled, self._budget.tokens)
         return prefilling
+
+    def _served(self) -> list[Sequence]:
+        """Return the running sequences that may have rows in this step: of the spare class, as many decodes as there is
+        time for, earliest due first, and all prefills if those are all of its decodes.
+        """
+        self._spare, running = None, list(self.running.values())
+        if not self.kv_manager.num_spare:
+            return running
+        others, head = [s for s in running if not s.is_spare], self.waiting.head()
+        if not (head is None or head.is_spare) or any(s.num_computed_tokens < s.num_admitted_tokens for s in others):
+            return others
+        spare = sorted([s for s in running if s.is_spare], key=self.hooks.due)
+        decodes = [s for s in spare if s.num_computed_tokens >= s.num_admitted_tokens]
+        self._open_spare(others)
+        assert self._spare is not None
+        count = self._spare.num_decodes([s.num_computed_tokens + 1 for s in decodes])
+        if count < len(decodes):
+            return [*others, *decodes[:count]]
+        return [*others, *decodes, *(s for s in spare if s.num_computed_tokens < s.num_admitted_tokens)]
+
+    def _head_is_spare(self) -> bool:
+        head = self.waiting.head()
+        return head is not None and head.is_spare
+
+    def _open_spare(self, others: list[Sequence]) -> None:
+        """Open the step to the spare class, beside the decodes of others."""
+        interval = min([each for s in others if (each := s.request.token_interval) is not None], default=None)
+        self._spare = self.hooks.spare_step(len(others), sum([s.num_computed_tokens for s in others]), interval)
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
         """Plan prefill chunks of running and waiting sequences in the order of `PrefillOrder`.
@@ -275,13 +313,18 @@ class Scheduler:
         jumps = range(decodes, len(batch.slots))
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
         room = self._rule.prefill_room(prefilling, self._budget.tokens - len(batch.slots))
-        if room is None:
+        if not (prefilling or self._spare or self.kv_manager.num_spare) and self._head_is_spare():
+            self._open_spare(scheduled.sequences)
+        if self._spare is not None:
+            spare, tokens = scheduled.spare_decodes, self._budget.tokens - len(batch.slots)
+            budget = self._spare.prefill_budget(spare, scheduled.spare_context, tokens)
+        elif room is None:
             budget = self.prefill_budget(len(batch.slots), context, interval)
         else:
             budget = FixedPrefillBudget(room)
         for row in jumps:
-            budget.take(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
-        self._joining.begin()
+            budget.spend(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
+        self._joining.begin_plan()
         for sequence in self._prefill_order.served(prefilling):
             self._admit_waiting(scheduled, budget, sequence)
             if sequence.status is not _RUNNING or sequence.last_step == batch.step:
@@ -296,7 +339,7 @@ class Scheduler:
         start = sequence.num_computed_tokens
         if self._rows.grow(sequence, length, scheduled):
             self._rows.add_prefill(sequence, length, scheduled)
-            budget.take(start, length)
+            budget.spend(start, length)
 
     def _take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
         """Append the hit to a running sequence's block table; False if it pauses at its tenant's allowance instead."""
@@ -304,7 +347,7 @@ class Scheduler:
         if hit.num_blocks and not blocks.permits(tenant, hit.num_blocks - hit.num_paid, hit):
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
             return False
-        self._forking.take(sequence, hit, scheduled)
+        self._forking.take_hit(sequence, hit, scheduled)
         return True
 
     def _admit_waiting(self, scheduled: ScheduledStep, budget: PrefillBudget, before: Sequence | None) -> None:
@@ -318,9 +361,13 @@ class Scheduler:
         while (sequence := self._head(scheduled)) is not None:
             if before is not None and (self._joining.still_lacks(sequence) or not order.goes_before(sequence, before)):
                 break
+            if sequence.is_spare and self._spare is None:
+                break
             hit = self._forking.find(sequence, scheduled, budget)
             length = order.chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, self._rule)
+            if self.wait_reason is WaitReason.ALLOWANCE and self._preemption.take_back(sequence):
+                continue
             if self.wait_reason in _OWN_LIMITS:
                 self._held_tenants.hold(sequence.tenant, self.wait_reason)
                 self.wait_reason = None
@@ -345,7 +392,7 @@ class Scheduler:
         if head and head.status is SequenceStatus.WAITING and head.tenant not in held:
             return head
         head, self.overtaker = self.waiting.head(), None
-        if head is None or scheduled.paused or self.kv_manager.free_slots or self.kv_manager.freeing:
+        if head is None or head.is_spare or scheduled.paused or self.kv_manager.free_slots or self.kv_manager.freeing:
             return head
         if not self._preemption.slots_are_kept_from(head):
             return head
@@ -361,8 +408,8 @@ class Scheduler:
         self.kv_manager.admit(sequence)
         if self.preempted:  # in this plan, perhaps from this slot
             scheduled.drop_hits(sequence.slot)
-        scheduled.admit(sequence)
-        self._forking.take(sequence, hit, scheduled)
+        scheduled.add_admission(sequence)
+        self._forking.take_hit(sequence, hit, scheduled)
         self.kv_manager.blocks.unpin(sequence)
         self.hooks.admitted(sequence, follows=hit.follows_leader)
 
@@ -374,7 +421,7 @@ class Scheduler:
         The next plan reuses its number, and at most as many sequences run as the cut budget has tokens. Return False
         when steps have been lost for too long.
         """
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         self.preempted.clear()
         self.counters.lost_steps += 1
         failed = self.in_flight[0]
@@ -382,20 +429,20 @@ class Scheduler:
         self.in_flight.clear()
         for scheduled in undone:
             scheduled.undo()
-        self.kv_manager.lost(failed.batch.step, [fork for scheduled in undone for fork in scheduled.forks])
+        self.kv_manager.undo_from(failed.batch.step, [fork for scheduled in undone for fork in scheduled.forks])
         for scheduled in undone:
             self.kv_manager.free_idle(scheduled.named)
         self._next_step = failed.batch.step
-        feasible = self._budget.lost(failed.num_tokens)
+        feasible = self._budget.halve(failed.num_tokens)
         self._preemption.shrink_batch(self._budget.tokens)
-        self._resync.begin(self.running.values())
+        self._resync.mark_out_of_sync(self.running.values())
         return feasible
 
     # accounting
 
     def update_from_output(self, output: StepOutput, now: float = 0.0) -> list[NewToken]:
         """Account for the oldest step in flight; return its new tokens in row order."""
-        self.kv_manager.begin(now)
+        self.kv_manager.begin_event(now)
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
         self.kv_manager.blocks.completed(output.step)
@@ -406,4 +453,4 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that every slot and block is free or has a holder that may use it."""
-        self.kv_manager.check_integrity(s for scheduled in self.in_flight for s in scheduled.named)
+        self.kv_manager.check_slots(s for scheduled in self.in_flight for s in scheduled.named)

@@ -9,6 +9,10 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import TokenLogprobs
 
 DEFAULT_FIRST_TOKEN_S = 2.0  # without a pressing deadline or a class target
+SPARE_CLASS = 16
+"""The spare class, below every class of a policy: a step computes its sequences in the time that others leave, and they
+give their slots and blocks to any other sequence at once.
+"""
 PRESSING_WAIT_S = 10.0  # a longer wait, for example a client's timeout of minutes, is not urgent
 
 
@@ -56,6 +60,10 @@ class PromptRequest:
         """Upper bound of its tokens, prompt included."""
         return len(self.prompt) + self.max_tokens
 
+    @property
+    def is_spare(self) -> bool:
+        return self.priority_class >= SPARE_CLASS
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -68,6 +76,7 @@ class Sequence:
 
     request: PromptRequest
     tenant: str = field(init=False)  # of the request
+    is_spare: bool = field(init=False)  # of the request
     arrival: float = 0.0  # seconds on the engine's clock; `arrive` sets it
     prompt_group: str | None = None  # a tenant's sequences of one group have one prompt and fork from one prefill
     cache_root: bytes = b""  # of its block names; sequences with equal roots may share blocks; empty: no sharing
@@ -102,7 +111,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         request = self.request
-        self.tenant = request.tenant
+        self.tenant, self.is_spare = request.tenant, request.is_spare
         self.logprobs = None if request.sampling.logprobs is None else []
         self.prompt_logprobs = None if request.sampling.prompt_logprobs is None else []
         self.num_tokens, self.token_limit = len(request.prompt), request.most_tokens
@@ -140,7 +149,7 @@ class Sequence:
         """Set the limit of its output to `tokens`."""
         self.token_limit = min(self.num_prompt_tokens + tokens, self.request.most_tokens)
 
-    def extend(self, tokens: int) -> None:
+    def raise_limit(self, tokens: int) -> None:
         """Raise the limit of its output by `tokens`."""
         self.token_limit = min(self.token_limit + tokens, self.request.most_tokens)
 

@@ -22,16 +22,24 @@ class StepRows:
         if not needed:
             return True
         if not tables.permits(sequence.tenant, needed):
+            self._preemption.take_back(sequence)
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
             return False
-        blocks = tables.allocate(sequence, needed)
+        kept = self._preemption.num_kept_from(sequence)
+        blocks = self._allocate(sequence, needed, kept)
         if blocks is None:
-            self._preemption.preempt_for_running(sequence, needed, scheduled.batch.step)
-            blocks = tables.allocate(sequence, needed)
+            self._preemption.preempt_for_running(sequence, needed + kept, scheduled.batch.step)
+            blocks = self._allocate(sequence, needed, kept)
         if blocks is None:
             return False
         scheduled.batch.new_blocks.append((sequence.slot, held, blocks))
         return True
+
+    def _allocate(self, sequence: Sequence, needed: int, kept: int) -> list[int] | None:
+        """Allocate blocks; None if there are too few, or fewer than `kept` would stay free."""
+        if kept and needed + kept > self._blocks.num_available:
+            return None
+        return self._blocks.allocate(sequence, needed)
 
     def add_jumps(self, jumping: list[Sequence], scheduled: ScheduledStep, most: int) -> None:
         """Add rows for tokens forced by grammars: decodes in fewer steps, which wait for no prefill.

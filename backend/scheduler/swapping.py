@@ -15,10 +15,10 @@ from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.batch import Batch, Counters
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.prefix_hit import PrefixHit
-from backend.scheduler.retention import Keep
+from backend.scheduler.retention import KeepRule
 from backend.scheduler.scheduled_step import PrefillBudget
 
-RETURN_RATE_WEIGHT = 0.02  # of each block in its tenant's rate of return
+RETURN_RATE_WEIGHT_PER_BLOCK = 0.02  # of each block in its tenant's rate of return
 PRIOR_RETURN_RATE = 0.5  # before any block of a tenant was reused or lost
 
 
@@ -68,7 +68,7 @@ class Swapping:
 
     @property
     def leaving(self) -> set[int]:
-        """The blocks that the next step copies to the host: until then what they hold is needed."""
+        """The blocks that the next step copies to the host: until then their contents are needed."""
         return {block for block, _ in self._out}
 
     def plan(self, batch: Batch) -> None:
@@ -83,11 +83,11 @@ class Swapping:
         self._counters.swapped_in += len(self._in)
         self._out, self._in = [], []
 
-    def lost(self, step: int) -> None:
+    def undo_from(self, step: int) -> None:
         """Undo the copies of this lost step and all later ones, of which any number may have been made. The caller
         takes the blocks copied back from their holders.
         """
-        self.host.lost(step)
+        self.host.undo_from(step)
         for host_block, _ in self._in:
             host_block.read = -1
         self._in = []
@@ -117,7 +117,7 @@ class Swapping:
     def evicted(self, cached: CachedBlock) -> None:
         name = cached.name
         if name is None or self.host.named(name) is not None:
-            self.out_rate -= RETURN_RATE_WEIGHT * self.out_rate
+            self.out_rate -= RETURN_RATE_WEIGHT_PER_BLOCK * self.out_rate
             return
         probability = self._probability(cached)
         host_block = None
@@ -125,7 +125,7 @@ class Swapping:
             host_block, given_up = self.host.store(name, cached.tenant, self._cache.completed_step)
             if given_up is not None:
                 self._learn(given_up.tenant, 0.0)
-        self.out_rate += RETURN_RATE_WEIGHT * ((host_block is not None) - self.out_rate)
+        self.out_rate += RETURN_RATE_WEIGHT_PER_BLOCK * ((host_block is not None) - self.out_rate)
         if host_block is None:
             self.declined += 1
             self._remember(name, cached.tenant)
@@ -137,7 +137,7 @@ class Swapping:
         if cached.is_wanted:
             return 1.0
         retention, chain, probability = self._hooks.retention, cached.chain, None
-        if retention.keep is Keep.WHILE_WORTH and chain is not None and not cached.is_common:
+        if retention.keep is KeepRule.WHILE_WORTH and chain is not None and not cached.is_common:
             probability = retention.probability(chain, self._cache.kept.now - chain.left_at)
         return self._returns.get(cached.tenant, PRIOR_RETURN_RATE) if probability is None else probability
 
@@ -156,4 +156,4 @@ class Swapping:
 
     def _learn(self, tenant: str, outcome: float) -> None:
         before = self._returns.get(tenant, PRIOR_RETURN_RATE)
-        self._returns[tenant] = before + RETURN_RATE_WEIGHT * (outcome - before)
+        self._returns[tenant] = before + RETURN_RATE_WEIGHT_PER_BLOCK * (outcome - before)

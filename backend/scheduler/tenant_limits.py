@@ -30,7 +30,7 @@ class TenantLimits:
         of all its running sequences with this one. Blocks already charged to the tenant count once.
         """
         tenant, allowances = sequence.tenant, self._kv_manager.allowances
-        own = self._kv_manager.running_of(tenant)
+        own = [s for s in self._kv_manager.running_of(tenant) if sequence.is_spare or not s.is_spare]
         if any(s in scheduled.paused for s in own):
             return False
         blocks = self._kv_manager.blocks

@@ -1,4 +1,4 @@
-"""Sequences that hold no memory yet, in the order they will be admitted."""
+"""The waiting queue: sequences that hold no memory yet, in the order of their admission."""
 
 from bisect import insort
 from collections import OrderedDict
@@ -30,10 +30,10 @@ class SequenceQueue(Protocol):
 
 
 class WaitingQueue(SequenceQueue, Protocol):
-    """A queue whose tenants can be held; the scheduler is its only caller."""
+    """A queue that can hold tenants back; the scheduler is its only caller."""
 
     def hold(self, tenant: str, reason: str | None) -> None:
-        """Offer no sequence of the tenant, for a limit of its own, until it is held for None."""
+        """Offer no sequence of the tenant, because of a limit of its own; with None, offer them again."""
         ...
 
 
@@ -82,7 +82,7 @@ class HoldingQueue:
 
 
 class FirstComeFirstServed:
-    """Orders by arrival. A preempted sequence arrived before all who wait for the first time, so it goes first."""
+    """Orders by arrival. A preempted sequence arrived before every newcomer, so it goes first."""
 
     def __init__(self) -> None:
         self._arrived: OrderedDict[str, Sequence] = OrderedDict()  # a dict finds its first in linear time

@@ -1,4 +1,4 @@
-"""Compiling takes a grammar to what llguidance matches tokens with. Runs in grammar processes alone."""
+"""Compiling turns a grammar into an llguidance matcher. Only grammar processes run this module."""
 
 import json
 import re
@@ -8,11 +8,11 @@ from typing import Any
 import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from backend.grammar import ONE_LINE, GrammarKind, json_options
+from backend.grammar import ONE_LINE, GrammarKind, json_options, lark_text
 
 WHITESPACE = r"\x20|\r?\n[\x20\t]{0,32}"
-"""Between the parts of a JSON text is none, one space, or a new line with its indentation: a model might go on with
-more of it for ever.
+"""Between the parts of a JSON text stands nothing, one space, or a line break with indentation: with more allowed, a
+model might write white space for ever.
 """
 
 JSON_STYLES: Mapping[GrammarKind, Mapping[str, Any]] = {
@@ -29,7 +29,9 @@ LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-"""Counted, and so the same on any machine and under any load; the times are those of an idle one."""
+"""The limits are counts, so that they are the same on any machine and under any load; the times are those of an idle
+machine.
+"""
 
 
 _PATTERN_FAULT = re.compile(r"regex parse error:.*^error: ([^\n]+)", re.MULTILINE | re.DOTALL)
@@ -41,15 +43,15 @@ class CompileError(Exception):
 
     @property
     def is_too_complex(self) -> bool:
-        """True if it goes beyond a limit, and is a grammar otherwise."""
+        """Return True if the grammar is valid and exceeds a limit."""
         return any(words in str(self).lower() for words in _TOO_MUCH)
 
 
-class _Literals(TokenizerWrapper):
-    """The vocabulary as llguidance takes it, with a tokenizer for the text that a grammar forces.
+class _GrammarVocabulary(TokenizerWrapper):
+    """The vocabulary in llguidance's format, with a tokenizer for the text that a grammar forces.
 
-    What a grammar says is text, and its tokens have exactly its bytes: no added token stands for its own name in it,
-    and nothing is normalised. The library's own tokenizer does both, forces the end token where a literal holds its
+    The text of a grammar is tokenized to exactly its bytes: no added token stands for its own name in it, and nothing
+    is normalised. The library's own tokenizer does both: it forces the end token where a literal contains that token's
     name, and then finds that the grammar allows no token.
     """
 
@@ -72,16 +74,18 @@ class _Literals(TokenizerWrapper):
 
 
 def make_tokenizer(tokenizer_json: str, vocab_size: int, end_tokens: list[int]) -> LLTokenizer:
-    """Return the vocabulary as llguidance has it, with as many tokens as the model has logits. Raises `ValueError`."""
+    """Return the vocabulary in llguidance's format, with as many tokens as the model has logits. Raises
+    `ValueError`.
+    """
     library = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=end_tokens, slices=[])
-    literals = _Literals(library, tokenizers.Tokenizer.from_str(tokenizer_json))
+    literals = _GrammarVocabulary(library, tokenizers.Tokenizer.from_str(tokenizer_json))
     made = LLTokenizer(literals, eos_token=end_tokens)
-    literals.encode_greedily = made.greedy_tokenize  # the other one's memory is free again
+    literals.encode_greedily = made.greedy_tokenize  # the memory of the library's own tokenizer is free again
     return made
 
 
 def _without_names(core: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Return a tokenizer of the same words, without added tokens, and without what changes text or adds to it."""
+    """Return a tokenizer of the same words, without added tokens, and without the steps that change or add text."""
     empty = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
     steps = {name: getattr(core, name) for name in ("normalizer", "pre_tokenizer")}
     kept = {name: _exact(json.loads(step.__getstate__())) for name, step in steps.items() if step is not None}
@@ -91,7 +95,7 @@ def _without_names(core: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _exact(step: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a step of a tokenizer without what changes text or adds to it; None where nothing is left of it."""
+    """Return a step of a tokenizer without its parts that change or add text; None if no part is left."""
     match step:
         case {"type": "Sequence"}:
             key = "normalizers" if "normalizers" in step else "pretokenizers"
@@ -114,7 +118,7 @@ def compile_grammar(tokenizer: LLTokenizer, kind: GrammarKind, source: str) -> L
 
 
 def _translated(kind: GrammarKind, source: str) -> str:
-    """Return the grammar as llguidance reads it. A schema is not parsed here: that would hold the interpreter."""
+    """Return the grammar in llguidance's syntax. A schema is not parsed here: that would hold the interpreter lock."""
     match kind:
         case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_LINE:
             options = json.dumps(json_options(source, JSON_STYLES[kind]))
@@ -122,8 +126,7 @@ def _translated(kind: GrammarKind, source: str) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(source)
         case GrammarKind.CHOICE:
-            choices = " | ".join([json.dumps(text, ensure_ascii=False) for text in json.loads(source)])
-            return f"start: CHOICE\nCHOICE: {choices}\n"
+            return f"start: CHOICE\nCHOICE: {' | '.join(map(lark_text, json.loads(source)))}\n"
         case GrammarKind.LARK:
             return source
 
@@ -136,7 +139,7 @@ def _with_options(schema: str, options: str) -> str:
 
 
 def _reason(kind: GrammarKind, message: str) -> str:
-    """Return an error in one line: of a pattern without the grammar that was made around it."""
+    """Return an error in one line: for a pattern, without the grammar that was generated around it."""
     fault = None if kind is GrammarKind.LARK else _PATTERN_FAULT.search(message)
     if fault is not None:
         return f"invalid regex: {fault[1]}"

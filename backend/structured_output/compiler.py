@@ -1,9 +1,9 @@
-"""Has grammars compiled before their sequences are queued, within each owner's bounds.
+"""Compiles grammars before their sequences are queued, within the bounds of each owner.
 
-A new grammar is compiled in a process that is killed when it takes too long, and then once more in the process that
-will match it: a compiled grammar cannot leave its process. Each owner compiles one at a time, its keys in turns, and
-its compiled grammars are cached for it alone, up to a number of bytes: the latency of an answer does not reveal other
-owners' grammars.
+A new grammar is compiled in a process that is killed when it takes too long, and then again in the process that will
+match it, because a compiled grammar cannot leave its process. Each owner compiles one grammar at a time, its keys in
+turns. Its compiled grammars are cached for it alone, up to a number of bytes, so that the latency of an answer does not
+reveal the grammars of other owners.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from backend.structured_output.processes import ForkedProcess, GrammarProcesses,
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING_PER_KEY = 32  # grammars behind the one that is compiled
-KEY_SHARE = 0.5  # of its owner's bound, which one key's grammars may take even while other keys use theirs
-WALL_SECONDS = 20.0  # after which compiling is given up, however little time of a processor it was given
-NO_ANSWER = "answers cannot be constrained at present: grammar processes do not answer"
+MAX_WAITING_PER_KEY = 32  # grammars of one key behind the grammar that is compiled
+KEY_SHARE = 0.5  # the share of its owner's bytes that one key's grammars may take even while other keys use theirs
+COMPILE_WALL_SECONDS = 20.0  # of wall clock; compiling is then given up, however little processor time it was given
+PROCESSES_SILENT = "answers cannot be constrained at present: grammar processes do not answer"
 
 
 class TooManyGrammars(Exception):
@@ -38,13 +38,14 @@ class TooManyGrammars(Exception):
 
 @dataclass(slots=True)
 class CompiledGrammar:
-    """A grammar that was compiled, and for whom."""
+    """A compiled grammar, and the keys that use it."""
 
     grammar: Grammar
     num_bytes: int
-    seconds: float  # of a processor, that compiling it took
-    process: MatchingProcess  # that has it
-    users: Counter[str] = field(default_factory=Counter)  # by key, those queued or running that need it
+    seconds: float  # processor seconds that compiling took
+    process: MatchingProcess  # the process that has it
+    # by key, its queued and running requests that need the grammar
+    users: Counter[str] = field(default_factory=Counter)
 
     @property
     def num_users(self) -> int:
@@ -55,25 +56,25 @@ class CompiledGrammar:
         return self.grammar.owner
 
 
-class _Job:
-    """Compiling one grammar, on a thread that waits for the processes. It may be given up at any time."""
+class _Compilation:
+    """One grammar's compilation, on a thread that waits for the processes. It may be cancelled at any time."""
 
     def __init__(self, grammar: Grammar, processes: GrammarProcesses, spare: list[ForkedProcess]) -> None:
-        """`spare` are processes that compile, and wait for a grammar."""
+        """`spare` are idle compiling processes."""
         self._grammar, self._processes, self._spare = grammar, processes, spare
-        self.lost_seconds = 0.0  # of a processor, that processes had taken which ended without an answer
-        self._process: ForkedProcess | None = None  # that compiles
+        self.lost_seconds = 0.0  # processor seconds of processes that ended without an answer
+        self._process: ForkedProcess | None = None  # the compiling process
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Give it up: who compiles is killed, and nobody waits for what comes of it."""
+        """Give the compilation up: the compiling process is killed, and its result is dropped."""
         self._is_cancelled = True
         if self._process is not None:
             self._process.kill()
 
     def run(self) -> CompiledGrammar:
-        """Raises `GrammarInvalid`, as `GrammarTooComplex` where it takes too long or too much memory, and
-        `NoGrammarProcess`.
+        """Compile the grammar. Raises `GrammarInvalid`, as `GrammarTooComplex` where it takes too much time or memory,
+        and `NoGrammarProcess`.
         """
         seconds, num_bytes = self._try()
         index, limit = self._processes.index_of(self._grammar), None
@@ -83,15 +84,16 @@ class _Job:
                 process.compile(self._grammar)
                 return CompiledGrammar(self._grammar, num_bytes, 2 * seconds, process)
             except (EOFError, OSError):
-                limit = self._limit_of(self._processes.lost(process))
+                limit = self._limit_of(self._processes.discard(process))
         if limit is None:
-            raise NoGrammarProcess(NO_ANSWER)
+            raise NoGrammarProcess(PROCESSES_SILENT)
         raise GrammarTooComplex("the grammar takes more memory than there is for it; simplify it")
 
     def _try(self) -> tuple[float, int]:
-        """Compile it where that may fail in any way; returns the seconds of a processor and the bytes that it took.
+        """Compile the grammar in a process that may fail; returns the processor seconds and the bytes that it took.
 
-        A process that ends for another reason than its limits says nothing of the grammar: another one is asked, once.
+        A process that ends for another reason than its limits says nothing about the grammar: a second process is
+        asked, once.
         """
         for _ in range(2):
             process = self._process = self._spare.pop() if self._spare else self._processes.fork_compiler()
@@ -102,7 +104,7 @@ class _Job:
             try:
                 answer = self._ask(process)
             except TimeoutError:
-                break  # it was given no time: with it, it would have been answered or killed
+                break  # it got no processor time: with it, the process would have answered or been killed
             except (EOFError, OSError):
                 self.lost_seconds += max(0.0, process.cpu_seconds() - had)
             finally:
@@ -118,20 +120,20 @@ class _Job:
                 )
             if self._is_cancelled:
                 break
-        raise NoGrammarProcess(NO_ANSWER)
+        raise NoGrammarProcess(PROCESSES_SILENT)
 
     def _ask(self, process: ForkedProcess) -> dict[str, Any]:
-        """Raises `TimeoutError` where the process gets no time."""
+        """Send the grammar and return the answer. Raises `TimeoutError` if the process gets no processor time."""
         link = process.links[0]
-        link.settimeout(WALL_SECONDS)
+        link.settimeout(COMPILE_WALL_SECONDS)
         send_frame(link, f"{self._grammar.kind}\n{self._grammar.source}".encode("utf-8", "surrogatepass"))
         answer: dict[str, Any] = json.loads(receive_frame(link))
         return answer
 
     def _limit_of(self, status: int | None) -> str | None:
-        """Return the limit that ended a process with this status; None where it was none."""
+        """Return the limit that ended a process with this status; None if no limit did."""
         options = self._processes.setup.options
-        if status in (None, 0, signal.SIGKILL):  # its link was closed, or somebody has killed it
+        if status in (None, 0, signal.SIGKILL):  # its link was closed, or another program killed it
             return None
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
             return f"{1000 * options.compile_seconds:g} ms of a processor"
@@ -139,7 +141,7 @@ class _Job:
 
 
 def _cost(answer: dict[str, Any]) -> tuple[float, int]:
-    """Return the seconds of a processor and the bytes that a grammar took. Raises `GrammarInvalid` for what is none."""
+    """Return the processor seconds and the bytes that a grammar took. Raises `GrammarInvalid`."""
     if answer["error"] is not None:
         raise (GrammarTooComplex if answer["is_too_complex"] else GrammarInvalid)(answer["error"])
     return answer["seconds"], answer["num_bytes"]
@@ -151,36 +153,36 @@ def _log_failure(start: "Future[Any]") -> None:
 
 
 class GrammarCompiler:
-    """Keeps what was compiled. Its methods are called by one thread, which is never held up but by `compile_now`."""
+    """Compiled grammars by owner. One thread calls its methods, none of which blocks but `compile_now`."""
 
-    def __init__(self, processes: GrammarProcesses, owner_bytes: int = 64 << 20, num_compiling: int = 1) -> None:
-        """`owner_bytes` is what compiled grammars of one owner may take, and beyond it those of a key that uses no more
-        than `KEY_SHARE` of it; `num_compiling` are compiled at a time.
+    def __init__(self, processes: GrammarProcesses, owner_bytes: int = 64 << 20) -> None:
+        """`owner_bytes` bounds the compiled grammars of one owner; a key that uses at most `KEY_SHARE` of them may
+        exceed it. One grammar is compiled at a time.
         """
         self.processes = processes
         self.owner_bytes = owner_bytes
         self.num_hits = self.num_misses = self.num_invalid = self.num_too_complex = 0
-        self.seconds = 0.0  # of processors, that compiling has taken
-        self.on_compiled: list[Callable[[str, float], object]] = []  # with the owner, and seconds of a processor
+        self.seconds = 0.0  # processor seconds that compiling has taken
+        self.on_compiled: list[Callable[[str, float], object]] = []  # called with the owner and the processor seconds
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()  # by hash, the last used last
-        self._bytes: dict[str, int] = {}  # by owner, of what is compiled
-        self._used = Counter[tuple[str, str]]()  # by owner and key, bytes of what its requests need
+        self._bytes: dict[str, int] = {}  # by owner, of its compiled grammars
+        self._used = Counter[tuple[str, str]]()  # by owner and key, bytes of the grammars that its requests use
         self._turns: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()  # by owner, and by key
         self._waiting = Counter[tuple[str, str]]()  # by owner and key
-        self._spare: list[ForkedProcess] = []  # that compile, and wait for a grammar
-        self._threads = ThreadPoolExecutor(num_compiling, thread_name_prefix="grammar")
+        self._spare: list[ForkedProcess] = []  # idle compiling processes
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")  # owns the spare processes
 
-    def start(self) -> None:
-        """Have the processes start that the first grammar needs, which takes seconds where the vocabulary is large.
+    def prepare(self) -> None:
+        """Start the processes that the first grammar needs, which takes seconds if the vocabulary is large.
 
         A failure is logged, and told to every request that asks for a grammar.
         """
         self._threads.submit(self.processes.matching, 0).add_done_callback(_log_failure)
 
     async def acquire(self, grammar: Grammar, key: str = "") -> CompiledGrammar:
-        """Return a grammar that was compiled, and stays so until it is released. What only waits may be cancelled.
+        """Return the compiled grammar, which stays compiled until it is released. A caller that waits may be cancelled.
 
-        Raises `GrammarInvalid`, and `TooManyGrammars` or `NoGrammarProcess` for what may be tried again later.
+        Raises `GrammarInvalid`, and `TooManyGrammars` or `NoGrammarProcess` where a later try may succeed.
         """
         if (found := self._find(grammar)) is not None:
             return self._use(found, key)
@@ -189,8 +191,8 @@ class GrammarCompiler:
             raise TooManyGrammars(f"{MAX_WAITING_PER_KEY} grammars wait to be compiled, which is the most that may")
         self._waiting[whose] += 1
         try:
-            # a key has one of its grammars wait for its owner's turn, so that its owner's keys take turns
-            async with self._turn(*whose), self._turn(grammar.owner):
+            # one grammar of each key waits for the owner's turn, so that the owner's keys take turns
+            async with self._turn(grammar.owner, key), self._turn(grammar.owner):
                 found = self._find(grammar)
                 return self._use(found if found is not None else await self._compile(grammar, key), key)
         finally:
@@ -202,10 +204,10 @@ class GrammarCompiler:
         return self._turns.setdefault(whose, asyncio.Lock())
 
     def compile_now(self, grammar: Grammar) -> CompiledGrammar:
-        """Return a grammar as `acquire` does, once it is compiled; meanwhile the caller waits."""
+        """Return a grammar as `acquire` does; the calling thread blocks until it is compiled."""
         found = self._find(grammar)
         if found is None:
-            job = _Job(grammar, self.processes, self._spare)
+            job = _Compilation(grammar, self.processes, self._spare)
             try:
                 found = self._threads.submit(job.run).result()
             except GrammarInvalid as error:
@@ -215,7 +217,7 @@ class GrammarCompiler:
         return self._use(found, "")
 
     def release(self, compiled: CompiledGrammar, key: str = "") -> None:
-        """Take note that one that has acquired a grammar has no use for it any more."""
+        """Release one use of an acquired grammar."""
         self._unuse(compiled, key)
         self._trim(compiled.owner)
 
@@ -226,7 +228,7 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the processes, and the threads that wait for them."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self.processes.stop()
+        self.processes.end_all()
 
     def _use(self, compiled: CompiledGrammar, key: str) -> CompiledGrammar:
         if not compiled.users[key]:
@@ -243,7 +245,7 @@ class GrammarCompiler:
                 del self._used[compiled.owner, key]
 
     def _find(self, grammar: Grammar) -> CompiledGrammar | None:
-        """Return what is compiled of it, unless the process that had it is gone."""
+        """Return the compiled grammar, unless its process has ended."""
         found = self._compiled.get(grammar.hash)
         if found is not None and self.processes.has(found.process):
             self._compiled.move_to_end(grammar.hash)
@@ -252,7 +254,7 @@ class GrammarCompiler:
         return None
 
     async def _compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
-        job, loop = _Job(grammar, self.processes, self._spare), asyncio.get_running_loop()
+        job, loop = _Compilation(grammar, self.processes, self._spare), asyncio.get_running_loop()
 
         def ended(work: Future[CompiledGrammar]) -> None:
             with suppress(RuntimeError):  # the loop is closed by now
@@ -270,8 +272,8 @@ class GrammarCompiler:
             raise
         return self._keep(compiled, key)
 
-    def _given_up(self, job: _Job, owner: str, key: str, work: Future[CompiledGrammar]) -> None:
-        """Charge what was spent on a grammar that its owner has given up, and keep it if it was done all the same."""
+    def _given_up(self, job: _Compilation, owner: str, key: str, work: Future[CompiledGrammar]) -> None:
+        """Charge the owner for a compilation that it gave up, and keep the grammar if it was compiled all the same."""
         if work.cancelled():
             return  # it had not begun
         error = work.exception()
@@ -298,7 +300,7 @@ class GrammarCompiler:
             tell(owner, seconds)
 
     def _keep(self, compiled: CompiledGrammar, key: str) -> CompiledGrammar:
-        """Keep what was compiled, at the cost of what its owner has not used for longest."""
+        """Keep a compiled grammar, and forget its owner's least recently used ones."""
         owner, name = compiled.owner, compiled.grammar.hash
         self.num_misses += 1
         self._charge(owner, compiled.seconds)
@@ -307,14 +309,14 @@ class GrammarCompiler:
             return before
         self._bytes[owner] = self._bytes.get(owner, 0) + compiled.num_bytes
         self._compiled[name] = compiled
-        self._use(compiled, key)  # it is not given up for itself
+        self._use(compiled, key)  # so that it is not forgotten for itself
         self._trim(owner)
         used = self._used[owner, key]
         self._unuse(compiled, key)
         if self._bytes.get(owner, 0) > self.owner_bytes and used > KEY_SHARE * self.owner_bytes:
             self._forget(compiled)
             raise TooManyGrammars(
-                f"the compiled grammars of what runs and waits take more than {self.owner_bytes} bytes; use fewer "
+                f"the compiled grammars of what runs and waits take more than {self.owner_bytes:,} bytes; use fewer "
                 "different ones at a time"
             )
         return compiled
@@ -333,5 +335,5 @@ class GrammarCompiler:
             self._bytes[owner] -= compiled.num_bytes
             if not self._bytes[owner]:
                 del self._bytes[owner]
-        with suppress(RuntimeError):  # it is closed
+        with suppress(RuntimeError):  # the executor is closed
             self._threads.submit(compiled.process.forget, compiled.grammar)

@@ -1,15 +1,15 @@
-"""The messages between the engine and its grammar processes: frames over Unix sockets, and the answers to steps.
+"""Messages between the engine and its grammar processes: frames over Unix sockets, and the answers to steps.
 
 A frame is a length, then bytes. A step's question is not sent: it is numbers in shared memory (see `SharedLayout`),
-which spares encoding and copies for each token:
+which saves encoding and copies for each token:
 
     [number of the question, number of slots that are new, number of rows, then for each new slot: slot, 4 numbers of
     its grammar's key, 1 where forced tokens are of use; then for each row: its place in the step, slot, start, length,
     1 if the last token is the newest that its slot has sampled]
 
-A row has the mask of its slot filled, for the token that follows an output of this length. The tokens of an output
-before `start` are unchanged since its last question. A negative number marks a question that is being written. The
-answer for all rows together is sent (`StepAnswer`), the rest is in shared memory.
+A row's mask is filled for the token that follows an output of this length. The tokens of an output before `start` are
+unchanged since its last question. A negative number marks a question that is being written. One `StepAnswer` for all
+rows is sent; the rest of the answer is in shared memory.
 """
 
 import socket
@@ -27,30 +27,30 @@ MAX_FRAME_BYTES = 1 << 28  # of a frame
 
 
 class RowStatus(IntEnum):
-    """What came of a row."""
+    """The result of a row."""
 
     MASKED = 0
-    UNKNOWN = 1  # the grammar is not here (any more)
+    UNKNOWN = 1  # the process does not have the grammar, or no longer
     NOTHING = 2  # no token may follow
-    EXHAUSTED = 3  # it takes more work to say which tokens may follow than a step allows
+    EXHAUSTED = 3  # the allowed tokens take more work to find than a step may
 
 
 class StepAnswer(NamedTuple):
-    """What came of the rows of a step, taken together."""
+    """The result of a step's rows, taken together."""
 
-    number: int  # of the question: one that nobody has waited for is known by it
+    number: int  # of the question, by which a late answer is recognised
     num_unmasked: int  # rows that have no mask
-    num_jumping: int  # rows with more than one forced token, where that is of use
+    num_jumping: int  # rows with more than one forced token that may be taken at once
 
 
 def send_frame(link: socket.socket, payload: bytes) -> None:
-    """Send one frame, and wait until it is taken. Raises `OSError` where nobody takes it."""
+    """Send one frame, and wait until it is taken. Raises `OSError` if no process receives it."""
     link.sendall(_LENGTH.pack(len(payload)) + payload)
 
 
 def receive_frame(link: socket.socket) -> bytes:
-    """Wait for a frame and return it. Raises `EOFError` at the end of the link, `OSError` where it has broken or takes
-    longer than its timeout.
+    """Wait for a frame and return it. Raises `EOFError` at the end of the link, `OSError` if it breaks or its timeout
+    passes.
     """
     (length,) = _LENGTH.unpack(_receive(link, _LENGTH.size))
     if length > MAX_FRAME_BYTES:
@@ -59,12 +59,12 @@ def receive_frame(link: socket.socket) -> bytes:
 
 
 def send_answer(link: socket.socket, answer: StepAnswer) -> None:
-    """Send an answer, and wait until it is taken. Raises `OSError` where nobody takes it."""
+    """Send an answer, and wait until it is taken. Raises `OSError` if no process receives it."""
     link.sendall(_ANSWER.pack(*answer))
 
 
 def receive_answer(link: socket.socket, number: int) -> StepAnswer:
-    """Wait for the answer to a question, and pass over those before it. Raises as `receive_frame`."""
+    """Wait for the answer to a question, and skip the answers to earlier ones. Raises as `receive_frame`."""
     while (answer := StepAnswer._make(_ANSWER.unpack(_receive(link, _ANSWER.size)))).number != number:
         pass
     return answer

@@ -1,8 +1,7 @@
-"""A grammar process: started by `GrammarProcesses`, it holds the vocabulary as llguidance has it, and forks others.
+"""A grammar process holds the vocabulary in llguidance's format and forks compiling and matching processes.
 
-Loading a large vocabulary takes seconds, a fork some milliseconds: so the processes that compile new grammars, and
-the processes that match, can be killed at any time. This process only forks, and ends with its link; its forks end with
-it.
+`GrammarProcesses` starts it. Loading a large vocabulary takes seconds and a fork some milliseconds, so any fork can be
+killed at any time. This process only forks, and ends with its link; its forks end with it.
 """
 
 import ctypes
@@ -40,15 +39,15 @@ from backend.structured_output.frames import (
 from backend.structured_output.matching import SlotMatcher
 from backend.structured_output.process_setup import MAX_FORCED_TOKENS, ProcessSetup, StructuredOutputOptions
 
-COMPILE_NICENESS = 10  # of a process that compiles: those that generate go first, and it still goes on
-CLOCK_TICK_SECONDS = 0.01  # in which the clock of a process may stand still
+COMPILE_NICENESS = 10  # of a compiling process: it gives way to generation, and still goes on
+CLOCK_TICK_SECONDS = 0.01  # the longest that the clock of a process may stand still
 _PR_SET_PDEATHSIG = 1
 _KEY_BYTES = 4 * KEY_INTS
 
 
 def main() -> None:
     """Fork processes until the engine's process closes the link."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process
     link, shared_fd = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     said = json.loads(receive_frame(link))
     setup = ProcessSetup(**{**said, "options": StructuredOutputOptions(**said["options"])})
@@ -71,7 +70,7 @@ def main() -> None:
         command: dict[str, Any] = json.loads(message)
         if "reap" in command:
             status = None
-            with suppress(ChildProcessError):  # it was forked by one that was killed, as it was with it
+            with suppress(ChildProcessError):  # the parent of this process was killed, and this process with it
                 _, status = os.waitpid(command["reap"], 0)
             send_frame(link, json.dumps(status).encode())
         else:
@@ -92,7 +91,8 @@ def _fork(
             os.close(fd)
         send_frame(link, json.dumps(pid).encode())
         return
-    status, links = 1, [socket.socket(fileno=fd) for fd in fds[:2]]  # open to the end: who sees them close may kill it
+    # open to the end: the engine may kill a process whose links close
+    status, links = 1, [socket.socket(fileno=fd) for fd in fds[:2]]
     try:
         link.close()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -100,10 +100,10 @@ def _fork(
             _compile_for(links[0], setup, tokenizer)
         else:
             _limit_memory(setup.options.match_bytes)
-            _Matching(setup, tokenizer, shared, command["index"]).run(links[0], links[1], fds[2])
+            _MatchingServer(setup, tokenizer, shared, command["index"]).run(links[0], links[1], fds[2])
         status = 0
     except (EOFError, OSError):
-        status = 0  # the engine has no use for it any more
+        status = 0  # the engine has no use for this process any more
     except MemoryError:
         status = 1
     except BaseException:  # noqa: BLE001 - the process ends with it
@@ -113,7 +113,7 @@ def _fork(
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Have the process end when it takes so much more than it has now."""
+    """Have the process end when it takes `num_bytes` more memory than now."""
     sizes = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     most = 1024 * int(sizes["VmData"].split()[0]) + num_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
@@ -127,7 +127,7 @@ class _HeapUse(ctypes.Structure):
 
 
 def _heap_bytes() -> int:
-    """Return the bytes that the process has allocated, which is exact where the C library is glibc, and else 0."""
+    """Return the allocated bytes of the process, exactly if the C library is glibc, and 0 otherwise."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
         return 0
@@ -137,25 +137,28 @@ def _heap_bytes() -> int:
 
 
 def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenizer) -> None:
-    """Compile one grammar after the other, to say whether and at what cost. The process is killed where one takes more
-    than it may.
+    """Compile grammars one after the other, and answer each with its cost or its error. The engine kills the process if
+    a grammar takes too much.
     """
     os.nice(COMPILE_NICENESS)
-    _interrupt_nobody()
+    _use_free_processors()
     _limit_memory(setup.options.compile_bytes)
     mask = ctypes.create_string_buffer(4 * setup.layout.num_words)
     while True:
-        kind, source = receive_frame(link).decode("utf-8").split("\n", 1)
+        frame = receive_frame(link)
         before, error, is_too_complex, matcher = _heap_bytes(), None, False, None
         began, began_at = time.process_time(), time.perf_counter()
         signal.setitimer(signal.ITIMER_PROF, setup.options.compile_seconds)
         try:
+            kind, source = frame.decode("utf-8").split("\n", 1)
             matcher = compile_grammar(tokenizer, GrammarKind(kind), source)
             first = SlotMatcher(matcher).fill(ctypes.addressof(mask), len(mask))
             if first is not RowStatus.MASKED:
                 error = "no token can begin what it matches, or it takes too long to say which"
         except CompileError as invalid:
             error, is_too_complex = str(invalid), invalid.is_too_complex
+        except ValueError as invalid:  # no Unicode, or no JSON
+            error = str(invalid)
         signal.setitimer(signal.ITIMER_PROF, 0)
         seconds, num_bytes = time.process_time() - began, max(0, _heap_bytes() - before)
         seconds = seconds or min(time.perf_counter() - began_at, CLOCK_TICK_SECONDS)
@@ -164,34 +167,34 @@ def _compile_for(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenize
             "error": error,
             "is_too_complex": is_too_complex,
             "seconds": seconds,
-            "num_bytes": num_bytes + len(source),
+            "num_bytes": num_bytes + len(frame),
         }
         send_frame(link, json.dumps(answer).encode())
 
 
-def _interrupt_nobody() -> None:
-    """Have the process wait for a processor that is free instead of interrupting the engine's step."""
-    with suppress(OSError):  # some sandboxes have no such policy
+def _use_free_processors() -> None:
+    """Have the process wait for a free processor instead of interrupting the engine's step."""
+    with suppress(OSError):  # some sandboxes lack this policy
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-class _Slot(NamedTuple):
-    """A slot whose grammar is known."""
+class _MatchedSlot(NamedTuple):
+    """A slot whose grammar is known to this process."""
 
     matcher: SlotMatcher
     may_jump: bool
 
 
-class _Matching:
+class _MatchingServer:
     """A matching process: one thread answers steps, another compiles grammars that were found valid.
 
-    Compiling gives the interpreter free, so that steps are answered meanwhile.
+    Compiling releases the interpreter lock, so that steps are answered meanwhile.
     """
 
     def __init__(self, setup: ProcessSetup, tokenizer: LLTokenizer, shared: mmap.mmap, index: int) -> None:
         self._tokenizer = tokenizer
         self._compiled: dict[bytes, LLMatcher] = {}
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _MatchedSlot] = {}
         self._layout = setup.layout
         self._end_tokens = setup.end_tokens
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(shared))
@@ -205,7 +208,7 @@ class _Matching:
 
     def run(self, steps: socket.socket, grammars: socket.socket, doorbell: int) -> None:
         """Serve until a link ends."""
-        _interrupt_nobody()
+        _use_free_processors()
         threading.Thread(target=self._serve_grammars, args=(grammars,), daemon=True).start()
         while True:
             os.eventfd_read(doorbell)
@@ -213,7 +216,9 @@ class _Matching:
                 send_answer(steps, self._step(asked))
 
     def _question(self) -> list[int] | None:
-        """Return what is asked; None while it is being written, behind which the doorbell rings."""
+        """Return the question in shared memory; None while it is being written, after which the doorbell rings
+        again.
+        """
         layout, words = self._layout, self._words
         begin = layout.questions + self._index * layout.question_ints
         number, num_new, num_rows = words[begin : begin + HEAD_INTS]
@@ -221,7 +226,9 @@ class _Matching:
         return asked if number >= 0 and words[begin] == number else None
 
     def _serve_grammars(self, link: socket.socket) -> None:
-        """Compile and forget: a frame is a key, and the kind and the source of what is to be compiled, if anything."""
+        """Compile and forget grammars: a frame is a key, then the kind and source of the grammar to compile, or
+        nothing.
+        """
         try:
             while True:
                 frame = receive_frame(link)
@@ -237,9 +244,12 @@ class _Matching:
                 send_frame(link, json.dumps(error).encode())
         except (EOFError, OSError):
             os._exit(0)
+        except BaseException:  # noqa: BLE001 - an engine that waits for this thread learns it by the end of the process
+            traceback.print_exc()
+            os._exit(1)
 
     def _step(self, asked: list[int]) -> StepAnswer:
-        """Serve what a step asks for; see `frames`."""
+        """Answer the question of a step, as `frames` describes it."""
         layout, words, began = self._layout, self._words, time.thread_time_ns()
         rows = HEAD_INTS + asked[1] * NEW_SLOT_INTS
         for place in range(HEAD_INTS, rows, NEW_SLOT_INTS):
@@ -265,10 +275,12 @@ class _Matching:
         self._slots.pop(slot, None)
         if compiled is not None:
             self._words[self._working_on] = slot
-            self._slots[slot] = _Slot(SlotMatcher(compiled, self._end_tokens), may_jump)
+            self._slots[slot] = _MatchedSlot(SlotMatcher(compiled, self._end_tokens), may_jump)
 
     def _row(self, slot: int, start: int, length: int) -> tuple[RowStatus, int]:
-        """Take over a slot's output; fill its mask and say which tokens are forced. Returns how many are of use."""
+        """Read a slot's output from shared memory, fill its mask, and write its forced tokens; returns the row's status
+        and the number of forced tokens of use.
+        """
         layout, words, known = self._layout, self._words, self._slots.get(slot)
         if known is None:
             words[layout.statuses + slot] = RowStatus.UNKNOWN

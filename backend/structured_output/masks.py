@@ -1,8 +1,8 @@
-"""The device's side of constrained rows: asks the processes that match for a step's masks, and takes them over.
+"""The device's side of constrained rows: it asks the matching processes for a step's masks, and reads them.
 
-A matching process can fail: it is killed when it takes too long, or ends when it takes too much memory. Then the row
-that it was working on ends, and the other rows' matchers are made again in its successor from the outputs so far, which
-are in memory that all processes share. A step's request crosses in a few numbers, because the device waits for it.
+A matching process may fail: it is killed when it takes too long, or ends when it takes too much memory. The row that it
+was working on then ends, and a successor makes the matchers of the other rows again from their outputs in shared
+memory. A step's question is a few numbers, because the device waits for its answer.
 """
 
 import logging
@@ -27,18 +27,19 @@ from backend.structured_output.processes import GrammarProcesses, MatchingProces
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 4  # of a frame whose failures no row is to blame for, and as many to have its grammars known
+# of a step's question, if no row is to blame for the failures; and as often its grammars are compiled again
+_ATTEMPTS = 4
 
 
 ConstrainedRow = tuple[int, int, int, int, int]
-"""A row of a step whose grammar is asked which token may follow: its place in `Batch.sampled`, its slot, from where on
-its tokens stand in the slot's output, the length of that output with them, and 1 if the last of them is what the slot
-has sampled last.
+"""A row of a step whose grammar is asked for the next token's mask: its place in `Batch.sampled`, its slot, the place
+in the slot's output where its tokens start, the length of the output with them, and 1 if the last of them is the newest
+token that the slot has sampled.
 """
 
 
 Chunk = tuple[int, int, list[int]]
-"""What a row computes of an output: its slot, the place of the first of these tokens, and the tokens."""
+"""A row's part of an output: its slot, the place of the first of the tokens, and the tokens."""
 
 
 @dataclass(slots=True)
@@ -46,31 +47,32 @@ class ConstrainedRows:
     """The rows of a step that have a grammar."""
 
     asked: list[ConstrainedRow]
-    chunks: list[Chunk]  # of rows behind the decodes, asked or not
-    may_jump: bool  # whether any is of a slot whose forced tokens may be taken before they are sampled
+    chunks: list[Chunk]  # of the rows that are no decodes, whether they are asked for or not
+    may_jump: bool  # True if forced tokens of any row may be taken before they are sampled
 
 
 @dataclass(slots=True)
 class Masks:
-    """The masks of the rows of a step that are constrained."""
+    """The masks of a step's constrained rows."""
 
-    slots: dict[int, int]  # by row in `Batch.sampled`, of those that have a mask
+    slots: dict[int, int]  # the mask's slot, by row in `Batch.sampled`
     words: Tensor  # [slots, words] int32, in memory that the next step writes to; bit t % 32 of word t // 32 is token t
-    failed: list[int] = field(default_factory=list)  # of `Batch.sampled`, for which there is no token
-    forced: dict[int, list[int]] = field(default_factory=dict)  # by the same, the only tokens; the first is sampled
+    failed: list[int] = field(default_factory=list)  # rows in `Batch.sampled` for which no token is allowed
+    # by row, the forced tokens; the first of them is sampled
+    forced: dict[int, list[int]] = field(default_factory=dict)
 
 
-class _Slot(NamedTuple):
+class _ConstrainedSlot(NamedTuple):
     """The sequence in a slot."""
 
     grammar: Grammar
     num_prompt_tokens: int
-    may_jump: bool  # tokens that are forced may be taken before they are sampled
-    process: int  # index of the one that matches
+    may_jump: bool  # forced tokens may be taken before they are sampled
+    process: int  # the index of its matching process
 
 
 class _Shared:
-    """The memory that is shared with the processes, see `SharedLayout`."""
+    """The memory shared with the processes, as `SharedLayout` divides it."""
 
     def __init__(self, memory: Any, setup: ProcessSetup) -> None:
         layout, seqs, words = setup.layout, setup.max_num_seqs, np.frombuffer(memory, np.int32)
@@ -84,38 +86,38 @@ class _Shared:
 
 
 class TokenMasks:
-    """Asks for masks. The thread that runs steps owns it, but for what it counts."""
+    """Asks for masks and reads them. The thread that runs steps owns it; any thread may read its counts."""
 
     def __init__(self, processes: GrammarProcesses, jump_forward: bool = True) -> None:
         self.processes = processes
         self.jump_forward = jump_forward
-        self.num_rows = 0  # that had a mask
-        self.num_failures = 0  # of rows
+        self.num_rows = 0  # rows that had a mask
+        self.num_failures = 0  # rows that failed
         self._memory: _Shared | None = None  # None: no slot has had a grammar
-        self._slots: dict[int, _Slot] = {}
-        self._new: set[int] = set()  # slots of which the process that matches them knows nothing
-        self._number = 0  # of the question
+        self._slots: dict[int, _ConstrainedSlot] = {}
+        self._new: set[int] = set()  # slots that their matching process has not been told of
+        self._number = 0  # of the newest question
         self._asked: dict[int, list[ConstrainedRow]] = {}  # by process
         self._told: dict[int, MatchingProcess] = {}
 
-    def admit(self, admitted: NewSequence) -> None:
-        """Note that a sequence takes the slot; what the slot held before is forgotten."""
+    def fill_slot(self, admitted: NewSequence) -> None:
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
         sampling, slot, num_prompt = admitted.sampling, admitted.slot, admitted.num_prompt_tokens
         self._slots.pop(slot, None)
         if (grammar := sampling.grammar) is not None:
             may_jump = self.jump_forward and sampling.logprobs is None and not _depends_on_samples(sampling)
-            self._slots[slot] = _Slot(grammar, num_prompt, may_jump, self.processes.index_of(grammar))
+            self._slots[slot] = _ConstrainedSlot(grammar, num_prompt, may_jump, self.processes.index_of(grammar))
             self._new.add(slot)
             self._extend(slot, 0, admitted.token_ids[num_prompt:])
-            self.processes.mask_time.admit(slot, grammar.owner)
+            self.processes.mask_time.fill_slot(slot, grammar.owner)
 
     def sampled(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """Take note of what slots have sampled, before the next step asks about it."""
+        """Write the tokens that slots have sampled to shared memory, before the next step asks about them."""
         if self._memory is not None:
             self._memory.newest[slots] = tokens
 
     def rows_of(self, batch: Batch) -> ConstrainedRows | None:
-        """Return the rows of a batch that have a grammar, which is to be asked of when the batch runs; None: none."""
+        """Return the rows of a batch whose grammars are asked when the batch runs; None if there are none."""
         known, starts, lengths, first = self._slots, batch.starts, batch.lengths, batch.num_decodes
         if not known:
             return None
@@ -140,7 +142,7 @@ class TokenMasks:
         return ConstrainedRows(asked, chunks, may_jump) if asked or chunks else None
 
     def ask(self, rows: ConstrainedRows) -> None:
-        """Ask for the masks of a step, once it is known what the slots that decode have sampled last."""
+        """Ask for the masks of a step, once the newest tokens of its decoding slots are known."""
         for chunk in rows.chunks:
             self._extend(*chunk)
         self._number = (self._number + 1) % 2**31
@@ -151,7 +153,7 @@ class TokenMasks:
             self._send(index, asked)
 
     def answer(self) -> Masks:
-        """Wait for the masks that were asked for."""
+        """Wait for the masks that were asked for, and return them."""
         masks = Masks({}, self._shared.masks)
         for index, asked in self._asked.items():
             masks.slots.update([row[:2] for row in asked])
@@ -163,8 +165,8 @@ class TokenMasks:
         return masks
 
     def only_end(self, slot: int) -> int | None:
-        """Return the token that ends a text, if that is all that the slot's last mask allows: its output matches as it
-        is, and cannot go on. None: it is not so.
+        """Return the end token if the slot's last mask allows no other token: its output matches and cannot go on. None
+        otherwise.
         """
         words, end_tokens = self._shared.masks[slot].numpy().view(np.uint32), self.processes.setup.end_tokens
         places = words.nonzero()[0].tolist()
@@ -181,15 +183,13 @@ class TokenMasks:
         return self._memory
 
     def _extend(self, slot: int, start: int, tokens: list[int]) -> None:
-        """Take note that a slot's output from `start` on is these tokens."""
+        """Write these tokens to the slot's output, from `start` on."""
         shared = self._shared
         if tokens:
             shared.outputs[slot, start : start + len(tokens)] = tokens
 
     def _send(self, index: int, rows: list[ConstrainedRow]) -> None:
-        """Ask a process, and tell it what it has to know; where it is gone, or none can be had, `_receive` finds that
-        out.
-        """
+        """Ask a process, and tell it of new slots. If it is gone, or none can be started, `_receive` finds that out."""
         try:
             process = self.processes.matching(index)
         except (NoGrammarProcess, GrammarInvalid, OSError) as error:
@@ -210,14 +210,14 @@ class TokenMasks:
         asked.extend(chain.from_iterable(rows))
         self._new.difference_update(new)
         question = self._shared.questions[index]
-        question[0] = -1  # the process may still read the question before, whose answer nobody awaited
+        question[0] = -1  # the process may still read the question before, whose answer was not awaited
         question[1 : len(asked) + 1] = asked
         question[0] = self._number
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             process.ring()
 
     def _receive(self, index: int, rows: list[ConstrainedRow], masks: Masks) -> None:
-        """Wait for a process's answer; ask again what is left of it where it fails."""
+        """Wait for a process's answer; if it fails, ask again for the rows that are left."""
         failures, rounds = 0, 0
         while rows:
             process = self._told.get(index)
@@ -247,13 +247,16 @@ class TokenMasks:
         error: Exception,
         failures: int,
     ) -> list[ConstrainedRow]:
-        """Return the rows to ask for again: not the one that a process was working on when it failed."""
-        blamed = int(self._shared.working_on[index])
+        """Return the rows to ask for again: all but the row that the process was working on when it failed. A late
+        process may have had no processor: a row is blamed for that at the second time.
+        """
+        is_excused = isinstance(error, BlockingIOError) and failures == 1
+        blamed = -1 if is_excused else int(self._shared.working_on[index])
         self._shared.working_on[index] = -1
         log.error(
             "grammar process %d ends working on slot %d: %s", process.pid, blamed, str(error) or type(error).__name__
         )
-        self.processes.lost(process)
+        self.processes.discard(process)
         failed = [row for row in rows if row[1] == blamed or failures == _ATTEMPTS]
         masks.failed += [sample for sample, *_ in failed]
         return [row for row in rows if row not in failed]
@@ -261,7 +264,7 @@ class TokenMasks:
     def _take(
         self, process: MatchingProcess, answer: StepAnswer, rows: list[ConstrainedRow], masks: Masks
     ) -> list[ConstrainedRow]:
-        """Take over an answer; returns the rows whose grammars were not known, and are now."""
+        """Read an answer; returns the rows whose grammars the process did not know, and now does."""
         shared = self._shared
         if answer.num_jumping:
             counts: list[int] = shared.num_forced.tolist()
@@ -287,6 +290,6 @@ class TokenMasks:
 
 
 def _depends_on_samples(sampling: SamplingParams) -> bool:
-    """Return True if more than a grammar says which tokens may follow, or if the device counts what it has sampled."""
+    """Return True if the next token's mask depends on more than the grammar, or if the device counts sampled tokens."""
     restricts = sampling.bad_words or sampling.allowed_token_ids is not None or sampling.min_tokens
     return sampling.penalised or bool(restricts)

@@ -1,4 +1,4 @@
-"""Matchers of the slots of a running batch: each consumes its slot's tokens, and says which may come next."""
+"""Matchers of the slots of a running batch: each consumes its slot's tokens, and tells which may come next."""
 
 from collections.abc import Iterable
 
@@ -10,11 +10,11 @@ from backend.structured_output.frames import RowStatus
 class SlotMatcher:
     """The matcher of one sequence's output.
 
-    Where the grammar leaves one continuation, its tokens are `forced`: worked out once, and then the mask of each of
-    their places has one bit, until another token is consumed. All of it depends on the output alone: who consumes the
-    same tokens again has the same masks again.
+    Where the grammar leaves one continuation, its tokens are `forced`. They are computed once; then the mask of each of
+    their places has one bit, until another token is consumed. Masks depend on the output alone: the same tokens
+    consumed again give the same masks.
 
-    No token is forced that the library does not allow, nor one that ends the answer.
+    A forced token is one that the library allows too, and never ends the answer.
     """
 
     def __init__(self, compiled: LLMatcher, end_tokens: Iterable[int] = ()) -> None:
@@ -23,14 +23,15 @@ class SlotMatcher:
         self._end_tokens = frozenset(end_tokens)
         self._compiled = compiled
         self._matcher = compiled.deep_copy()
-        self._looked_at = -1  # tokens that there were when it was worked out what is forced behind them
+        self._looked_at = -1  # the number of consumed tokens behind which `forced` was last computed
         self._has_ended = False
 
     def output_is(self, start: int, tokens: Iterable[int]) -> None:
-        """Take note that the output from place `start` on is these tokens: begin anew where it was another before.
+        """Consume these tokens from place `start` of the output on; the matcher begins anew if the output was another
+        before.
 
-        A number below zero is no token: the step before had none to draw, and its answer is about to end. A step that
-        was launched meanwhile asks for its row all the same, and nothing may follow.
+        A negative token means that the step before had none to draw, and its answer is about to end. A step that was
+        launched meanwhile asks for its row all the same, and is told that nothing may follow.
         """
         known = self.tokens
         if start < len(known):
@@ -48,8 +49,8 @@ class SlotMatcher:
             self.tokens.append(token)
 
     def fill(self, address: int, num_bytes: int) -> RowStatus:
-        """Write the mask of the next token to memory, bit t % 32 of word t // 32 for token t; what is not filled is
-        left as it is.
+        """Write the mask of the next token to memory, bit t % 32 of word t // 32 for token t. Without a mask the memory
+        stays unchanged.
         """
         if self._has_ended:
             self.forced = []
@@ -63,7 +64,9 @@ class SlotMatcher:
         return RowStatus.EXHAUSTED if matcher.stop_reason().endswith("TooComplex") else RowStatus.NOTHING
 
     def may_end_with(self, token: int) -> bool:
-        """Whether the output matches, as it is or with this token behind it: a grammar may name one that ends it."""
+        """Return True if the output matches as it is, or with this token behind it: some grammars name a token that
+        ends them.
+        """
         if self._matcher.is_accepting():
             return True
         ended = self._matcher.deep_copy()

@@ -1,4 +1,4 @@
-"""The engine's side of its grammar processes: starts them, has them killed, and starts others in their place."""
+"""The engine's side of its grammar processes: it starts, kills and replaces them."""
 
 import json
 import logging
@@ -24,18 +24,21 @@ from backend.structured_output.process_setup import ProcessSetup
 
 log = logging.getLogger(__name__)
 
-STEP_SECONDS = 2  # that a process may take for a step's masks, far beyond what the limits of its work allow
-START_SECONDS = 60.0  # in which a vocabulary can be taken in
-FORK_SECONDS = 60.0  # in which a fork is done, or a dead process reaped, on however busy a machine
+MASKS_TIMEOUT_SECONDS = 2  # that a process may take for a step's masks, far beyond what the limits of its work allow
+COMPILE_WALL_SECONDS = 20.0  # in which a grammar that was found valid is compiled where it matches
+START_TIMEOUT_SECONDS = 60.0  # in which a vocabulary can be taken in
+FORK_TIMEOUT_SECONDS = 60.0  # in which a fork is done, or a dead process reaped, on however busy a machine
+NONE_STARTS = "answers cannot be constrained at present: no grammar process can be started"
+_ONE_RING = struct.pack("Q", 1)
 
 
 class NoGrammarProcess(Exception):
-    """No process can be had that compiles or matches, or it ends for a reason that is not the grammar's."""
+    """No grammar process can be started, or it ends for a reason that is not the grammar's."""
 
 
 @dataclass(slots=True, eq=False)
 class ForkedProcess:
-    """A process that was forked, and our ends of its links. It stays a zombie until it is reaped."""
+    """A forked process, and the engine's ends of its links. It stays a zombie until it is reaped."""
 
     pid: int
     links: list[socket.socket]
@@ -45,8 +48,8 @@ class ForkedProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def cpu_seconds(self) -> float:
-        """Return the seconds that it has had of processors, exactly; 0 where it is gone."""
-        clock = (~self.pid << 3) | 2  # as `clock_getcpuclockid` has it on Linux
+        """Return the exact processor seconds of the process; 0 after its end."""
+        clock = (~self.pid << 3) | 2  # as `clock_getcpuclockid` computes it on Linux
         with suppress(OSError):
             return time.clock_gettime(clock)
         return 0.0
@@ -57,31 +60,35 @@ class ForkedProcess:
 
 
 class MatchingProcess(ForkedProcess):
-    """A process that matches. One thread asks for steps; any may have grammars compiled, one at a time.
+    """A matching process. One thread asks for steps; any may have grammars compiled, one at a time.
 
-    It waits for a step at an eventfd. Linux wakes a socket's reader on the writer's processor, where it would interrupt
-    the step whose masks it is to fill meanwhile.
+    The process waits for a step at an eventfd, because Linux wakes a socket's reader on the writer's processor, where
+    it would interrupt the step whose masks it is to fill.
     """
 
     def __init__(self, pid: int, links: list[socket.socket], doorbell: int) -> None:
         super().__init__(pid, links)
         self.steps, self._grammars = links
-        self.steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STEP_SECONDS, 0))
-        self._doorbell = doorbell
+        self.steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MASKS_TIMEOUT_SECONDS, 0))
+        self._grammars.settimeout(COMPILE_WALL_SECONDS)
+        self._doorbell = os.fdopen(doorbell, "wb", buffering=0)  # once it is closed, its number may be another file's
         self._compiling = threading.Lock()
 
     def ring(self) -> None:
-        """Have it look at the question, which is there; the answer comes in `STEP_SECONDS`, or an `OSError`."""
-        os.eventfd_write(self._doorbell, 1)
+        """Wake the process for the question in shared memory. The answer comes in `MASKS_TIMEOUT_SECONDS`, or an
+        `OSError`. Raises `ValueError` once it is closed.
+        """
+        self._doorbell.write(_ONE_RING)
 
     def close(self) -> None:
         super().close()
-        os.close(self._doorbell)
+        self._doorbell.close()
 
     def compile(self, grammar: Grammar) -> None:
-        """Have the process compile a grammar that was found valid, beside the masks that steps ask for.
+        """Have the process compile a valid grammar, beside the masks that steps ask for.
 
-        Raises `GrammarInvalid`, and `EOFError` or `OSError` where the process is gone.
+        Raises `GrammarInvalid`, and `EOFError` or `OSError` if the process is gone, or does not answer: it cannot be
+        used any more.
         """
         with self._compiling:
             send_frame(self._grammars, grammar.hash + f"{grammar.kind}\n{grammar.source}".encode())
@@ -90,13 +97,18 @@ class MatchingProcess(ForkedProcess):
             raise GrammarInvalid(error)
 
     def forget(self, grammar: Grammar) -> None:
-        """Have it forget a grammar, which those that match it by now go on with."""
-        with self._compiling, suppress(OSError):
-            send_frame(self._grammars, grammar.hash)
+        """Have the process forget a grammar. Slots that match it go on with it."""
+        with self._compiling:
+            try:
+                send_frame(self._grammars, grammar.hash)
+            except TimeoutError:  # half of the frame may be sent
+                self.kill()
+            except OSError:
+                pass
 
 
 class SharedMemory:
-    """Memory of zeros that the processes share which are given its file; it is gone with the last of them."""
+    """Zeroed memory, shared with the processes that inherit its file, and freed with the last of them."""
 
     def __init__(self, num_bytes: int) -> None:
         self.fd = os.memfd_create("sluice-masks")
@@ -104,16 +116,17 @@ class SharedMemory:
         self.bytes = mmap.mmap(self.fd, num_bytes)
 
     def close(self) -> None:
-        """Close the file; what was made of the memory stays as long as it is referred to."""
+        """Close the file; mapped memory stays as long as it is referred to."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 class GrammarProcesses:
-    """Owns the processes of one engine; every method may be called by any thread, and blocks.
+    """Owns the grammar processes of one engine; any thread may call its methods, and each blocks.
 
-    They are started when one is first asked for. A caller that finds one gone asks for another in its place.
+    Processes are started at the first request for one. A caller that finds a process gone asks for another in its
+    place.
     """
 
     def __init__(self, setup: ProcessSetup) -> None:
@@ -129,45 +142,49 @@ class GrammarProcesses:
         self._matching: list[MatchingProcess | None] = [None] * self.num_matching
 
     def __del__(self) -> None:
-        self.stop()
+        self.end_all()
 
     @property
     def memory(self) -> SharedMemory:
-        """The memory that masks are written to."""
+        """The memory that is shared with the processes."""
         with self._lock:
             if self._memory is None:
                 self._memory = SharedMemory(self.setup.layout.num_bytes)
             return self._memory
 
-    def start(self) -> None:
-        """Start what forks others, unless it runs. Raises `GrammarInvalid` where the tokenizer is of no use to it."""
+    def start_forking(self) -> None:
+        """Start the forking process, unless it runs. Raises `GrammarInvalid` if it cannot use the tokenizer, and
+        `NoGrammarProcess` if it does not start.
+        """
         with self._lock:
             if self._link is not None:
                 return
-            ours, theirs = socket.socketpair()
-            with theirs:
-                fds = (theirs.fileno(), self.memory.fd)
-                self._process = subprocess.Popen(  # noqa: S603
-                    module_command("backend.structured_output.grammar_process", *fds),
-                    env=module_environment(),
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=fds,
-                )
-            ours.settimeout(START_SECONDS)
-            send_frame(ours, json.dumps(asdict(self.setup)).encode())
+            self._link, theirs = socket.socketpair()
             try:
-                error = json.loads(receive_frame(ours))["error"]
-            except (EOFError, OSError) as failure:
-                error = f"its process does not start ({str(failure) or 'it ends, and has written why'})"
+                with theirs:
+                    fds = (theirs.fileno(), self.memory.fd)
+                    self._process = subprocess.Popen(  # noqa: S603
+                        module_command("backend.structured_output.grammar_process", *fds),
+                        env=module_environment(),
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=fds,
+                    )
+                self._link.settimeout(START_TIMEOUT_SECONDS)
+                send_frame(self._link, json.dumps(asdict(self.setup)).encode())
+                error = json.loads(receive_frame(self._link))["error"]
+            except BaseException as failure:
+                self._end_all()
+                if not isinstance(failure, EOFError | OSError):
+                    raise
+                why = str(failure) or "it ends, and has written why"
+                raise NoGrammarProcess(f"{NONE_STARTS} ({why})") from failure
             if error is not None:
-                ours.close()
                 self._end_all()
                 raise GrammarInvalid(f"answers of this model cannot be constrained: {error}")
-            ours.settimeout(FORK_SECONDS)
-            self._link = ours
+            self._link.settimeout(FORK_TIMEOUT_SECONDS)
 
-    def stop(self) -> None:
-        """End all processes, those that match and those that compile."""
+    def end_all(self) -> None:
+        """End all processes, matching and compiling."""
         with self._lock:
             self._end_all()
             if self._memory is not None:
@@ -175,11 +192,11 @@ class GrammarProcesses:
                 self._memory = None
 
     def index_of(self, grammar: Grammar) -> int:
-        """Return which process matches a grammar: all of one owner's are in one."""
+        """Return the index of the process that matches a grammar: an owner's grammars all have the same."""
         return zlib.crc32(grammar.owner.encode("utf-8", "surrogatepass")) % self.num_matching
 
     def matching(self, index: int) -> MatchingProcess:
-        """Return the process that matches in this place, which may be gone without anyone's knowledge."""
+        """Return the matching process of this index, which may have ended unnoticed."""
         with self._lock:
             process = self._matching[index]
             if process is None:
@@ -193,12 +210,12 @@ class GrammarProcesses:
             return process
 
     def has(self, process: MatchingProcess) -> bool:
-        """Return True unless a process is known to be gone."""
+        """Return True unless the process is known to have ended."""
         return process in self._matching
 
-    def lost(self, process: MatchingProcess) -> int | None:
-        """Take note that a process is gone or of no use: it is killed, and another takes its place once needed. Return
-        its status as `end` does; None also where it was known to be gone.
+    def discard(self, process: MatchingProcess) -> int | None:
+        """Kill a process that is gone or of no use; a successor is started when it is needed. Returns the status as
+        `end` does; None also if the process was known to be gone.
         """
         with self._lock:
             if process not in self._matching:
@@ -215,8 +232,8 @@ class GrammarProcesses:
             return process
 
     def end(self, process: ForkedProcess) -> int | None:
-        """Kill a process if it still runs, close its links, and return its status as `os.waitpid` has it; None: there
-        is nobody left to say.
+        """Kill a process if it still runs, close its links, and return its status as `os.waitpid` does; None if the
+        forking process is gone, which reaps it.
         """
         process.kill()
         process.close()
@@ -224,15 +241,14 @@ class GrammarProcesses:
             self._compiling.discard(process)
             try:
                 status: int | None = self._ask({"reap": process.pid}, [])
-            except (EOFError, OSError):  # one that is late would be taken for the answer to what is asked next
-                self._end_all()
+            except (EOFError, OSError):
                 return None
             return status
 
     def _fork(self, command: dict[str, Any], num_links: int, *fds: int) -> tuple[int, list[socket.socket]]:
-        """Fork; where what forks is gone, with all that it has forked, it is started again."""
+        """Fork a process; if the forking process is gone, with all its forks, it is started again."""
         for _ in range(2):
-            self.start()
+            self.start_forking()
             pairs = [socket.socketpair() for _ in range(num_links)]
             try:
                 pid: int = self._ask(command, [*(theirs.fileno() for _, theirs in pairs), *fds])
@@ -241,20 +257,26 @@ class GrammarProcesses:
                 log.exception("the process that forks grammar processes is gone")
                 for ours, _ in pairs:
                     ours.close()
-                self._end_all()
             finally:
                 for _, theirs in pairs:
                     theirs.close()
-        raise NoGrammarProcess("answers cannot be constrained at present: no grammar process can be started")
+        raise NoGrammarProcess(NONE_STARTS)
 
     def _ask(self, command: dict[str, Any], fds: list[int]) -> Any:
+        """Ask the process that forks. Whatever interrupts that ends it: an answer that is late would be taken for the
+        answer to what is asked next.
+        """
         if self._link is None:
             raise EOFError
-        socket.send_fds(self._link, [json.dumps(command).encode()], fds)
-        return json.loads(receive_frame(self._link))
+        try:
+            socket.send_fds(self._link, [json.dumps(command).encode()], fds)
+            return json.loads(receive_frame(self._link))
+        except BaseException:
+            self._end_all()
+            raise
 
     def _end_all(self) -> None:
-        """End the process that forks, with all that it has forked."""
+        """End the forking process, with all its forks."""
         matching, self._matching = self._matching, [None] * self.num_matching
         for process in [*filter(None, matching), *self._compiling]:
             process.close()

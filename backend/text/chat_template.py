@@ -1,9 +1,10 @@
-"""A checkpoint's own Jinja template turns messages into prompt text, within bounds of time and memory.
+"""Chat templates: a checkpoint's Jinja template renders messages to prompt text, within bounds of time and memory.
 
-A template comes with a checkpoint and is code: nested loops of it would hold the event loop, and with it every tenant,
-the watchdog and SIGTERM, for hours. The sandbox of jinja keeps templates from Python's internals and bounds neither.
-Here each iteration, call and output is a step that is counted, the clock is looked at every few of them, and what could
-make a huge value out of small ones (repetition, padding, powers, replacement) is asked for its size first.
+A template comes with a checkpoint and is code: its nested loops could hold the event loop, and with it every tenant,
+the watchdog and SIGTERM, for hours. The sandbox of jinja keeps templates from Python's internals and bounds neither
+time nor memory. Here each iteration, call and output counts as a step, the clock is read every few steps, and an
+operation that could make a huge value out of small ones (repetition, padding, powers, replacement) is checked for its
+size first.
 """
 
 import json
@@ -11,7 +12,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial, wraps
 from os import urandom
@@ -28,16 +28,16 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from backend.errors import InvalidRequest, ModelLoadError
-from backend.text.control_tokens import PLAIN, ControlTokens, Marking
+from backend.text.control_tokens import PLAIN, SEARCHING, ControlTokens, Marking
 
 Message = Mapping[str, Any]
 MAX_SOURCE_CHARS = 2**20  # the longest templates in use have some 20,000
 CPU_SECONDS = 0.5  # of one rendering: 2,048 messages take 20 ms
-MAX_CHARACTERS = 2**24  # of one value, and of all output: four times what the largest body can hold
-MAX_ARGUMENT = 10**6  # as an argument: a width, a count or an indentation
+MAX_CHARACTERS = 2**24  # of one value, and of all output: four times the characters of the largest body
+MAX_ARGUMENT = 10**6  # the largest width, count or indentation as an argument
 MAX_BITS = 4096  # of an integer
-STEPS_PER_CLOCK_CHECK = 64  # steps, between two looks at the clock
-CHEAP_LENGTH = 4096  # characters or items, that cost no time
+STEPS_PER_CLOCK_CHECK = 64  # steps between two readings of the clock
+CHEAP_LENGTH = 4096  # characters or items that take no time worth counting
 _SEQUENCES = (str, bytes, list, tuple)
 T = TypeVar("T")
 _WIDTH = re.compile(r"[%{][^%{}]{0,40}\d{7,}")  # in a format, as in "%10000000d"
@@ -45,15 +45,16 @@ _SIZED = {
     "batch", "center", "expandtabs", "indent", "lipsum", "ljust", "rjust", "slice", "to_bytes", "tojson", "truncate",
     "wordwrap", "zfill",
 }  # fmt: skip
-_CALL_ID_LENGTH = re.compile(r"\bid\s*\|\s*length\s*!=\s*(\d{1,2})\b")  # as Mistral's refuse others
-_CHECKED = _SIZED | {"format", "format_map", "replace", "join"}  # what `_check_call` looks at
+# Mistral's templates refuse ids of another length
+_CALL_ID_LENGTH = re.compile(r"\bid\s*\|\s*length\s*!=\s*(\d{1,2})\b")
+_CHECKED = _SIZED | {"format", "format_map", "replace", "join"}  # the calls that `_check_call` examines
 
 
 class ChatTemplate:
-    """One compiled template in the environment that Hugging Face templates are written for.
+    """One compiled template, in the environment that Hugging Face templates are written for.
 
-    It renders what `transformers.apply_chat_template` renders. The sandbox is immutable and keeps a template away from
-    Python's internals; its time and memory are bounded. Clients never supply one.
+    It renders as `transformers.apply_chat_template` does. The sandbox is immutable and keeps a template away from
+    Python's internals; its time and memory are bounded. Clients never supply a template.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class ChatTemplate:
         origin: str = "chat_template",
         control: ControlTokens | None = None,
     ) -> None:
-        """`special_tokens` are the names a template may print: bos_token, eos_token and so on. `control` are the tokens
-        that a prompt has from the template alone; None: those that a request spells are in it as well.
+        """`special_tokens` are the names that a template may print: bos_token, eos_token and so on. `control` are the
+        tokens that only the template may write into a prompt; None: a request that spells a control token writes it
+        too.
         """
         self.source = source
         self._special_tokens = dict(special_tokens)
@@ -90,15 +92,15 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the prompt text, special tokens included: encode it with `add_special_tokens=False`, and whole: it may
-        be a `PartedText`.
+        """Return the prompt text, special tokens included. Encode it with `add_special_tokens=False` and as a whole: it
+        may be a `PartedText`. No text in it holds a lone surrogate.
 
-        `continue_final_message`: it ends where the last message does, so that the answer goes on with it.
-        `variables` are what the template may read besides, such as `tools`; `self.variables` says which it does. No
-        text holds a lone surrogate.
+        `continue_final_message`: the prompt ends where the last message does, so that the answer continues that
+        message. `variables` are further variables for the template, such as `tools`; `self.variables` names the ones
+        that it reads.
 
-        Raises `InvalidRequest` on `messages` when the template refuses them (say, an order of roles), fails, or takes
-        more time or memory than a template is allowed.
+        Raises `InvalidRequest` on `messages` when the template refuses them (for instance an order of roles), fails, or
+        takes more time or memory than it may.
         """
         written, control = partial(self._written, add_generation_prompt, continue_final_message), self._control
         try:
@@ -120,7 +122,7 @@ class ChatTemplate:
         if control is not None:
             special_tokens = {name: control.marked(text) for name, text in special_tokens.items()}
         template = _environment(control).from_string(_bounded(self.source))
-        template.globals = {**template.globals, **special_tokens}  # no chain of maps, copied for each rendering
+        template.globals = {**template.globals, **special_tokens}  # no chain of maps, which each rendering would copy
         return template
 
     def _try_out(self, origin: str) -> None:
@@ -133,13 +135,18 @@ class ChatTemplate:
             pass
 
     def _keeps_marks(self, marked: Template, control: ControlTokens) -> bool:
-        """Whether the template writes all of its control tokens such that they can be told from those of requests."""
+        """Return True if the template writes each of its control tokens recognisably, apart from those of requests."""
         for messages in (_GREETING, _CONVERSATION):
-            with suppress(Exception):  # what it refuses here it may refuse
+            try:
                 text = self._rendered(self._template, messages, True, {"tools": _TOOLS})
+            except Exception:  # noqa: BLE001, S112 - what it refuses here it may refuse
+                continue
+            try:
                 prompt = control.prompt(self._rendered(marked, messages, True, {"tools": _TOOLS}))
-                if type(prompt) is not str or control.count(prompt) != control.count(text):
-                    return False
+            except Exception:  # noqa: BLE001 - of the marks then
+                return False
+            if type(prompt) is not str or control.count(prompt) != control.count(text):
+                return False
         return True
 
     def _written(
@@ -151,7 +158,7 @@ class ChatTemplate:
     ) -> str:
         if not continue_final_message:
             return self._rendered(self._template, messages, add_generation_prompt, variables)
-        mark = f"\u241f{urandom(8).hex()}\u241f"  # no text that anybody could have sent
+        mark = f"\u241f{urandom(8).hex()}\u241f"  # a text that no client can have sent
         last = {**messages[-1], "content": f"{messages[-1]['content']}{mark}"}
         text, found, _ = self._rendered(self._template, [*messages[:-1], last], False, variables).rpartition(mark)
         if not found:
@@ -214,7 +221,9 @@ class _GenerationBlock(Extension):
 
 
 class _GuardedNamespace(Namespace):
-    """Refuses underscored names, by which a namespace would reach its class (jinja2 advisory, transformers 5)."""
+    """Refuses names with an underscore, through which a namespace would reach its class (jinja2 advisory, transformers
+    5).
+    """
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, values = args[0], dict(*args[1:], **kwargs)
@@ -254,14 +263,16 @@ class TemplateOverrun(SecurityError):
 
 
 class RenderingUse(threading.local):
-    """Counts what the rendering on this thread has used. While templates are compiled, sizes alone count."""
+    """The steps, characters and time that the rendering on this thread has used. During compilation only sizes are
+    bounded.
+    """
 
-    deadline = float("inf")  # in seconds of its thread's time: a busy machine costs it nothing
+    deadline = float("inf")  # in seconds of thread time, so that load on the machine costs a rendering nothing
     steps = 0
     characters = 0
 
     def rendering(self, render: Callable[[], str]) -> str:
-        """Guard one rendering, with an allowance of its own."""
+        """Run one rendering with an allowance of its own."""
         self.deadline, self.steps, self.characters = time.thread_time() + CPU_SECONDS, 0, 0
         try:
             return render()
@@ -269,19 +280,19 @@ class RenderingUse(threading.local):
             self.deadline = float("inf")
 
     def step(self) -> None:
-        """Raises `TemplateOverrun` when the time is over."""
+        """Count a step. Raises `TemplateOverrun` when the time is used up."""
         self.steps += 1
         if not self.steps % STEPS_PER_CLOCK_CHECK and time.thread_time() > self.deadline:
             raise TemplateOverrun(f"it takes more than {CPU_SECONDS:g} s of CPU")
 
     def loop(self, iterable: Iterable[Any]) -> Iterator[Any]:
-        """Yield the same items, each counted as a step."""
+        """Yield the same items, and count each as a step."""
         for item in iterable:
             self.step()
             yield item
 
     def emit(self, value: Any) -> Any:
-        """Return the same value, its text counted as output."""
+        """Return the same value, and count its text as output."""
         if isinstance(value, str):
             self.characters += len(value)
             if self.characters > MAX_CHARACTERS:
@@ -289,13 +300,13 @@ class RenderingUse(threading.local):
         return value
 
     def concatenated(self, *values: Any) -> str:
-        """Return the texts of the values, one after the other."""
+        """Return the concatenated texts of the values."""
         texts = list(map(str, values))
         _check_size(sum(map(len, texts)))
         return "".join(texts)
 
     def grown(self, value: T) -> T:
-        """Return the same value, which may be longer than those it was made of."""
+        """Return the same value after a check of its size; it may be longer than the values it was made of."""
         if isinstance(value, _SEQUENCES) and len(value) > CHEAP_LENGTH:
             self.step()
             _check_size(len(value))
@@ -303,12 +314,12 @@ class RenderingUse(threading.local):
 
 
 class GuardedEnvironment(ImmutableSandboxedEnvironment):
-    """An immutable sandbox whose templates are guarded. `guard` is what they have used on this thread."""
+    """An immutable sandbox whose templates are guarded; `guard` counts their use on this thread."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self, control: ControlTokens | None = None, **options: Any) -> None:
-        """Templates mark the `control` tokens that they write."""
+        """Have templates mark the `control` tokens that they write."""
         super().__init__(**options)
         self.guard = RenderingUse()
         self._control = control
@@ -328,12 +339,15 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         return self._control.plain(value) if self._control and isinstance(value, str) else value
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Count and check every call of a template: of macros, functions and methods."""
+        """Count and check each call of a macro, function or method by a template."""
         self.guard.step()
         method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps `str.format`
         owner = getattr(method, "__self__", None)
         if isinstance(owner, (str, bytes, int)):
             _check_call(method.__name__, owner, *args, *kwargs.values())
+        if self._control and isinstance(owner, str) and method.__name__ in SEARCHING and self._control.has_twins(owner):
+            options = {name: one for name, one in kwargs.items() if not name.startswith("_")}  # the others are jinja's
+            return self.guard.grown(self._control.searched(owner, method.__name__, *args, **options))
         return self.guard.grown(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -344,10 +358,10 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        passed = int(hasattr(function, "jinja_pass_arg"))  # a context or an environment before the filtered value
+        passed = int(hasattr(function, "jinja_pass_arg"))  # a context or an environment precedes the filtered value
         is_checked = name in _CHECKED
 
-        @wraps(function)  # jinja's marks of what it is called with are kept
+        @wraps(function)  # which keeps jinja's marks for the arguments to pass
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self.guard.step()
             if is_checked:
@@ -358,7 +372,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Guarding(NodeTransformer):
-    """Puts the guard around loops, outputs and concatenations, as filters."""
+    """Wraps loops, outputs and concatenations in the guard's filters."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja's name
         self.generic_visit(node)
@@ -377,7 +391,7 @@ class _Guarding(NodeTransformer):
 
 
 def _emitted(node: nodes.Expr) -> nodes.Expr:
-    """Check nothing: what the template itself writes is no larger than its source."""
+    """Return the node unguarded: the text of the template itself is no larger than its source."""
     return node if isinstance(node, nodes.TemplateData) else _filtered(node, "emit")
 
 
@@ -391,7 +405,7 @@ def _check_size(size: int) -> None:
 
 
 def _check_call(name: str, value: Any, *args: Any) -> None:
-    """Check a filter of a value, or a method of it: none may pad, repeat, format or replace beyond all measure."""
+    """Refuse a filter or method call that would pad, repeat, format or replace to a value of excessive size."""
     if name in _SIZED and any(isinstance(arg, int) and arg > MAX_ARGUMENT for arg in args):
         raise TemplateOverrun(f"it asks {name} for more than {MAX_ARGUMENT:,} of something")
     if name in {"format", "format_map"} and isinstance(value, str):
@@ -399,7 +413,8 @@ def _check_call(name: str, value: Any, *args: Any) -> None:
     if name == "replace" and len(args) > 1 and all(isinstance(text, str) for text in (value, *args[:2])):
         _check_size(value.count(args[0]) * len(args[1]))
     if name == "join" and args:
-        for separator, joined in ((value, args[0]), (args[0], value)):  # Python's method, and jinja's filter
+        # the order of Python's method, then of jinja's filter
+        for separator, joined in ((value, args[0]), (args[0], value)):
             if isinstance(separator, str) and isinstance(joined, (list, tuple)):
                 texts = sum(len(item) for item in joined if isinstance(item, str))
                 _check_size(texts + len(separator) * len(joined))

@@ -1,9 +1,9 @@
-"""The control tokens of a prompt are its chat template's alone: all content of a request is text.
+"""Control tokens in a prompt come from the chat template alone: all content of a request is text.
 
-While a template is rendered, the control tokens in its own texts are written in lone surrogates, their twins. No text
-of a request has one, since JSON's strings are Unicode; and a twin stands for one character, so that a template's text
-operations are unchanged. Each character of the rendered prompt then shows its author, and a control token that is not
-the template's is cut in two before it is encoded.
+During rendering, the control tokens in the template's own texts are written in lone surrogates, their twins. No text of
+a request has one, because JSON strings are Unicode. A twin stands for one character, so that the template's text
+operations are unchanged. Each character of the rendered prompt then shows its author, and a control token from a
+request is cut in two before it is encoded.
 """
 
 import re
@@ -13,13 +13,13 @@ from typing import Any, cast
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-_TWINS = [twin for twin in range(0xD800, 0xE000) if twin & 0x80]  # Python finds them fast where most text is ASCII
+_TWINS = [twin for twin in range(0xD800, 0xE000) if twin & 0x80]  # Python finds these fast where most text is ASCII
 _TWIN = re.compile("[\ud800-\udfff]+")
-_ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages, which templates compose tokens of
+_ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages, from which templates compose tokens
 
 
 class PartedText(str):
-    """A prompt in which the request spells control tokens: they are text if each part is encoded by itself."""
+    """A prompt in which the request spells control tokens: they stay text if each part is encoded by itself."""
 
     __slots__ = ("_cuts",)
 
@@ -40,10 +40,12 @@ class PartedText(str):
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer, one or more of two or more characters, and who writes them in a prompt."""
+    """The control tokens of one tokenizer, at least one, each of two or more characters; they tell the author of each
+    in a prompt.
+    """
 
     def __init__(self, texts: Iterable[str], normalize: Callable[[str], str] | None = None) -> None:
-        """`normalize` is what the tokenizer does to a text before it looks for some of them."""
+        """`normalize` is the tokenizer's normalization of a text before it searches for some of the tokens."""
         self._texts = texts = sorted(set(texts))
         delimiters = sorted({char for text in texts for char in (re.findall(r"\W", text) or text)})
         self._normalize = normalize
@@ -51,18 +53,19 @@ class ControlTokens:
         self._chars = {ord(twin): chr(char) for char, twin in self._twins.items()}
         self._token = re.compile(_any_of(texts))
         self._delimiter = re.compile(_any_of(delimiters))
-        self._written: dict[str, str] = {}  # by what the template has written with twins, what that stands for
-        self._owned = frozenset(text.translate(self._twins) for text in texts)  # in a prompt, if the template's
+        self._written: dict[str, str] = {}  # by text that the template has written with twins: the text it stands for
+        # control tokens as they stand in a prompt if the template wrote them
+        self._owned = frozenset(text.translate(self._twins) for text in texts)
         self.allow(_ROLES)
 
     def allow(self, words: Collection[str]) -> None:
-        """Have control tokens be the template's whose delimiters it writes around one of these words."""
+        """Allow the template control tokens made of its delimiters around one of these words."""
         composed = [text for text in self._texts if self._delimiter.sub("", text) in words]
         delimited = [self._delimiter.sub(lambda found: found[0].translate(self._twins), text) for text in composed]
         self._owned = self._owned.union(delimited)
 
     def marked(self, text: str) -> str:
-        """Return a text of the template's own with twins: all of its control tokens, and the delimiters of others."""
+        """Return a text of the template with twins: all of its control tokens, and the delimiters of others."""
         for pattern in (self._token, self._delimiter):
             text = pattern.sub(self._twin, text)
         self._written = dict(sorted(self._written.items(), key=lambda one: -len(one[0])))
@@ -72,16 +75,44 @@ class ControlTokens:
         """Return a text without twins."""
         for twins, chars in self._written.items():
             text = text.replace(twins, chars)
-        try:
-            text.encode()  # a tenth of what looking for twins takes
-        except UnicodeEncodeError:  # the template has cut what it wrote
+        if self.has_twins(text):  # the template has cut its own text
             return _TWIN.sub(lambda found: found[0].translate(self._chars), text)
         return text
+
+    @staticmethod
+    def has_twins(text: str) -> bool:
+        try:
+            text.encode()  # a tenth of what looking for twins takes
+        except UnicodeEncodeError:
+            return True
+        return False
+
+    def searched(self, text: str, method: str, *args: Any, **options: Any) -> Any:
+        """Return what a method that searches a text finds in it without twins, with the twins of the parts found.
+
+        A template looks for its own tokens also in a text that it has put together of them and of a request's.
+        """
+        plain = self.plain(text)
+        found = getattr(plain, method)(*args, **options)
+        if isinstance(found, list | tuple):
+            gap = len(args[0] if args else options.get("sep") or "") if isinstance(found, list) else 0
+            return type(found)(_cut(text, plain, found, gap))
+        if not isinstance(found, str):
+            return found
+        match method:
+            case "replace":
+                pieces = self.searched(text, "split", args[0], *args[2:]) if args[0] else []
+                return cast(str, args[1]).join(pieces) if pieces else text.replace(*args)
+            case "strip":
+                return self.searched(self.searched(text, "lstrip", *args), "rstrip", *args)
+            case "rstrip" | "removesuffix":
+                return text[: len(found)]
+        return text[len(text) - len(found) :]
 
     def prompt(self, marked: str) -> str:
         """Return a rendered prompt without twins: a `PartedText` if the request spells a control token in it.
 
-        Raises `ValueError` where only the tokenizer's normalizer makes one of what it says.
+        Raises `ValueError` if the request's text becomes a control token only by the tokenizer's normalizer.
         """
         text, owned = self.plain(marked), self._owned
         if self._normalize is not None and self.count(self._normalize(text)) > self.count(text):
@@ -94,7 +125,7 @@ class ControlTokens:
         return sum(1 for _ in self._token.finditer(text))
 
     def neutral(self, value: Any) -> Any:
-        """Return a value of a request as long as it was, without anything that delimits a control token."""
+        """Return a value of a request of the same length, without the delimiters of control tokens."""
         match value:
             case str():
                 return self._delimiter.sub("x", value)
@@ -110,7 +141,7 @@ class ControlTokens:
         return twins
 
     def _foreign(self, text: str, marked: str) -> Iterator[int]:
-        """Yield the position behind the first character of each control token that is not the template's."""
+        """Yield the position behind the first character of each control token that the template did not write."""
         at = 0
         while (found := self._token.search(text, at)) is not None:
             at, end = found.span()
@@ -121,8 +152,17 @@ class ControlTokens:
                 yield at
 
 
+def _cut(text: str, plain: str, pieces: Iterable[str], gap: int) -> Iterator[str]:
+    """Yield the parts of a text that are these pieces of its plain one, with `gap` characters between; 0: blanks."""
+    at = 0
+    for piece in pieces:
+        at = at if gap else plain.index(piece, at)
+        yield text[at : at + len(piece)]
+        at += len(piece) + gap
+
+
 def _any_of(texts: Iterable[str]) -> str:
-    """Return an expression for any of these texts, the longest that matches; it looks at each character once."""
+    """Return an expression for any of these texts, which matches the longest and reads each character once."""
     behind: dict[str, list[str]] = {}
     for text in texts:
         behind.setdefault(text[:1], []).append(text[1:])
@@ -131,20 +171,21 @@ def _any_of(texts: Iterable[str]) -> str:
     return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
 
 
-_READING = frozenset(  # methods whose arguments are looked for in other texts
+_READING = frozenset(  # methods whose arguments are searched for in other texts
     (
         "count", "endswith", "find", "get", "index", "lstrip", "partition", "pop", "removeprefix", "removesuffix",
         "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split", "startswith", "strip",
     )
 )  # fmt: skip
+SEARCHING = _READING - {"get", "pop"}  # those of texts
 _WRITING = frozenset(("d", "default", "join", "replace"))  # filters whose arguments become part of a text
 _VARIABLE = nodes.BinExpr | nodes.Call | nodes.Concat | nodes.CondExpr | nodes.Filter | nodes.Getattr | nodes.Getitem
 PLAIN = "guard.plain"
 
 
 class Marking(NodeTransformer):
-    """Puts twins into what a template writes. What it compares, looks up and searches for has none; the filter `PLAIN`
-    takes them from values that may hold some.
+    """Puts twins into the texts that a template writes. Texts that it compares, looks up and searches for have none;
+    the filter `PLAIN` takes twins out of values that may hold some.
     """
 
     def __init__(self, control: ControlTokens) -> None:
@@ -172,7 +213,7 @@ class Marking(NodeTransformer):
         operands = [operand.expr for operand in node.ops]
         if all(operand.op in ("eq", "ne") for operand in node.ops):
             operands.append(node.expr)
-        needs_plain = not any(map(self._has_no_twin, operands))  # else no twin could change what comes out
+        needs_plain = not any(map(self._has_no_twin, operands))  # with a plain operand no twin could change the result
         node.expr = self._read(node.expr, needs_plain)
         for operand in node.ops:
             operand.expr = self._read(operand.expr, needs_plain)
@@ -213,7 +254,9 @@ class Marking(NodeTransformer):
         return node
 
     def _read_args(self, name: str, args: list[nodes.Expr]) -> list[nodes.Expr]:
-        """Return the arguments of a call, of which replacements, separators and defaults are written."""
+        """Return the arguments of a call as they are read; replacements, separators and defaults are written
+        instead.
+        """
         num_read = 1 if name == "replace" else len(args) if name in _READING else 0
         return [self._read(arg) if index < num_read else self.visit(arg) for index, arg in enumerate(args)]
 

@@ -1,4 +1,4 @@
-"""Each token stands for its own bytes, where a tokenizer's decoder looks at no neighbouring tokens."""
+"""The bytes of each token, for tokenizers whose decoder looks at no neighbouring tokens."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes(dict[int, bytes]):
-    """Maps token ids to bytes, filled as ids are seen. Unknown ids and skipped special tokens stand for no bytes."""
+    """Token ids by their bytes, filled as ids are seen. Unknown ids and skipped special tokens have no bytes."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class TokenBytes(dict[int, bytes]):
         skip_special: bool,
         kept: frozenset[str] = frozenset(),
     ) -> None:
-        """Special tokens may be skipped, all but some that are `kept`."""
+        """`skip_special`: special tokens are skipped, except `kept`."""
         super().__init__()
         self.texts = TokenTexts(self)
         self._id_to_token = tokenizer.id_to_token
@@ -39,7 +39,7 @@ class TokenBytes(dict[int, bytes]):
 
 
 class TokenTexts(dict[int, str | None]):
-    """Maps token ids to their text, filled as ids are seen; None where the bytes are not whole characters."""
+    """Token ids by their text, filled as ids are seen; None where the bytes are not whole characters."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         super().__init__()
@@ -56,7 +56,9 @@ class TokenTexts(dict[int, str | None]):
 
 @dataclass(frozen=True, slots=True)
 class ByteDecoding:
-    """A rule that turns tokens into bytes: each by itself, then `strip_left` spaces off the start of the text."""
+    """A rule that turns tokens into bytes: each by itself; then `strip_left` spaces are taken off the start of the
+    text.
+    """
 
     piece_bytes: PieceBytes
     strip_left: int = 0
@@ -82,7 +84,9 @@ def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _strip_left(rest: list[dict[str, Any]]) -> int | None:
-    """Return how many spaces the steps after ByteFallback take off the text; None if they do anything else."""
+    """Return the number of spaces that the steps after ByteFallback strip off the text; None if they do anything
+    else.
+    """
     match rest:
         case [{"type": "Fuse"}] | []:
             return 0
@@ -101,7 +105,9 @@ def _fallback_bytes(old: str, new: str) -> PieceBytes:
 
 
 def _byte_level_bytes(piece: str) -> bytes:
-    """Return the bytes of a piece. One with characters outside the alphabet (an added token) is its own UTF-8."""
+    """Return the bytes of a piece. A piece with characters outside the alphabet (an added token) stands for its
+    UTF-8.
+    """
     try:
         return bytes([_BYTE_OF_CHAR[char] for char in piece])
     except KeyError:

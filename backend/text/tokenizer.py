@@ -17,31 +17,32 @@ from backend.json_file import JsonFile
 from backend.text.chat_template import ChatTemplate, Message
 from backend.text.control_tokens import ControlTokens, PartedText
 from backend.text.response_templates.builtin import builtin_template
-from backend.text.response_templates.template import ResponseTemplate, TemplateError
+from backend.text.response_templates.template import ResponseTemplate, ResponseTemplateError
 from backend.text.token_bytes import TokenBytes, byte_decoding
 
 INLINE_CHARS = 2048  # encoded on the calling thread in well under a millisecond; longer texts go to the pool
 _ENCODE_THREADS = 2
-_NORMALIZED_CHARS = 4  # most characters that a normalizer makes one of (NFC, NFKC)
-_PARTS_PER_CALL = 256  # that are encoded, of a `PartedText`
-_BEFORE = "\n"  # a part, so that no tokenizer takes it for the beginning of a text
-_FILL_IN_THE_MIDDLE = [  # what stands before the text before, before the text behind, and before the answer
+_NORMALIZED_CHARS = 4  # the most characters of which a normalizer makes one (NFC, NFKC)
+_PARTS_PER_CALL = 256  # parts of a `PartedText` that one call encodes
+_BEFORE = "\n"  # precedes a part, so that no tokenizer takes the part for the beginning of a text
+_FILL_IN_THE_MIDDLE = [  # tokens before the prefix, before the suffix, and before the answer
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
 ]
 ChatControlTokens = Literal["text", "parsed"]
 DEFAULT_TOOLS = Path(__file__).with_name("default_tools.jinja").read_text(encoding="utf-8")
-"""Stands before a chat template that has no place for tools: it tells of them, of calls and of results in messages."""
+"""A template put before a chat template that has no place for tools: it describes tools, calls and results in messages.
+"""
 _SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 
 
 class Tokenizer:
     """A checkpoint's tokenizer and chat template. It is safe to use from several threads.
 
-    `encode` and `decode` hold the caller for as long as they take: long texts are for the threads of `pool`. Of the
-    library's calls, `encode_batch_fast` is the one that releases the interpreter lock, and a quarter cheaper than its
-    `encode` even for one short text, since it works out no offsets.
+    `encode` and `decode` block the caller: long texts belong on the threads of `pool`. Among the library's calls only
+    `encode_batch_fast` releases the interpreter lock; it computes no offsets and is a quarter cheaper than the
+    library's `encode` even for one short text.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Tokenizer:
         self._special_tokens = dict(special_tokens or {})
         template = {} if chat_template is None else {"chat_template": chat_template.source}
         told = {"tokenizer_class": "PreTrainedTokenizerFast", **(config or {}), **self._special_tokens, **template}
-        self.info = json.dumps(told, ensure_ascii=False).encode("utf-8", "replace")  # its configuration, as JSON
+        self.info = json.dumps(told, ensure_ascii=False).encode("utf-8", "replace")  # the configuration, as JSON
         self.vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # highest id + 1
         self._longest_token = max(map(len, core.get_vocab(with_added_tokens=True)), default=1)
         self.bos_token_id = self._special_id("bos_token")
@@ -88,17 +89,19 @@ class Tokenizer:
         """Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja, all but the
         first optional. Raises `ModelLoadError` naming the file, also when it holds ids that the model has no row for.
 
-        `chat_control_tokens` says what becomes of control tokens that messages spell.
+        `chat_control_tokens` says how control tokens that messages spell are read.
         """
         path = model_dir / "tokenizer.json"
         core, config = _read_core(path), _optional(model_dir / "tokenizer_config.json")
         special_tokens = _special_tokens(config, _optional(model_dir / "special_tokens_map.json"))
         template, found = None, _read_chat_template(model_dir, config)
         if found:
-            template = _chat_template(*found, special_tokens, core, chat_control_tokens)
+            source, origin = found
+            template = _chat_template(source, origin, special_tokens, core, chat_control_tokens)
             if "tools" not in template.variables and config.get("response_template") is None:
-                found = DEFAULT_TOOLS + found[0], found[1]
-                template = _chat_template(*found, special_tokens, core, chat_control_tokens)
+                source = DEFAULT_TOOLS + source
+                found = source, origin
+                template = _chat_template(source, origin, special_tokens, core, chat_control_tokens)
         tokenizer = cls(core, special_tokens, template, _read_response_template(config, found), config.values)
         if tokenizer.vocab_size > model_vocab_size:
             raise ModelLoadError(
@@ -109,14 +112,28 @@ class Tokenizer:
 
     def fewest_tokens(self, text: str) -> int:
         """Return a lower bound on the tokens of a text, without encoding it: encoding megabytes takes seconds."""
-        spread = 1 if self._core.normalizer is None else _NORMALIZED_CHARS
-        return len(text) // (self._longest_token * spread)
+        return len(text) // self.most_chars(1)
 
-    def encode(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
-        """Return the token ids of a text. `add_special_tokens` adds what the checkpoint starts a plain prompt with
-        (BOS); rendered chats carry it.
+    def beginning(self, text: str, num_tokens: int) -> str:
+        """Return a beginning of a text: twice the characters of `num_tokens` of the longest tokens, cut at a space if
+        there is one in the second half, so that the cut changes none of the first tokens.
+        """
+        fewest, most = self.most_chars(num_tokens + 1), self.most_chars(2 * (num_tokens + 1))
+        if len(text) <= most:
+            return text
+        end = text.rfind(" ", fewest, most)
+        return text[: most if end < 0 else end]
 
-        Raises `TooManyTokens` for a long text that has more than `most`: a list of them would hold the interpreter.
+    def most_chars(self, num_tokens: int) -> int:
+        """Return the most characters of a text that has this many tokens."""
+        return num_tokens * self._longest_token * (1 if self._core.normalizer is None else _NORMALIZED_CHARS)
+
+    def encode_text(self, text: str, add_special_tokens: bool, most: int = maxsize) -> list[int]:
+        """Return the token ids of a text. `add_special_tokens` adds the checkpoint's start of a plain prompt (BOS);
+        rendered chats have it already.
+
+        Raises `TooManyTokens` for a long text that has more than `most`: a list of them would hold the interpreter
+        lock.
         """
         if isinstance(text, PartedText):
             return self._encode_parts(text, add_special_tokens, most)
@@ -129,7 +146,7 @@ class Tokenizer:
         return encoding.ids
 
     def encode_inputs(self, inputs: Sequence[str | tuple[str, str]]) -> list[list[int]]:
-        """Return the token ids of texts and of pairs of texts, with what the checkpoint puts before, between and behind
+        """Return the token ids of texts and of pairs of texts, with the checkpoint's tokens before, between and behind
         them. The interpreter lock is released meanwhile.
         """
         try:
@@ -144,21 +161,21 @@ class Tokenizer:
         return next((n for n, mark in enumerate(reversed(marks)) if not mark), 0)
 
     def take_special_tokens_as_text(self) -> None:
-        """From now on encode a text that spells special tokens as any other text."""
+        """Encode a text that spells special tokens like any other text, from now on."""
         self._core.encode_special_tokens = True
 
     def _encode_parts(self, text: PartedText, add_special_tokens: bool, most: int) -> list[int]:
         parts = text.parts()
         first = next(parts)
-        ids, before = self.encode(first, False), self.encode(_BEFORE, False)
+        ids, before = self.encode_text(first, False), self.encode_text(_BEFORE, False)
         behind = list[int]()
         if add_special_tokens:
-            ids, behind = _around(ids, self.encode(first, True))
+            ids, behind = _around(ids, self.encode_text(first, True))
         while len(ids) <= most and (some := list(islice(parts, _PARTS_PER_CALL))):
             encodings = self._core.encode_batch_fast([_BEFORE + part for part in some], add_special_tokens=False)
             for part, encoding in zip(some, encodings, strict=True):
                 begins_alike = encoding.ids[: len(before)] == before
-                ids += encoding.ids[len(before) :] if begins_alike else self.encode(part, False)
+                ids += encoding.ids[len(before) :] if begins_alike else self.encode_text(part, False)
         if len(ids) > most:
             raise TooManyTokens(len(ids), most, at_least=True)
         return ids + behind
@@ -173,7 +190,7 @@ class Tokenizer:
 
     def token_bytes(self, skip_special_tokens: bool, in_message: bool = False) -> TokenBytes | None:
         """Return the bytes of each token, or None where a token's text depends on its neighbours. `in_message`: special
-        tokens that the response template has as delimiters are not skipped.
+        tokens that are delimiters of the response template are not skipped.
         """
         if in_message and skip_special_tokens:
             return self._message_bytes
@@ -207,7 +224,7 @@ class Tokenizer:
 
     def _fill_in_the_middle(self) -> tuple[int, int, int] | None:
         """Return the ids of the tokens that mark the text before an answer, the text behind it and the answer itself;
-        None where the checkpoint has none.
+        None if the checkpoint has none.
         """
         for names in _FILL_IN_THE_MIDDLE:
             before, behind, middle = (self._core.token_to_id(name) for name in names)
@@ -221,9 +238,9 @@ class Tokenizer:
 
 
 def control_tokens(core: tokenizers.Tokenizer, chat_template: str) -> ControlTokens | None:
-    """Return the tokens by which a model is told who speaks, thinks or calls: special ones, and others that are written
-    in angle brackets or in the chat template. Added tokens besides, such as runs of spaces, are texts as any other.
-    None: there are none.
+    """Return the tokens by which a model is told who speaks, thinks or calls: special tokens, and added tokens that are
+    written in angle brackets or in the chat template. Other added tokens, such as runs of spaces, are texts like any
+    other. None: there are no control tokens.
     """
     added = [
         token
@@ -241,18 +258,18 @@ def control_tokens(core: tokenizers.Tokenizer, chat_template: str) -> ControlTok
 
 
 def _around(ids: list[int], whole: list[int]) -> tuple[list[int], list[int]]:
-    """Return what stands before and up to the end of `ids` in `whole`, and what stands behind them."""
+    """Return the part of `whole` before `ids`, with `ids`, and the part behind them."""
     ends = range(len(whole), len(ids) - 1, -1)
     end = next((end for end in ends if whole[end - len(ids) : end] == ids), len(whole))
     return whole[:end], whole[end:]
 
 
 def remember_no_words(model: Any) -> None:
-    """Have a model of the library keep no words that it has split, where it would.
+    """Have a model of the library remember no words that it has split, if it would.
 
-    All tenants' texts go through one tokenizer, and words that anybody sent before took less. With the 10,000 words
-    that the library keeps, /tokenize answered 62 made-up words 35 us of 0.49 ms sooner where another tenant had sent
-    them (p = 2e-8 in 70 pairs); without, p = 0.3. Prose takes up to 15 % longer.
+    The texts of all tenants go through one tokenizer, and a remembered word takes less time. With the 10,000 words that
+    the library keeps, /tokenize answered 62 made-up words 35 us of 0.49 ms sooner if another tenant had sent them (p =
+    2e-8 in 70 pairs); without, p = 0.3. Prose takes up to 15 % longer.
     """
     if hasattr(model, "_resize_cache"):  # BPE and Unigram
         model._resize_cache(0)
@@ -270,7 +287,7 @@ def _read_core(path: Path) -> tokenizers.Tokenizer:
 
 
 def _read_chat_template(model_dir: Path, tokenizer_config: JsonFile) -> tuple[str, str] | None:
-    """Return the template's source and the name of the file it stands in, or None.
+    """Return the template's source and the name of its file, or None.
 
     As in transformers, chat_template.jinja wins over tokenizer_config.json; among named templates, "default" is taken.
     """
@@ -304,13 +321,13 @@ def _chat_template(
 def _read_response_template(
     tokenizer_config: JsonFile, chat_template: tuple[str, str] | None
 ) -> ResponseTemplate | None:
-    """Return the checkpoint's own template, or the one for what its chat template writes."""
+    """Return the checkpoint's response template, or the built-in one for the calls that its chat template writes."""
     source = tokenizer_config.get("response_template")
     if source is None:
         return builtin_template(chat_template[0]) if chat_template else None
     try:
         return ResponseTemplate(source)
-    except TemplateError as exc:
+    except ResponseTemplateError as exc:
         raise ModelLoadError(f"{tokenizer_config.path}: {exc}; correct or remove it") from exc
 
 

@@ -1,7 +1,7 @@
 """Calibration steps as batches: rows, slots and blocks of steps that run only to be timed.
 
-They run while no sequence has a slot. They read the blocks' present contents and store nothing; a slot is set up anew
-when a sequence takes it.
+They run while no sequence has a slot. They read the blocks' present contents and store nothing; a slot is initialised
+again when a sequence takes it.
 """
 
 import time
@@ -14,16 +14,18 @@ from backend.config import EngineConfig
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 
-REPEATS_PER_SHAPE = 5  # of each shape, where there is time
-READ_BYTES = 64 * 2**20  # of keys and values on a CPU, more than its caches hold: other pages stay untouched
+REPEATS_PER_SHAPE = 5  # of each shape, if there is time
+CALIBRATION_READ_BYTES = (
+    64 * 2**20
+)  # keys and values read on a CPU, more than its caches hold: other pages stay untouched
 
 Measured = list[tuple[CalibrationStep, float]]
-"""Calibration steps and what each took, in seconds."""
+"""Calibration steps and the seconds that each took."""
 
 
 def batch_of(step: CalibrationStep, config: EngineConfig, num_blocks: int) -> Batch:
-    """Return the step's batch, with step number 0; it reads the first `num_blocks` blocks, each once while there are
-    enough. Decodes sample, from all that the model says.
+    """Return the step's batch, with step number 0. It reads the first `num_blocks` blocks, each once while there are
+    enough. Its decodes sample from the whole vocabulary.
     """
     decodes, rows = step.num_decodes, step.num_decodes + step.num_prefills
     starts = [step.context - 1] * decodes + [step.start] * step.num_prefills
@@ -33,7 +35,8 @@ def batch_of(step: CalibrationStep, config: EngineConfig, num_blocks: int) -> Ba
         width = config.blocks_for(start + length)
         tables.append((slot, 0, [(first + index) % num_blocks for index in range(width)]))
         first += width
-    admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1) for slot in range(rows)]  # nothing is left of who had it
+    # no state of the slots' former sequences is left
+    admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1) for slot in range(rows)]
     sampled, token_ids = list(range(decodes)), [0] * (step.num_prefills * step.length)
     return Batch(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted, stores=False)
 
@@ -46,8 +49,8 @@ def measure(
 ) -> Measured:
     """Run calibration steps for about `seconds`; return the time of each, as `run` returned it.
 
-    Series advance in turn, so that a slow device has some steps of each kind, and a series is left where its next step
-    might not end in time. The remaining time goes to repeats, the shortest first.
+    Series advance in turn, so that a slow device has some steps of each kind. A series ends where its next step might
+    exceed the time. The remaining time goes to repeats, the shortest first.
     """
     until = clock() + seconds
     measured: Measured = []

@@ -1,4 +1,4 @@
-"""A step with rows that have a grammar: their masks are filled while the step computes, and applied to its logits."""
+"""A step whose rows have grammars: their masks are filled while the step computes, and applied to its logits."""
 
 import threading
 from array import array
@@ -17,9 +17,9 @@ from backend.worker.logits_processors import WORD_BITS
 
 
 class MaskBuffers:
-    """Memory for masks on their way to a device, all of it there before the first request; on a CPU there is none.
+    """Memory for masks on their way to a device, allocated before the first request; on a CPU there is none.
 
-    On the host there is a piece for each step that may be in flight; on the device steps follow one another.
+    The host has a piece for each step that may be in flight; on the device steps follow one another.
     """
 
     def __init__(self, config: EngineConfig, vocab_size: int, stream: DeviceStream) -> None:
@@ -34,7 +34,7 @@ class MaskBuffers:
             self._rows = torch.zeros(shape[0], dtype=torch.int32, device=device)
 
     def place(self, masks: Masks, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Return masks [masks, words] and the mask of each row [rows] int32, -1 where it has none, on the device."""
+        """Return masks [masks, words] and the index of each row's mask [rows] int32, -1 for none, on the device."""
         indices, slots = [-1] * num_rows, list(masks.slots.values())
         for row, mask in zip(masks.slots, range(len(slots)) if self._is_copied else slots, strict=True):
             indices[row] = mask
@@ -58,13 +58,13 @@ def _ints(stream: DeviceStream, count: int) -> Tensor:
 class ConstrainedStep:
     """The rows of one step that have a grammar, from its launch to its output.
 
-    Where steps run ahead, one thread launches it, and meanwhile another waits for the step before.
+    If steps run ahead, one thread launches it while another waits for the step before.
     """
 
     def __init__(
         self, rows: ConstrainedRows, masks: TokenMasks, buffers: MaskBuffers, before: Callable[[], object]
     ) -> None:
-        """`before` returns once `TokenMasks.sampled` has what the step before has sampled."""
+        """`before` returns once `TokenMasks.sampled` has the tokens of the step before."""
         self.may_jump = rows.may_jump
         self._masks, self._buffers = masks, buffers
         self._pending: tuple[ConstrainedRows, Callable[[], object]] | None = rows, before
@@ -73,7 +73,7 @@ class ConstrainedStep:
         self._is_settled = threading.Event()
 
     def ask(self) -> None:
-        """Ask for the masks, once the tokens are known that the step computes."""
+        """Ask for the masks, once the tokens that the step computes are known."""
         assert self._pending is not None
         rows, before = self._pending
         self._pending = None  # it refers to the step before
@@ -81,21 +81,22 @@ class ConstrainedStep:
         self._masks.ask(rows)
 
     def constrain(self, logits: Tensor, ops: Ops) -> None:
-        """Wait for the masks, and forbid in `logits` [rows, vocab] fp32 what they do not allow."""
+        """Wait for the masks, and forbid in `logits` [rows, vocab] fp32 the tokens that they do not allow."""
         self._taken = self._masks.answer()
-        self.settle()
+        self.release_waiter()
         if self._taken.slots:
             ops.apply_token_bitmask(logits, *self._buffers.place(self._taken, len(logits)))
 
-    def settle(self) -> None:
-        """Let nobody wait for masks any longer, be they there or never to come."""
+    def release_waiter(self) -> None:
+        """Release the thread that waits for masks, whether or not they have come."""
         self._is_settled.set()
 
     def foretell(self, output: StepOutput, slots: list[int], patience: float) -> None:
-        """Write into the output of the step before, which `slots` have sampled, what can only follow on its tokens.
+        """Write the forced tokens after the tokens that `slots` have sampled into the output of the step before.
 
-        The masks of this step say it, while it computes the first of them: told now, the next step computes all. For
-        masks that are not there within `patience`, in seconds, nobody waits: then this step's output says it.
+        The masks of this step tell them, while it computes the first of them: told now, the next step computes all the
+        others. Masks that do not come within `patience` seconds are not waited for: this step's output tells them
+        instead.
         """
         if not self._is_settled.wait(patience) or self._taken is None or not self._taken.forced:
             return
@@ -105,13 +106,13 @@ class ConstrainedStep:
         output.forced = {**(output.forced or {}), **told} or None
 
     def complete(self, output: StepOutput) -> None:
-        """Write into a step's output what came of the masks."""
+        """Write the result of the masks into a step's output."""
         if self._taken is None:
             return
         for row in self._taken.failed:
             output.token_ids[row] = NO_TOKEN_ALLOWED
         for row, slot in self._taken.slots.items():
             if output.token_ids[row] == NO_TOKEN_ALLOWED and (end := self._masks.only_end(slot)) is not None:
-                output.token_ids[row] = end  # even where `min_tokens` forbids the end: nothing else may follow
+                output.token_ids[row] = end  # even where `min_tokens` forbids the end: no other token may follow
         forced = {row: tokens[1:] for row, tokens in self._taken.forced.items() if output.token_ids[row] >= 0}
         output.forced = forced or None

@@ -1,4 +1,4 @@
-"""Errors of a device are explained here, each with its remedy."""
+"""Errors of a device, explained with a remedy each."""
 
 import re
 from collections.abc import Iterator
@@ -10,21 +10,25 @@ import torch
 from backend.errors import BackendError, ConfigError, DeviceError
 
 _NO_MEMORY = re.compile(r"\bCUDA\b.*\bout of memory\b|_STATUS_ALLOC_FAILED|DefaultCPUAllocator")
-"""Of CUDA and Triton ("CUDA error: out of memory", "Triton Error [CUDA]: ..."), of cuBLAS and cuDNN, and of a CPU."""
+"""The words of CUDA and Triton ("CUDA error: out of memory", "Triton Error [CUDA]: ..."), of cuBLAS and cuDNN, and of a
+CPU.
+"""
 
 
 def is_device_error(error: Exception) -> bool:
-    """Return True if torch, CUDA or Triton raised the error: otherwise it is a mistake of ours."""
+    """Return True if torch, CUDA or Triton raised the error; any other is a fault of this package."""
     return isinstance(error, RuntimeError | MemoryError | CalledProcessError) or _is_tritons(error)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return True if the device, or the host for it, was out of memory: many say so in words alone."""
+    """Return True if the device, or the host on its behalf, was out of memory: many errors tell it only in their
+    words.
+    """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or _NO_MEMORY.search(str(error)) is not None
 
 
 def remedy(error: Exception) -> str | None:
-    """Return what the machine lacks, and what helps; None where the error says nothing of that."""
+    """Return a remedy, with what the machine lacks; None if the error does not show it."""
     if is_out_of_memory(error):
         return (
             "it has no memory for it: free it, choose a smaller model or a 16-bit dtype, or lower kv_memory_bytes, "
@@ -41,14 +45,14 @@ def remedy(error: Exception) -> str | None:
 
 
 def explained(what: str, error: Exception) -> str:
-    """Return one line of what failed, what helps if that is known, and the error's own words."""
+    """Return one line: the failure, its remedy if that is known, and the error's own words."""
     helps = remedy(error)
     return f"{what}: {error}" if helps is None else f"{what}: {helps} ({_first_line(error)})"
 
 
 @contextmanager
 def placing(device: torch.device) -> Iterator[None]:
-    """Translate what torch, CUDA and Triton raise within into `ConfigError` with a remedy, or into `DeviceError`."""
+    """Translate errors of torch, CUDA and Triton into `ConfigError` with a remedy, or into `DeviceError`."""
     try:
         yield
     except BackendError:

@@ -1,4 +1,4 @@
-"""A GPU's memory behind the weights is divided by measuring a step's use, not by guessing."""
+"""A GPU's memory behind the weights, divided by a measurement of a step's use."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import KVCache
 from backend.roofline import RUNTIME_BYTES, Footprint, recorded_bytes, show_bytes
 from backend.worker import graph_shapes
-from backend.worker.logprobs import SLICE_BYTES, SLICE_COPIES
+from backend.worker.logprobs import COPIES_PER_SLICE, SLICE_BYTES
 
-PENALTY_BYTES = 5  # for each slot and token of the vocabulary (`penalties`)
-LOGIT_BYTES = 4
+PENALTY_BYTES_PER_TOKEN = 5  # for each slot and token of the vocabulary (`penalties`)
+BYTES_PER_LOGIT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class DeviceMemory:
     total: int
     free: int  # with the weights in place
     weights: int
-    activations: int  # the most that a step takes for its own time
-    graphs: int  # what the largest keeps for good, as much as a step of its size, and what all consist of
-    slots: int  # what the engine keeps for each slot
-    reserve: int = RUNTIME_BYTES  # fragments, and what libraries still allocate
+    activations: int  # the peak of a step's temporary tensors
+    graphs: int  # the largest graph's permanent tensors, as much as a step of its size, and all graphs' nodes
+    slots: int  # the engine's state of all slots
+    reserve: int = RUNTIME_BYTES  # fragments, and later allocations of libraries
 
     @property
     def kv_bytes(self) -> int:
-        """The bytes that keys and values may take."""
+        """The bytes left for keys and values."""
         return self.free - self.activations - self.graphs - self.slots - self.reserve
 
     def __str__(self) -> str:
@@ -50,8 +50,8 @@ class DeviceMemory:
 
 
 def free_and_total(device: torch.device) -> tuple[int, int]:
-    """Return the free bytes and all bytes of a CUDA device; what torch holds for nobody, of a model let go for
-    instance, is free.
+    """Return the free bytes and all bytes of a CUDA device. Memory that torch has cached, for instance of a discarded
+    model, is free.
     """
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)
@@ -76,7 +76,7 @@ def measured_memory(
     block_size: int,
     kv_dtype: torch.dtype | None = None,  # the decoder's, unless another is named
 ) -> DeviceMemory:
-    """Measure the memory with `weights` bytes in place, by a step of `tokens` and by one of the most in a graph."""
+    """Measure the memory with `weights` bytes in place, by a step of `tokens` and by the largest step of a graph."""
     kv = KVCache(decoder.config, 1, block_size, kv_dtype or decoder.embedding.dtype, device)
     activations = graphs = _step_bytes(decoder, device, tokens, seqs, block_size, kv)
     if (most := graph_shapes.largest(tokens)) < tokens:
@@ -97,12 +97,12 @@ def check_fits(memory: DeviceMemory) -> None:
 
 
 def slot_bytes(model: ModelConfig, seqs: int) -> int:
-    """Return the bytes of the logits, of their log probabilities, of the penalties' counts and of the masks, by rules
-    and by grammars, of `seqs` slots; and of the slice of a prompt's logits that is there at a time.
+    """Return the bytes for `seqs` slots: logits, their log probabilities, the counts of penalties, the masks of rules
+    and of grammars; and for one slice of a prompt's logits.
     """
-    above = 1  # of each log probability, whether it is above that of the token
-    by_token = 2 * LOGIT_BYTES + above + PENALTY_BYTES
-    return seqs * (model.vocab_size * by_token + model.vocab_size // 4) + SLICE_COPIES * SLICE_BYTES
+    above = 1  # for each log probability, a flag that it is above the token's own
+    by_token = 2 * BYTES_PER_LOGIT + above + PENALTY_BYTES_PER_TOKEN
+    return seqs * (model.vocab_size * by_token + model.vocab_size // 4) + COPIES_PER_SLICE * SLICE_BYTES
 
 
 def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.device) -> StepInputs:
@@ -123,11 +123,11 @@ def rehearsal(tokens: int, block_size: int, max_position: int, device: torch.dev
 def _step_bytes(decoder: Decoder, device: torch.device, tokens: int, seqs: int, block_size: int, kv: KVCache) -> int:
     """Return the bytes that torch takes from the device for a step's tensors, apart from weights, keys and values.
 
-    That is more than they hold at a time, because what was cut for one size does not always serve another.
+    They exceed the tensors' own bytes, because a piece cut for one size does not always serve another.
     """
     step = rehearsal(tokens, block_size, len(decoder.cos_sin), device)
     torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()  # or the step would be laid into what is kept of another
+    torch.cuda.empty_cache()  # or the step would reuse the cached memory of another
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     hidden = decoder.forward(step, kv)

@@ -1,4 +1,4 @@
-"""A device with a sampling kernel draws the tokens that `sampler` would, without an answer that the host waits for."""
+"""Sampling by a device's kernel: it draws the same tokens as `sampler`, and the host waits for no answer."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from backend.worker.logits_processors import LogitsProcessors, ProcessedRows
 from backend.worker.penalties import PenaltyState
 from backend.worker.sampler import TokenChoice
 from backend.worker.slot_sampling import SlotSampling
-from backend.worker.staging import Staged, StepFields
+from backend.worker.staging import StagedStep, StepFields
 
 
 class DeviceSampler:
@@ -36,19 +36,19 @@ class DeviceSampler:
         self._slots = SlotSampling(max_num_seqs, vocab_size, eos_token_ids)
         self._device = received.slots.device
         self._penalties = PenaltyState(max_num_seqs, vocab_size, self._device)
-        self._counted = self._penalties.occurrences  # made now, so that no request fails for want of memory
+        self._counted = self._penalties.occurrences  # allocated now, so that no request fails for want of memory
         self._processors = LogitsProcessors(max_num_seqs, vocab_size, self._device, ops or TorchOps())
         self._impossible = torch.tensor(-torch.inf, device=self._device)
 
     def admit(self, admitted: NewSequence) -> None:
-        """Note that a sequence takes the slot; what the slot held before is forgotten."""
-        self._slots.admit(admitted)
-        self._processors.admit(admitted)
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
+        self._slots.fill_slot(admitted)
+        self._processors.fill_slot(admitted)
         if admitted.sampling.penalised:
-            self._penalties.admit(admitted)
+            self._penalties.fill_slot(admitted)
 
-    def stage(self, staged: Staged) -> TokenChoice:
-        """Write how this step's rows are sampled; the rows' tokens are drawn on the device."""
+    def stage(self, staged: StagedStep) -> TokenChoice:
+        """Write how this step's rows are sampled; their tokens are drawn on the device."""
         numbers, count, known = staged.piece.numbers, staged.num_sampled, self._slots
         slots = numbers.sampled_slots[:count]
         numbers.seeds[:count] = known.seed[slots]

@@ -1,4 +1,4 @@
-"""Threads serve the device: steps are launched as they are planned, waited for in turn, and their output is posted."""
+"""The threads of a device: they launch steps as they are planned, wait for them in turn, and post their output."""
 
 import sys
 import threading
@@ -14,35 +14,37 @@ from backend.worker.executor import Executor, LostStep, PendingStep
 from backend.worker.side_job import SideJob
 
 Post = Callable[[StepOutput | SideJob[Any] | BaseException], None]
-"""This is called on a device thread with each step's output, or side job, in order, with `MemoryExhausted` in the place
-of a step that was lost, or once with the error that ended the thread.
+"""The callback of a device thread: it gets each step's output, or side job, in order, with `MemoryExhausted` in the
+place of a lost step, or once the error that ended the thread.
 """
 
-Launched = tuple[int, PendingStep | SideJob[Any]]
-"""A step that was launched, and the attempt that it belongs to: the next begins where a lost step comes again. A side
-job is of none, and so is never lost.
+LaunchedEntry = tuple[int, PendingStep | SideJob[Any]]
+"""A launched step, and the attempt that it belongs to: a repeated lost step begins the next attempt. A side job belongs
+to none, and so is never lost.
 """
 
 
 class DeviceThread:
-    """Feeds one executor. Batches go in from any thread, outputs come back through `post`.
+    """Feeds one executor. Batches come from any thread; outputs go back through `post`.
 
-    Keeps up to `depth` steps launched. Where the device runs ahead, one thread launches and another waits: a step that
-    is planned while another runs is launched at once, not when the other is done, so that the device never waits for
-    the host between two of them. Elsewhere one thread does both, and a step costs one change of threads less.
+    It keeps up to `depth` steps launched. If the device runs ahead, one thread launches and another waits: a step that
+    is planned while another runs is launched at once, so that the device never waits for the host between the two.
+    Otherwise one thread does both, and a step costs one change of threads less.
 
-    A step that is lost for want of memory takes all with it that were planned behind it, without a word, until one
-    comes that has its number or a lower one.
+    A step that is lost for want of memory silently takes with it every step planned behind it, until a step comes that
+    has its number or a lower one.
     """
 
     def __init__(self, executor: Executor, post: Post, depth: int) -> None:
         self._executor = executor
         self._post = post
         self._inbox: SimpleQueue[Batch | SideJob[Any] | None] = SimpleQueue()
-        # takes a step that was planned, or a side job, and never blocks
+        # accepts a planned step, or a side job, and never blocks
         self.submit: Callable[[Batch | SideJob[Any]], None] = self._inbox.put
-        self._launched: SimpleQueue[Launched | None] = SimpleQueue()  # by the one thread, for the other
-        self._launchable = threading.Semaphore(depth - 1)  # behind the step that was launched last
+        self._launched: SimpleQueue[LaunchedEntry | None] = (
+            SimpleQueue()
+        )  # from the launching thread to the waiting one
+        self._launchable = threading.Semaphore(depth - 1)  # steps behind the step that was launched last
         self._failing = threading.Lock()
         self._failed = False
         parts = {"": self._launch_and_wait}
@@ -63,8 +65,8 @@ class DeviceThread:
         named = [(thread.name, frames.get(thread.ident or 0)) for thread in self._threads]
         return "\n".join(f"{name}:\n{''.join(traceback.format_stack(frame))}" for name, frame in named if frame)
 
-    def stop(self, timeout: float = 10.0) -> bool:
-        """Finish the steps launched and end the threads; False when one is still stuck after `timeout` seconds."""
+    def drain(self, timeout: float = 10.0) -> bool:
+        """Finish the launched steps and end the threads; False if one is still stuck after `timeout` seconds."""
         self._inbox.put(None)
         deadline = time.monotonic() + timeout
         for thread in self._threads:
@@ -79,7 +81,7 @@ class DeviceThread:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Post the first failure, and let the other thread end, if there is one."""
+        """Post the first failure, and end the other thread, if there is one."""
         with self._failing:
             first, self._failed = not self._failed, True
         if first:
@@ -99,16 +101,17 @@ class DeviceThread:
     def _wait_behind(self) -> None:
         self._wait(self._take_launched())
 
-    def _take_launched(self) -> Iterator[Launched]:
+    def _take_launched(self) -> Iterator[LaunchedEntry]:
         while (launched := self._launched.get()) is not None:
             yield launched
             self._launchable.release()  # it was waited for
 
-    def _launch(self) -> Iterator[Launched]:
-        """Launch each planned step that is not lost, when it is asked for."""
-        # NOTE: numbers rise within an attempt, so one that does not begins the next. A step that is lost at its launch
-        # ends its attempt here; one that is lost while it runs ends it in `_wait`, as steps behind it may be launched.
-        # A calibration step is an attempt of its own, whose loss takes no planned step with it.
+    def _launch(self) -> Iterator[LaunchedEntry]:
+        """Launch each planned step that is not lost, when the next is asked for."""
+        # NOTE: numbers rise within an attempt; a number that does not rise begins the next attempt. A step that is lost
+        # at its launch ends its attempt here; a step that is lost while it runs ends it in `_wait`, because steps
+        # behind it may be launched. A calibration step is an attempt of its own, whose loss takes no planned step with
+        # it.
         attempt, newest, is_lost = 0, -1, False
         while (batch := self._inbox.get()) is not None and not self._failed:
             if isinstance(batch, SideJob):
@@ -128,7 +131,7 @@ class DeviceThread:
         except MemoryExhausted as error:
             return LostStep(error)
 
-    def _wait(self, launched: Iterable[Launched]) -> None:
+    def _wait(self, launched: Iterable[LaunchedEntry]) -> None:
         lost = -1  # the attempt that has failed
         for attempt, step in launched:
             if attempt > lost:

@@ -1,4 +1,4 @@
-"""An executor turns a planned step into tokens; everything above it knows no device."""
+"""An executor turns a planned step into tokens; no code above it knows a device."""
 
 from collections import deque
 from typing import Protocol
@@ -8,24 +8,26 @@ from backend.scheduler.batch import Batch, StepOutput
 
 
 class PendingStep(Protocol):
-    """A step that the device has been told to compute."""
+    """A step that the device was told to compute."""
 
     def wait(self) -> StepOutput:
-        """Block until it is done. Raises `DeviceError` when the device failed, and `MemoryExhausted` as `launch`."""
+        """Block until the step is done. Raises `DeviceError` when the device failed, and `MemoryExhausted` as
+        `launch`.
+        """
         ...
 
 
 class Executor(Protocol):
     """An executor is one device. Steps run in the order of their launch; one thread launches, and one waits."""
 
-    runs_ahead: bool  # whether a step that was launched runs before it is waited for
+    runs_ahead: bool  # True if a launched step runs before it is waited for
 
     def launch(self, batch: Batch) -> PendingStep:
-        """Queue a step behind those launched before, without waiting for it.
+        """Queue a step behind earlier launches, without waiting for it.
 
         Raises `MemoryExhausted` when there is no memory for it. Steps launched behind it are then not waited for, and
-        the next has its number or a lower one: it stands in its place. So it is when the caller gives up what is in
-        flight, wherever it was interrupted, and begins anew with step 0.
+        the next launch has its number or a lower one: it replaces the step. The same holds when the caller gives up the
+        steps in flight, at any point, and begins again with step 0.
         """
         ...
 
@@ -51,7 +53,7 @@ class InlineDevice:
         self._launched: deque[PendingStep] = deque()
 
     def launch(self, batch: Batch) -> None:
-        """Queue a step. What is launched behind one that could not be is lost with it."""
+        """Queue a step. Behind a step that failed to launch, it is lost."""
         if self._launched and isinstance(self._launched[-1], LostStep):
             return
         try:
@@ -60,7 +62,7 @@ class InlineDevice:
             self._launched.append(LostStep(error))
 
     def wait(self) -> StepOutput | MemoryExhausted:
-        """Return the output of the oldest step. Where there was no memory for it, forget it and those behind it."""
+        """Return the output of the oldest step. If there was no memory for it, forget it and the steps behind it."""
         try:
             output = self._launched[0].wait()
         except MemoryExhausted as error:

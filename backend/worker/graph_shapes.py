@@ -1,12 +1,12 @@
-"""Graphs are made of these shapes, few enough to be recorded before the first request.
+"""The shapes of graphs, few enough to be recorded before the first request.
 
-A batch runs in the smallest that holds it, padded. A place without a sequence costs programs that end at once, and a
-row of the logits' product; a token of padding costs a row of every other one. Decodes alone are padded by 7 rows or a
-quarter at most, steps with prompts by 127 or a quarter: up to some 200 rows, reading the weights takes longer than
-multiplying with them. What fills the token budget is not padded.
+A batch runs in the smallest shape that holds it, padded. A place without a sequence costs programs that end at once,
+and a row of the logits' product; a padding token costs a row of every other product. Decodes alone are padded by at
+most 7 rows or a quarter, steps with prompts by at most 127 or a quarter: up to some 200 rows, reading the weights takes
+longer than multiplying with them. A step that fills the token budget is not padded.
 
-No shape holds a step of more than `MAX_PROMPTS` prompts, or of more than `MAX_TOKENS` tokens, which take a device
-longer than the host that launches them one by one.
+No shape holds a step of more than `MAX_PROMPTS` prompts, or of more than `MAX_TOKENS` tokens, which takes a device
+longer than the host needs to launch it kernel by kernel.
 """
 
 from bisect import bisect_left
@@ -22,17 +22,17 @@ from backend.scheduler.batch import Batch
 MAX_PROMPTS = 16
 MAX_TOKENS = 8192
 MIN_DECODE_PLACES = 64  # for decodes beside prompts
-FINE, COARSE = 8, 64  # steps between sizes of decodes alone, up to and beyond FINE_UNTIL
-FINE_UNTIL = 256
+FINE_SIZE_STEP, COARSE_SIZE_STEP = 8, 64  # differences between sizes of decodes alone, up to and beyond FINE_UNTIL_SEQS
+FINE_UNTIL_SEQS = 256
 TOKENS_STEP = 128  # between sizes of steps with prompts, or a quarter of the power of two below
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The shape of a step: how many sequences and tokens it computes, those that pad it included.
+    """The shape of a step: its numbers of sequences and tokens, padding included.
 
-    Places of sequences are padded part by part: `num_decodes` for those of one token each, then `num_prompts`, and a
-    place that is left has no tokens. Tokens follow each other without a gap, and padding comes after all of them.
+    Places of sequences are padded part by part: `num_decodes` places of one token each, then `num_prompts`; a place
+    that is left has no tokens. Tokens follow each other without a gap, and padding comes after all of them.
     """
 
     num_decodes: int
@@ -63,7 +63,13 @@ def largest(max_num_batched_tokens: int) -> int:
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """Return the sizes of decodes alone: 1, 2, 4, then multiples of 8, beyond 256 of 64, and `max_num_seqs` itself."""
-    sizes = [1, 2, 4, *range(FINE, FINE_UNTIL + 1, FINE), *range(FINE_UNTIL + COARSE, max_num_seqs, COARSE)]
+    sizes = [
+        1,
+        2,
+        4,
+        *range(FINE_SIZE_STEP, FINE_UNTIL_SEQS + 1, FINE_SIZE_STEP),
+        *range(FINE_UNTIL_SEQS + COARSE_SIZE_STEP, max_num_seqs, COARSE_SIZE_STEP),
+    ]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
@@ -88,7 +94,7 @@ def token_sizes(max_num_batched_tokens: int) -> list[int]:
 
 
 def num_shapes(max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """Return how many shapes an engine has, or a few more."""
+    """Return an upper bound on the number of an engine's shapes, tight to a few."""
     with_prompts = len(token_sizes(max_num_batched_tokens)) * len(place_sizes(max_num_seqs))
     return with_prompts + len(decode_sizes(max_num_seqs))
 
@@ -104,18 +110,21 @@ class GraphShapes:
         self._max_context_len = config.max_model_len
 
     def __iter__(self) -> Iterator[StepShape]:
-        """Yield the shapes, the largest first, so that the others' graphs fit the memory that theirs take."""
+        """Yield the shapes, the largest first, so that the others' graphs fit the memory of its graph."""
         sizes = product(reversed(self._tokens), reversed(self._places))
         yield from dict.fromkeys(self._with_prompts(places, tokens) for tokens, places in sizes)
         yield from (self._decodes_alone(size) for size in reversed(self._decodes))
 
     def holding(self, batch: Batch) -> StepShape | None:
-        """Return the smallest shape that holds the batch and computes logits for all that sample, if any does."""
+        """Return the smallest shape that holds the batch and computes logits for all sampled rows; None if none
+        does.
+        """
         num_seqs, num_tokens = len(batch.slots), sum(batch.lengths)
         if batch.num_decodes == num_seqs:
             return self._decodes_alone(_at_least(num_seqs, self._decodes))
         num_places = batch.num_decodes
-        if (lacking := len(batch.sampled) - self._num_prompts) > num_places:  # with forks more sample than have rows
+        # with forks more sequences sample than have rows
+        if (lacking := len(batch.sampled) - self._num_prompts) > num_places:
             num_places, num_tokens = lacking, max(num_tokens, lacking + 1)
         if num_seqs - batch.num_decodes > self._num_prompts or num_tokens > self._tokens[-1]:
             return None

@@ -1,8 +1,8 @@
-"""Rules of a request change its row's logits before anything is drawn: a bias, allowed tokens, bad words.
+"""Rules of a request that change its row's logits before a token is drawn: a bias, allowed tokens, bad words.
 
 A slot's allowed tokens and its bad words of one token are a mask of bits. A bad word of several tokens forbids its last
-one where the newest tokens of the output are those before it; they are kept on the device, because the host may not
-know them yet. Tokens beyond the vocabulary ask for nothing.
+token where the newest tokens of the output are its others; the newest tokens are kept on the device, because the host
+may not know them yet. Tokens beyond the vocabulary are ignored.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from backend.worker.device_stream import on_device
 
 HISTORY_TOKENS = MAX_BAD_WORD_TOKENS - 1  # newest tokens of an output that a bad word can end
 WORD_BITS = 32
-_ANY, _NONE = -1, -2  # in the beginning of a bad word, and where an output has no token yet
+_ANY, _NONE = -1, -2  # in the beginning of a bad word; in an output that has no token yet
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRules:
-    """The rules of one slot's sequence, on the device. None: it has none of the kind."""
+    """The rules of one slot's sequence, on the device. None: the sequence has no rule of the kind."""
 
     admitted: NewSequence
     bitmask: Tensor | None  # [words] int32
-    bias: tuple[Tensor, Tensor] | None  # token ids [n] int64, and what is added to their logits [n] fp32
+    bias: tuple[Tensor, Tensor] | None  # token ids [n] int64, and the biases of their logits [n] fp32
     bad_words: tuple[Tensor, Tensor] | None  # their beginnings [n, tokens] int64, `_ANY` in front; their ends [n] int64
 
 
@@ -39,34 +39,32 @@ class LogitsProcessors:
         self._vocab_size = vocab_size
         self._device = device
         self._rules: dict[int, SlotRules] = {}
-        self._arrived: list[SlotRules] = []
+        self._arrived: dict[int, SlotRules] = {}  # by slot: others may take it before it samples
         self._has_rules: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         words = -(-vocab_size // WORD_BITS)
         self.apply_token_bitmask = ops.apply_token_bitmask
         self.bitmasks = torch.zeros((max_num_seqs, words), dtype=torch.int32, device=device)
         self.newest = torch.full((max_num_seqs, HISTORY_TOKENS), _NONE, dtype=torch.int64, device=device)
 
-    def admit(self, admitted: NewSequence) -> None:
-        """Note that a sequence takes the slot; what the slot held before is forgotten."""
+    def fill_slot(self, admitted: NewSequence) -> None:
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
         slot, sampling = admitted.slot, admitted.sampling
         rules = self._rules_of(admitted) if _has_rules(sampling) else None
         self._has_rules[slot] = rules is not None
         if rules is not None:
             self._rules[slot] = rules
-            self._arrived.append(rules)
+            self._arrived[slot] = rules
 
     def of(self, slots: npt.NDArray[np.int64]) -> "ProcessedRows | None":
-        """Return the rules of a step's rows, one for each of `slots`; None where no row has any."""
+        """Return the rules of a step's rows, one for each of `slots`; None if no row has any."""
         rows: list[int] = self._has_rules[slots].nonzero()[0].tolist()
         if not rows:
             return None
-        arrived, self._arrived = self._arrived, []
+        arrived, self._arrived = [*self._arrived.values()], {}
         return ProcessedRows(self, arrived, {row: self._rules[slots[row]] for row in rows})
 
     def load(self, arrived: list[SlotRules]) -> None:
-        """Begin the state of slots with their masks and the tokens that their sequences have; the host waits for
-        nothing.
-        """
+        """Initialise the state of slots from their masks and their sequences' tokens; the host waits for nothing."""
         for rules in arrived:
             slot, admitted = rules.admitted.slot, rules.admitted
             if rules.bitmask is not None:
@@ -110,7 +108,7 @@ class ProcessedRows:
     """The rows of one step that have rules."""
 
     processors: LogitsProcessors
-    arrived: list[SlotRules]  # whose state begins before the step's
+    arrived: list[SlotRules]  # whose state is loaded before the step's rows
     rows: dict[int, SlotRules]  # by row of the step's logits
 
     def apply(self, logits: Tensor) -> None:
@@ -134,7 +132,7 @@ class ProcessedRows:
                 logits[row].index_add_(0, *rules.bias)
 
     def count(self, tokens: Tensor) -> None:
-        """Take each row's sampled token, [rows of the step], to the newest of its output."""
+        """Append each row's sampled token, [rows of the step], to the newest tokens of its output."""
         known = self.processors
         counted = {row: rules.admitted.slot for row, rules in self.rows.items() if rules.bad_words is not None}
         if counted:
@@ -145,7 +143,9 @@ class ProcessedRows:
 
 
 def where_allowed(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return `tokens` [rows] drawn from `logits` [rows, vocab], but `NO_TOKEN_ALLOWED` where none was left to draw."""
+    """Return `tokens` [rows] drawn from `logits` [rows, vocab], but `NO_TOKEN_ALLOWED` where every token was
+    forbidden.
+    """
     drawn = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
     return tokens.where(drawn != -torch.inf, NO_TOKEN_ALLOWED)
 
@@ -155,6 +155,6 @@ def _has_rules(sampling: SamplingParams) -> bool:
 
 
 def _beginnings(words: list[tuple[int, ...]]) -> list[list[int]]:
-    """Return all tokens but the last of each word, as many for each."""
+    """Return all tokens but the last of each word, padded to one length."""
     most = max(map(len, words)) - 1
     return [[_ANY] * (most - len(word) + 1) + [*word[:-1]] for word in words]

@@ -2,7 +2,7 @@
 
 Only rows that ask are scored. For sampled rows the log-softmax is taken before the sampler changes their logits, and
 the requested entries are picked from it once their tokens are drawn. Prompts are scored at every position, in slices of
-rows. Picked entries are copied without a wait to pinned memory of the host.
+rows. PickedScores entries are copied to pinned memory of the host without a wait.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ from torch import Tensor
 from backend.scheduler.batch import Batch, NewSequence, PromptLogprobs, TokenLogprobs
 from backend.worker.device_stream import on_device
 
-SLICE_BYTES = 32 << 20  # of a prompt's logits that are there at a time, in fp32
-SLICE_COPIES = 3  # of a slice: in the decoder's type and in fp32, and their log-softmax
+SLICE_BYTES = 32 << 20  # of one slice of a prompt's logits, in fp32
+COPIES_PER_SLICE = 3  # of a slice: in the decoder's type and in fp32, and their log-softmax
 
 ComputeLogits = Callable[[Tensor], Tensor]
 """Returns logits [rows, vocab] fp32 for hidden states [rows, hidden]."""
@@ -44,28 +44,28 @@ class Scores:
 
 
 @dataclass(slots=True)
-class Picked:
-    """Picked log probabilities of some rows, on their way to the host."""
+class PickedScores:
+    """PickedScores log probabilities of some rows, on their way to the host."""
 
     values: Tensor  # [rows, 1 + most] fp32
     numbers: Tensor  # [rows, 1 + most] int64
 
     @classmethod
-    def room(cls, rows: int, most: int, pinned: bool) -> "Picked":
+    def room(cls, rows: int, most: int, pinned: bool) -> "PickedScores":
         shape = (rows, 1 + most)
         return cls(
             torch.empty(shape, dtype=torch.float32, pin_memory=pinned),
             torch.empty(shape, dtype=torch.int64, pin_memory=pinned),
         )
 
-    def take(self, first: int, values: Tensor, numbers: Tensor) -> None:
+    def copy_rows(self, first: int, values: Tensor, numbers: Tensor) -> None:
         """Copy rows from a device to the places from `first` on; the host does not wait."""
         places = slice(first, first + len(values))
         self.values[places].copy_(values, non_blocking=True)
         self.numbers[places].copy_(numbers, non_blocking=True)
 
     def read(self, counts: list[int]) -> Iterator[TokenLogprobs]:
-        """Yield each row with as many of the most likely tokens as it asked for."""
+        """Yield each row with the number of most likely tokens that it asked for."""
         for values, numbers, count in zip(self.values.tolist(), self.numbers.tolist(), counts, strict=True):
             yield TokenLogprobs(values[0], numbers[0], numbers[1 : 1 + count], values[1 : 1 + count])
 
@@ -83,19 +83,19 @@ class PromptPart:
 
 @dataclass(slots=True)
 class StepLogprobs:
-    """What one step scores."""
+    """The rows and parts of prompts that one step scores."""
 
     device: torch.device
     vocab_size: int
     rows: list[int]  # of the step's logits
-    counts: list[int]  # of the most likely tokens that each asks for
+    counts: list[int]  # of the most likely tokens that each row asks for
     parts: list[PromptPart]
     _scores: Scores | None = None
-    _of_rows: Picked | None = None
-    _of_parts: list[Picked] = field(default_factory=list)
+    _of_rows: PickedScores | None = None
+    _of_parts: list[PickedScores] = field(default_factory=list)
 
     def score_prompts(self, hidden: Tensor, compute_logits: ComputeLogits) -> None:
-        """Score the prompts' tokens, of which `hidden` [tokens, hidden] are the step's final hidden states."""
+        """Score the prompts' tokens by `hidden` [tokens, hidden], the step's final hidden states."""
         most_rows = max(1, SLICE_BYTES // (4 * self.vocab_size))
         for part in self.parts:
             picked = self._room(len(part.token_ids), part.count)
@@ -103,7 +103,7 @@ class StepLogprobs:
             for first in range(0, len(part.token_ids), most_rows):
                 rows = slice(first, min(first + most_rows, len(part.token_ids)))
                 logits = compute_logits(hidden[part.row + rows.start : part.row + rows.stop])
-                picked.take(first, *Scores(logits, self._most(part.count)).of(tokens[rows]))
+                picked.copy_rows(first, *Scores(logits, self._most(part.count)).of(tokens[rows]))
             self._of_parts.append(picked)
 
     def score(self, logits: Tensor) -> None:
@@ -114,14 +114,14 @@ class StepLogprobs:
             self._scores, self._of_rows = Scores(asking, self._most(most)), self._room(len(self.rows), most)
 
     def pick(self, tokens: Tensor) -> None:
-        """Pick what is asked of the scores, now that `tokens` [rows of the step] are drawn."""
+        """Pick the requested scores, now that `tokens` [rows of the step] are drawn."""
         if self._scores is not None and self._of_rows is not None:
             chosen = tokens if len(self.rows) == len(tokens) else tokens[on_device(self.rows, torch.int64, self.device)]
-            self._of_rows.take(0, *self._scores.of(chosen))
+            self._of_rows.copy_rows(0, *self._scores.of(chosen))
             self._scores = None
 
     def read(self) -> tuple[dict[int, TokenLogprobs] | None, list[PromptLogprobs] | None]:
-        """Return the log probabilities by row, and those of prompts, of a step that is done."""
+        """Return the log probabilities by row, and by part of a prompt, of a completed step."""
         rows = prompts = None
         if self._of_rows is not None:
             rows = dict(zip(self.rows, self._of_rows.read(self.counts), strict=True))
@@ -136,12 +136,12 @@ class StepLogprobs:
     def _most(self, count: int) -> int:
         return min(count, self.vocab_size)
 
-    def _room(self, rows: int, count: int) -> Picked:
-        return Picked.room(rows, self._most(count), pinned=self.device.type == "cuda")
+    def _room(self, rows: int, count: int) -> PickedScores:
+        return PickedScores.room(rows, self._most(count), pinned=self.device.type == "cuda")
 
 
 class AskedLogprobs:
-    """The host remembers between steps whose log probabilities are asked for, by slot."""
+    """The host's record, by slot, of the log probabilities that are asked for."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -149,10 +149,10 @@ class AskedLogprobs:
         self._counts: dict[int, int] = {}  # of the most likely tokens
         self._prompts: dict[int, NewSequence] = {}
 
-    def admit(self, admitted: NewSequence) -> None:
-        """Note that a sequence takes the slot; what the slot held before is forgotten.
+    def fill_slot(self, admitted: NewSequence) -> None:
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten.
 
-        The prompt of one that has sampled before is known to the last position.
+        The prompt of a sequence that has sampled before is scored up to its last position.
         """
         slot, sampling = admitted.slot, admitted.sampling
         self._counts.pop(slot, None)
@@ -163,7 +163,7 @@ class AskedLogprobs:
             self._prompts[slot] = admitted
 
     def of(self, batch: Batch) -> StepLogprobs | None:
-        """Return what a step is to score; None: nothing."""
+        """Return the rows that a step is to score; None if there are none."""
         slots = batch.sampled_slots if self._counts else []
         rows = [row for row, slot in enumerate(slots) if slot in self._counts]
         parts = [*self._parts(batch)] if self._prompts and batch.num_decodes < len(batch.slots) else []
@@ -173,7 +173,7 @@ class AskedLogprobs:
         return StepLogprobs(self._device, self._vocab_size, rows, counts, parts)
 
     def _parts(self, batch: Batch) -> Iterator[PromptPart]:
-        """Yield what the batch's rows compute of prompts: the hidden state of a token scores the one behind it."""
+        """Yield the parts of prompts in the batch: the hidden state of a token scores the token behind it."""
         firsts = accumulate(batch.lengths, initial=0)
         for slot, start, length, row in zip(batch.slots, batch.starts, batch.lengths, firsts, strict=False):
             if (asked := self._prompts.get(slot)) is not None:

@@ -1,5 +1,6 @@
-"""The model runner takes a batch to tensors, through the decoder and the sampler, and back to tokens."""
+"""The model runner turns a batch into tensors, through the decoder and the sampler, and back into tokens."""
 
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,15 +24,16 @@ from backend.worker.constrained_step import ConstrainedStep, MaskBuffers
 from backend.worker.cuda_graphs import StepGraphs
 from backend.worker.device_errors import explained, is_device_error, is_out_of_memory
 from backend.worker.device_sampler import DeviceSampler
-from backend.worker.device_stream import DeviceStream, Running, Work, make_device_stream
+from backend.worker.device_stream import DeviceStream, LaunchedWork, Work, make_device_stream
 from backend.worker.graph_shapes import GraphShapes, StepShape
 from backend.worker.logits_processors import where_allowed
 from backend.worker.logprobs import AskedLogprobs, StepLogprobs
 from backend.worker.sampler import SlotSampler, TokenChoice
-from backend.worker.staging import Layout, Staged, Stager
+from backend.worker.staging import Layout, StagedStep, Stager
 from backend.worker.swapper import Swapper
 
-MASK_WAIT_SHARE_OF_STEP = 0.25  # of a step, that its output waits at most for the masks of the step behind it
+# the most that a step's output waits for the masks of the step behind it, as a share of the step
+MASK_WAIT_SHARE_OF_STEP = 0.25
 
 
 class StepSampler(Protocol):
@@ -39,30 +41,33 @@ class StepSampler(Protocol):
 
     def admit(self, admitted: NewSequence) -> None: ...
 
-    def stage(self, staged: Staged) -> TokenChoice: ...
+    def stage(self, staged: StagedStep) -> TokenChoice: ...
 
 
 @dataclass(slots=True)
 class StepAhead:
-    """The facts about a launched step that the next step needs; without a reference to the runner, which keeps it."""
+    """The facts about a launched step that the next step needs, without a reference to the runner, which keeps it."""
 
-    staged: Staged
-    running: Running
-    masks: TokenMasks | None
-    behind: ConstrainedStep | None = None  # the step launched behind it, where that may tell which tokens are forced
+    staged: StagedStep
+    running: LaunchedWork
+    masks: TokenMasks | None  # to be told its tokens; None: they know, or there are none
+    behind: ConstrainedStep | None = None  # the step launched behind it, if that may tell which tokens are forced
 
-    def wait(self) -> float:
-        """Wait for the step, and have its tokens known to steps behind it, where any may need them."""
-        elapsed = self.running.wait()
-        if self.masks is not None:
+    def synchronize(self) -> float:
+        """Wait for the step, and make its tokens known to the steps behind it that may need them: once, because at a
+        second call its staging piece may be another step's.
+        """
+        elapsed = self.running.synchronize()
+        if (masks := self.masks) is not None:
             piece, count = self.staged.piece, self.staged.num_sampled
-            self.masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
+            masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
+            self.masks = None
         return elapsed
 
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """A step that was launched, to be waited for."""
+    """A launched step, to be waited for."""
 
     runner: "ModelRunner"
     number: int
@@ -72,7 +77,7 @@ class LaunchedStep:
 
     def wait(self) -> StepOutput:
         try:
-            elapsed = self.work.wait()
+            elapsed = self.work.synchronize()
         except (RuntimeError, MemoryError) as error:
             raise self.runner.failure(self.number, error) from error
         piece, count = self.work.staged.piece, self.work.staged.num_sampled
@@ -91,8 +96,8 @@ class LaunchedStep:
 class ModelRunner:
     """An `Executor` over one decoder, the same for every device: only the device stream differs.
 
-    `launch` stages a batch on the host and queues its work; what the device remembers of each slot between steps (its
-    block table, its last token) is read and written by that work alone, in the order of the launches.
+    `launch` stages a batch on the host and queues its work. The device's state of each slot between steps (its block
+    table, its last token) is read and written by that work alone, in the order of the launches.
 
     A step that runs out of memory has written only what a repetition would write again. It may be launched once more
     under its number, or another in its place. A number that is not above the earlier ones begins anew, and abandons the
@@ -118,23 +123,24 @@ class ModelRunner:
         self._tables = torch.zeros((seqs, width), dtype=torch.int32, device=self.device)
         self._row_tables = torch.zeros(layout.num_places * width, dtype=torch.int32, device=self.device)
         self._last_tokens = torch.zeros(seqs, dtype=torch.int64, device=self.device)
-        self._logits: Tensor | None = None  # [seqs, vocab] fp32, where graphs and all other steps then write theirs
+        # [seqs, vocab] fp32, to which graphs and all other steps write; None without graphs
+        self._logits: Tensor | None = None
         if self._device_stream.captures:
             self._logits = torch.zeros((seqs, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
         self._sampler = self._make_sampler()
         self._asked_logprobs = AskedLogprobs(decoder.config.vocab_size, self.device)
         self._swapper = Swapper(kv, config.num_host_blocks) if config.num_host_blocks else None
-        self.masks: TokenMasks | None = None  # of sequences with a grammar; None: there can be none
+        self.masks: TokenMasks | None = None  # of sequences with a grammar; None: grammars are refused
         self._mask_buffers = MaskBuffers(config, decoder.config.vocab_size, self._device_stream)
-        self._launched: StepAhead | None = None  # the last, where steps run before they are waited for
-        self._staged: deque[Staged] = deque()  # steps launched and not completed
-        self._newest = -1  # step
+        self._launched: StepAhead | None = None  # the last step, if steps run before they are waited for
+        self._staged: deque[StagedStep] = deque()  # steps launched and not completed
+        self._newest = -1  # step number
 
     def launch(self, batch: Batch) -> LaunchedStep:
         try:
             if batch.step <= self._newest:
                 self._forget_unfinished()
-            self._newest = batch.step
+            self._newest = batch.step if batch.stores else sys.maxsize  # none is in flight behind a calibration step
             return self._launch_step(batch)
         except Exception as error:
             if not is_device_error(error):
@@ -142,7 +148,7 @@ class ModelRunner:
             raise self.failure(batch.step, error) from error
 
     def completed(self) -> None:
-        """Free what the oldest step was staged in: it has completed, and its tokens are read."""
+        """Free the staging memory of the oldest step: it has completed, and its tokens are read."""
         self.stager.release(self._staged.popleft())
 
     def failure(self, step: int, error: Exception) -> DeviceError:
@@ -158,18 +164,20 @@ class ModelRunner:
             self._device_stream.recover()  # the device may be reading it
             self.stager.release_all()
         self._staged.clear()
+        self._launched = None
 
     def measure_copies(self) -> None:
-        """Measure what copying a block to the host takes, before anything runs: the planner decides by it."""
+        """Measure the time of a block's copy to the host, before any step: the planner decides by it."""
         if self._swapper is not None:
             seconds = self._swapper.measure()
             self.config = replace(self.config, block_copy_seconds=seconds, copies_run_ahead=self.runs_ahead)
 
     def warm_up(self) -> None:
-        """Run every kind of step over block 0 and record the graphs, so that no request pays for what happens once.
+        """Run every kind of step over block 0 and record the graphs, so that no request pays for work that happens
+        once.
 
-        Torch keeps a handle of a GPU's libraries for each thread, and gives that of a thread which has ended to the
-        next that asks: so warming up has a thread of its own, and the one that launches steps takes its handle over.
+        Torch keeps a handle of a GPU's libraries for each thread, and passes the handle of a thread that has ended to
+        the next thread that asks. So warming up has a thread of its own, whose handle the launching thread takes over.
         """
         if not self._device_stream.captures:
             self._rehearse(warm_up.sampling(self.config))
@@ -190,14 +198,17 @@ class ModelRunner:
 
     @property
     def _num_calibration_blocks(self) -> int:
-        """The blocks that calibration steps read: of a pool in the host's memory, as few as do not fit its caches."""
+        """The number of blocks that calibration steps read: of a pool in the host's memory, just more than its caches
+        hold.
+        """
         if self.device.type != "cpu":
             return self.config.num_blocks
-        return min(self.config.num_blocks, max(1, calibration.READ_BYTES // self.kv.blocks[0].nbytes))
+        return min(self.config.num_blocks, max(1, calibration.CALIBRATION_READ_BYTES // self.kv.blocks[0].nbytes))
 
     def _calibrate(self, seconds: float) -> calibration.Measured:
         if self.device.type == "cpu":
-            self.kv.blocks[: self._num_calibration_blocks].zero_()  # else all pages were one that was never written
+            # otherwise all pages were the one page of unwritten memory
+            self.kv.blocks[: self._num_calibration_blocks].zero_()
 
         def run(step: CalibrationStep) -> float:
             return self.launch(self.calibration_batch(step)).wait().elapsed
@@ -212,7 +223,7 @@ class ModelRunner:
         return DeviceSampler(ops.sample, self._received, seqs, model.vocab_size, model.eos_token_ids, ops)
 
     def _warm_device(self) -> None:
-        """Record graphs, then run steps without one: recording gives back the memory that those then keep."""
+        """Record graphs, then run steps without a graph: recording frees the memory that those steps then keep."""
         graphs = self.graphs or self._make_graphs()
         self.graphs = None
         self._rehearse(warm_up.prompts(self.config))
@@ -237,12 +248,12 @@ class ModelRunner:
     def _launch_step(self, batch: Batch) -> LaunchedStep:
         for admitted in batch.admitted:
             self._sampler.admit(admitted)
-            self._asked_logprobs.admit(admitted)
+            self._asked_logprobs.fill_slot(admitted)
             if self.masks is not None:
-                self.masks.admit(admitted)
+                self.masks.fill_slot(admitted)
         logprobs, constrained = self._asked_logprobs.of(batch), self._constrain(batch)
         given, batch = batch, batch.padded()
-        hides = logprobs is not None and logprobs.parts  # a graph keeps the hidden states to itself
+        hides = logprobs is not None and logprobs.parts  # a graph does not return the hidden states
         shape = None if self.graphs is None or hides else self.graphs.shape_for(batch)
         staged = self.stager.stage(batch, shape or StepShape.of(batch))
         self._staged.append(staged)
@@ -254,21 +265,21 @@ class ModelRunner:
             running = self._device_stream.launch(work, copies)
         finally:
             if constrained is not None and self.runs_ahead:
-                constrained.settle()
+                constrained.release_waiter()
         launched = StepAhead(staged, running, self.masks)
         self._launched = launched if self.runs_ahead else None
         return LaunchedStep(self, batch.step, launched, logprobs, constrained)
 
     def _work(self, batch: Batch, run: Work) -> Work:
-        """Return what the device's stream is to do for a batch, `run` or more."""
+        """Return the work of the device's stream for a batch, `run` or more."""
         return run
 
     def _constrain(self, batch: Batch) -> ConstrainedStep | None:
-        """Return what is to be done for the rows of a batch that have a grammar; None where none has."""
+        """Return the constrained rows of a batch; None if it has none."""
         if self.masks is None or (rows := self.masks.rows_of(batch)) is None:
             return None
         launched = self._launched
-        before = launched.wait if launched is not None else lambda: None
+        before = launched.synchronize if launched is not None else lambda: None
         step = ConstrainedStep(rows, self.masks, self._mask_buffers, before)
         if launched is not None and step.may_jump:
             launched.behind = step
@@ -277,7 +288,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _run(
         self,
-        staged: Staged,
+        staged: StagedStep,
         choice: TokenChoice | None,
         graphs: StepGraphs | None,
         block_copies: Collection[tuple[int, int]],
@@ -303,14 +314,14 @@ class ModelRunner:
 
     def _sample(
         self,
-        staged: Staged,
+        staged: StagedStep,
         logits: Tensor,
         choice: TokenChoice,
         logprobs: StepLogprobs | None,
         constrained: ConstrainedStep | None,
     ) -> None:
         """Draw tokens from `logits` [rows, vocab], for the next steps on the device and on their way to the host."""
-        is_drawn = logits[:, 0].abs() < torch.inf  # one NaN or infinity in a row's state makes all of its logits so
+        is_drawn = logits[:, 0].abs() < torch.inf  # one NaN or infinity in a row's state spreads to all of its logits
         if logprobs is not None:
             logprobs.score(logits)
         if constrained is not None:
@@ -323,7 +334,7 @@ class ModelRunner:
             tokens = where_allowed(logits, tokens)
         staged.piece.tokens[: staged.num_sampled].copy_(tokens.where(is_drawn, NO_TOKEN), non_blocking=True)
 
-    def _receive(self, staged: Staged) -> None:
+    def _receive(self, staged: StagedStep) -> None:
         """Copy the staged numbers to the device, and change its block tables."""
         head, count = slice(self._num_head_bytes), staged.num_changes
         self._memory[head].copy_(staged.piece.memory[head], non_blocking=True)
@@ -340,7 +351,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _compute_padded(self, shape: StepShape) -> None:
-        """Compute the step of a graph: what it reads and writes stays where it is, and depends on the shape alone."""
+        """Compute the step of a graph: the memory that it uses stays in place, and depends on the shape alone."""
         hidden = self.decoder.forward(self._inputs(shape), self.kv)
         self._logits_of(hidden, min(shape.num_seqs, self.config.max_num_seqs))
 
@@ -364,7 +375,7 @@ class ModelRunner:
         )
 
     def _feed(self, num_decodes: int) -> None:
-        """Feed decodes what their slots sampled last. Of that many rows, some may be prompts' or padding."""
+        """Feed decodes the last sampled tokens of their slots. Of that many rows, some may be prompts' or padding."""
         if num_decodes:
             token_ids = self._received.token_ids[:num_decodes]
             last = self._last_tokens.index_select(0, self._received.slots[:num_decodes])

@@ -20,8 +20,8 @@ class Penalties:
     arrived: list[NewSequence]  # whose tokens are counted before the step's
     rows: Tensor  # [n] int64, rows of the step's logits
     slots: Tensor  # [n] int64, their slots
-    presence: Tensor | None  # [n, 1] fp32, subtracted once from what the output holds; None: all 0
-    frequency: Tensor | None  # [n, 1] fp32, subtracted for each time; None: all 0
+    presence: Tensor | None  # [n, 1] fp32, subtracted once for a token in the output; None: all 0
+    frequency: Tensor | None  # [n, 1] fp32, subtracted for each occurrence; None: all 0
     repetition: Tensor | None  # [n, 1] fp32, see `repeat`; None: all 1
 
     def apply(self, logits: Tensor) -> None:
@@ -63,7 +63,7 @@ class PenaltyState:
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device | None = None) -> None:
         self._shape = (max_num_seqs, vocab_size)
         self._device = device or torch.device("cpu")
-        self._arrived: list[NewSequence] = []
+        self._arrived: dict[int, NewSequence] = {}  # by slot: others may take it before it samples
         self._occurrences: Occurrences | None = None
 
     @property
@@ -74,17 +74,19 @@ class PenaltyState:
             self._occurrences = Occurrences(in_prompt, output_counts)
         return self._occurrences
 
-    def admit(self, admitted: NewSequence) -> None:
-        """Note that a penalised sequence takes a slot. The device counts its tokens before the slot's first sample."""
-        self._arrived.append(admitted)
+    def fill_slot(self, admitted: NewSequence) -> None:
+        """Record that a penalised sequence takes a slot. The device counts its tokens before the slot's first
+        sample.
+        """
+        self._arrived[admitted.slot] = admitted
 
     def take_arrived(self) -> list[NewSequence]:
-        """Return the sequences admitted since the last call, for `load`."""
-        arrived, self._arrived = self._arrived, []
+        """Return the newest sequence of each slot that was admitted since the last call, for `load`."""
+        arrived, self._arrived = [*self._arrived.values()], {}
         return arrived
 
     def load(self, arrived: list[NewSequence]) -> None:
-        """Start the counts of slots from the tokens that their sequences have already. The host waits for nothing."""
+        """Start the counts of slots from their sequences' present tokens. The host waits for nothing."""
         for admitted in arrived:
             tokens = on_device(admitted.token_ids, torch.int64, self._device)
             prompt, output = tokens[: admitted.num_prompt_tokens], tokens[admitted.num_prompt_tokens :]
@@ -93,7 +95,7 @@ class PenaltyState:
             counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def select(self, slots: npt.NDArray[np.int64], known: SlotSampling, device: torch.device) -> Penalties | None:
-        """Return the penalised rows of a step, one for each of `slots`; None if none is."""
+        """Return the penalised rows of a step, one for each of `slots`; None if there are none."""
         rows = known.penalised[slots].nonzero()[0]
         if len(rows) == 0:
             return None

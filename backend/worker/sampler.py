@@ -10,11 +10,8 @@ Bans and biases commute: no finite bias brings a banned token back. In a row wit
 Every filter is a cut-off on a row's own logits, and equal logits are kept or cut together, so that neither the order
 of a sort nor the neighbours of a row can change what it draws. The draw inverts the cumulative distribution at a number
 hashed from (seed, position): a request draws the same tokens in every batch, as far as its logits are the same.
-
-Powers are of 2, because on a CPU torch takes four times as long for those of e, and more where a logit is -inf.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,17 +27,17 @@ from backend.scheduler.batch import NewSequence
 from backend.worker.logits_processors import LogitsProcessors, ProcessedRows
 from backend.worker.penalties import Penalties, PenaltyState
 from backend.worker.slot_sampling import SlotSampling
-from backend.worker.staging import Staged
+from backend.worker.staging import StagedStep
 
 Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """How the tokens of one step's rows are chosen."""
+    """The choice of the tokens of one step's rows: `choose` draws them."""
 
-    choose: Callable[[Tensor], Tensor]  # returns ids [rows] int64 for logits [rows, vocab] fp32, which it may write to
-    restricts: bool  # whether it forbids tokens, and so may leave a row none: its choice then has a logit of -inf
+    choose: Callable[[Tensor], Tensor]  # returns ids [rows] int64 for logits [rows, vocab] fp32, which it may overwrite
+    restricts: bool  # True if it forbids tokens, and so may leave a row none: its choice then has a logit of -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +55,13 @@ class SamplingBatch:
 
     @property
     def restricts(self) -> bool:
-        """True if it forbids tokens of a row."""
+        """True if any row has forbidden tokens."""
         return self.processed is not None or self.forbidden is not None
 
 
 @torch.inference_mode()
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Sample token ids [rows] int64 from `logits` [rows, vocab] fp32, which may be written to."""
+    """Sample token ids [rows] int64 from `logits` [rows, vocab] fp32, which may be overwritten."""
     if batch.processed is not None:
         batch.processed.apply(logits)
     if batch.forbidden is not None:
@@ -92,33 +89,35 @@ def _choose(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def _draw_rows(logits: Tensor, batch: SamplingBatch, rows: Tensor | slice) -> Tensor:
-    """Draw a token for each of the batch's `rows`, whose `logits` these are."""
+    """Draw a token for each of the batch's `rows` from its `logits`."""
     assert batch.temperature is not None
     assert batch.uniforms is not None
     min_p, top_k, top_p = (None if x is None else x[rows] for x in (batch.min_p, batch.top_k, batch.top_p))
-    scaled = logits / (batch.temperature[rows] * math.log(2)).unsqueeze(1)  # to base 2
+    scaled = logits / batch.temperature[rows].unsqueeze(1)
     scaled -= scaled.amax(-1, keepdim=True)  # the largest is 0, so that its power neither overflows nor vanishes
     cutoff = cutoffs(scaled, min_p, top_k, top_p)
-    weights = scaled.exp2() if cutoff is None else scaled.exp2().mul_(scaled >= cutoff.unsqueeze(1))
+    weights = powers(scaled) if cutoff is None else powers(scaled).mul_(scaled >= cutoff.unsqueeze(1))
     return draw(weights, batch.uniforms[rows])
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the index in each row of `weights` [rows, n] where its cumulative sum first exceeds `uniform` of all."""
+    """Return the index in each row of `weights` [rows, n] where its cumulative sum first exceeds the share `uniform` of
+    its total.
+    """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = uniforms.unsqueeze(1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)
 
 
 def cutoffs(logits: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: Tensor | None) -> Tensor | None:
-    """Return the smallest logit that each row may draw, [rows], for `logits` [rows, vocab] to base 2, the largest 0.
+    """Return the smallest logit that each row may draw, [rows], for `logits` [rows, vocab], the largest 0.
 
     Only rows that ask for top k or top p are sorted.
     """
     if top_k is None and top_p is None:
-        return None if min_p is None else min_p.log2()
+        return None if min_p is None else min_p.log()
     off = torch.zeros(logits.shape[0], device=logits.device)
-    floor = (off if min_p is None else min_p).log2()  # [rows]
+    floor = (off if min_p is None else min_p).log()  # [rows]
     top_k = off.long() if top_k is None else top_k.clamp(max=logits.shape[1])
     top_p = off + 1 if top_p is None else top_p
     asking = ((top_k > 0) | (top_p < 1)).nonzero().squeeze(1)
@@ -128,10 +127,10 @@ def cutoffs(logits: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: T
 
 def _raised(floor: Tensor, ordered: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Return `floor` [rows] or, if higher, the last logit of the top k and of the smallest set of mass top p in it."""
-    weights = ordered.exp2().mul_(ordered >= floor.unsqueeze(1))
+    weights = powers(ordered).mul_(ordered >= floor.unsqueeze(1))
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     last = torch.where(top_k > 0, top_k, ordered.shape[1]).unsqueeze(1) - 1
-    tied = (ordered >= ordered.gather(1, last)).sum(1, keepdim=True) - 1  # the k-th logit's equals are of the top k
+    tied = (ordered >= ordered.gather(1, last)).sum(1, keepdim=True) - 1  # logits equal to the k-th belong to the top k
     last = torch.maximum(last, tied)
     needed = top_p.unsqueeze(1) * cumulative.gather(1, last)
     reached = torch.minimum(torch.searchsorted(cumulative, needed), last)
@@ -144,6 +143,13 @@ def descending(x: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return x.sort(dim=-1, descending=True).values
     return torch.from_numpy(np.sort((-x).numpy(), axis=-1)).neg_()
+
+
+def powers(x: Tensor) -> Tensor:
+    """Return e to the power of each number of x. On a CPU torch takes three times as long; its powers of 2 do not, but
+    the last numbers of a tensor, or of a thread's part of it, differ from the same numbers elsewhere.
+    """
+    return x.exp() if x.device.type != "cpu" else torch.from_numpy(np.exp(x.numpy()))
 
 
 def uniforms(seeds: Integers, positions: Integers) -> npt.NDArray[np.float64]:
@@ -160,7 +166,7 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 class SlotSampler:
-    """Samples a step's rows with torch, where no kernel of the device does. The device's thread owns it.
+    """Samples a step's rows with torch, on devices without a sampling kernel. The device's thread owns it.
 
     Tokens are counted for the penalties from the sampled tensor itself, because the host may not know them yet.
     """
@@ -179,13 +185,13 @@ class SlotSampler:
         self._processors = LogitsProcessors(max_num_seqs, vocab_size, self._device, ops or TorchOps())
 
     def admit(self, admitted: NewSequence) -> None:
-        """Note that a sequence takes the slot; what the slot held before is forgotten."""
-        self._slots.admit(admitted)
-        self._processors.admit(admitted)
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
+        self._slots.fill_slot(admitted)
+        self._processors.fill_slot(admitted)
         if admitted.sampling.penalised:
-            self._penalties.admit(admitted)
+            self._penalties.fill_slot(admitted)
 
-    def stage(self, staged: Staged) -> TokenChoice:
+    def stage(self, staged: StagedStep) -> TokenChoice:
         """Return how this step's rows are sampled, as they are known now."""
         numbers, count = staged.piece.numbers, staged.num_sampled
         slots, positions = numbers.sampled_slots[:count], numbers.sampled_positions[:count]
@@ -193,7 +199,7 @@ class SlotSampler:
         return TokenChoice(partial(sample, batch=batch), batch.restricts)
 
     def sample(self, logits: Tensor, slots: Integers, positions: Integers) -> Tensor:
-        """Sample tokens [rows] from `logits` [rows, vocab] fp32, which may be written to.
+        """Sample tokens [rows] from `logits` [rows, vocab] fp32, which may be overwritten.
 
         `positions` [rows] are the indices that the sampled tokens will have in their sequences.
         """

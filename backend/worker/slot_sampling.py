@@ -1,4 +1,4 @@
-"""The host remembers between steps how the sequence of each slot is sampled."""
+"""The host's record, by slot, of how the slot's sequence is sampled."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ _NEVER = 2**63 - 1  # a position that no sequence reaches
 
 
 class SlotSampling:
-    """Keeps a value of every sampling parameter for every slot; 0 and 1 mean off, as in `SamplingParams`."""
+    """A value of every sampling parameter for every slot; 0 and 1 mean off, as in `SamplingParams`."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
         self._vocab_size = vocab_size
@@ -29,13 +29,13 @@ class SlotSampling:
         self._free_from = np.zeros(max_num_seqs, np.int64)  # position from which end tokens are allowed
         self._end_tokens: list[tuple[int, ...]] = [()] * max_num_seqs
 
-    def admit(self, admitted: NewSequence) -> None:
-        """Note that a sequence takes the slot; what the slot held before is forgotten."""
+    def fill_slot(self, admitted: NewSequence) -> None:
+        """Record that a sequence takes the slot; the state of its former sequence is forgotten."""
         slot, sampling = admitted.slot, admitted.sampling
         self.temperature[slot] = 0 if sampling.greedy else sampling.temperature
         self.seed[slot] = admitted.seed
         self.min_p[slot] = sampling.min_p
-        self.top_k[slot] = min(max(0, sampling.top_k), self._vocab_size)  # which a device counts in 32 bits
+        self.top_k[slot] = min(max(0, sampling.top_k), self._vocab_size)  # a device counts it in 32 bits
         self.top_p[slot] = sampling.top_p
         self.penalised[slot] = sampling.penalised
         self.presence[slot] = sampling.presence_penalty

@@ -1,7 +1,7 @@
 """Staging turns a batch's lists into numbers for the device: where every token goes, which rows are sampled.
 
-Nothing is allocated for a step. Host memory is a ring of as many pieces as steps may be in flight: a piece is written
-when its step is launched and free again when the step has been waited for or abandoned.
+A step allocates nothing. Host memory is a ring with a piece for each step that may be in flight: a piece is written
+when its step is launched, and is free again when the step has been waited for or abandoned.
 """
 
 from collections import deque
@@ -35,7 +35,7 @@ class StepFields(Generic[T]):
     context_lens: T  # [places] int32; 0: padding
     slots: T  # [places] int64
     last_rows: T  # [seqs] int64, rows of hidden states after which a token is sampled; 0: padding
-    sampled_slots: T  # [seqs] int64, the slots that sample; this and what follows a row for each
+    sampled_slots: T  # [seqs] int64, the slots that sample; this field and the next ones have a row for each
     sampled_positions: T  # [seqs] int64, of the sampled tokens in their sequences
     seeds: T  # [seqs] int64
     temperature: T  # [seqs] fp32
@@ -46,7 +46,7 @@ class StepFields(Generic[T]):
     frequency: T  # [seqs] fp32
     repetition: T  # [seqs] fp32
     table_places: T  # [changes] int64, places in the flattened block tables that change
-    table_blocks: T  # [changes] int32, and the blocks that they hold from now on
+    table_blocks: T  # [changes] int32, the blocks in these places from now on
 
 
 _TYPES = {
@@ -63,12 +63,13 @@ class Layout:
     begins: tuple[int, ...]  # bytes, in the order of the fields
     counts: tuple[int, ...]
     num_bytes: int
-    num_places: int  # of sequences in a step, those included that pad it
+    num_places: int  # of sequences in a step, padding included
 
     @classmethod
     def of(cls, config: EngineConfig) -> "Layout":
         seqs = config.max_num_seqs
-        most_rows = 2 * seqs if config.batching is Batching.STATIC_PADDED else seqs  # half of them nobody's
+        # half of the rows belong to no sequence
+        most_rows = 2 * seqs if config.batching is Batching.STATIC_PADDED else seqs
         places, changes = most_rows + MAX_PROMPTS, config.max_table_entries
         by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping"), config.max_num_batched_tokens)
         by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
@@ -80,7 +81,7 @@ class Layout:
 
     @property
     def num_head_bytes(self) -> int:
-        """The bytes of all fields but the changes of block tables, which are copied as far as there are any."""
+        """The bytes of all fields but the changes of block tables, of which only the present ones are copied."""
         return self.begins[-2]
 
     def views(self, memory: Tensor) -> StepFields[Tensor]:
@@ -103,7 +104,7 @@ Numbers = StepFields[npt.NDArray[Any]]
 
 
 class HostPiece:
-    """The host memory of one step: its numbers, and the tokens that it answers with."""
+    """The host memory of one step: its numbers, and the tokens of its output."""
 
     def __init__(self, layout: Layout, memory: Tensor, tokens: Tensor) -> None:
         self.memory = memory
@@ -115,8 +116,8 @@ class HostPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """A step that was staged, padded to its shape."""
+class StagedStep:
+    """A staged step, padded to its shape."""
 
     piece: HostPiece
     shape: StepShape
@@ -152,7 +153,7 @@ class Stager:
         )
         self._free = deque(self._pieces)
 
-    def stage(self, batch: Batch, shape: StepShape) -> Staged:
+    def stage(self, batch: Batch, shape: StepShape) -> StagedStep:
         """Take a free piece and write the batch, padded to `shape`, which holds it."""
         assert self._free, "more steps are in flight than the configuration allows"
         piece = self._free.popleft()
@@ -163,9 +164,9 @@ class Stager:
         self._pad_tokens(piece.numbers, int(rows.ends[-1]), shape)
         self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
         self._place_sampled(piece.numbers, batch, rows)
-        return Staged(piece, shape, len(batch.sampled), num_changes)
+        return StagedStep(piece, shape, len(batch.sampled), num_changes)
 
-    def release(self, staged: Staged) -> None:
+    def release(self, staged: StagedStep) -> None:
         """Free the memory of a step that has been waited for and whose tokens are read."""
         self._free.append(staged.piece)
 
@@ -175,11 +176,13 @@ class Stager:
         return len(self._free) < len(self._pieces)
 
     def release_all(self) -> None:
-        """Free all memory: no step reads what was staged any more, and nobody waits for one."""
+        """Free all memory: no step reads staged numbers any more, and no caller waits for a step."""
         self._free = deque(self._pieces)
 
     def _change_tables(self, batch: Batch, numbers: Numbers) -> int:
-        """Apply new blocks; returns how many places changed. A place named twice gets its last value both times."""
+        """Apply new blocks; returns the number of changed places. A place named twice gets its last value both
+        times.
+        """
         width = self._tables.shape[1]
         changed: list[int] = []
         for slot, index, blocks in batch.new_blocks:
@@ -210,7 +213,7 @@ class Stager:
 
     @staticmethod
     def _pad_tokens(numbers: Numbers, num_tokens: int, shape: StepShape) -> None:
-        """Write tokens of no sequence, that are stored nowhere."""
+        """Write padding tokens, which are stored nowhere."""
         padding = slice(num_tokens, shape.num_tokens)
         numbers.token_ids[padding] = 0
         numbers.positions[padding] = 0

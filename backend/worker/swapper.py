@@ -1,7 +1,7 @@
-"""The swapper copies blocks of KV memory between the device and the host, as a step says, before it computes.
+"""The swapper copies blocks of KV memory between the device and the host before a step computes.
 
-Copies are queued in the order of their steps and run as early as the device likes: beside the steps before theirs,
-where it has a stream for them. No event orders them behind those steps, and none is needed (`Batch.swap_out`).
+Copies are queued in the order of their steps and run as early as the device likes: beside the steps before theirs, if
+it has a stream for them. No event orders them behind those steps, and none is needed (`Batch.swap_out`).
 """
 
 import time
@@ -18,10 +18,10 @@ from backend.roofline import show_bytes
 from backend.scheduler.batch import Batch
 from backend.worker.device_stream import on_device
 
-MEASURED_BLOCKS = 16  # copied to the host and back, to measure what a copy takes
-STAGING_BYTES = 2**23  # of a GPU's memory: 0.2 ms of its link, many times what it takes to launch a kernel and a copy
+MEASURED_BLOCKS = 16  # blocks copied to the host and back, to measure the time of a copy
+STAGING_BYTES = 2**23  # of a GPU's memory: 0.2 ms of its link, many times the cost of launching a kernel and a copy
 
-_Run = tuple[int, list[int]]
+_HostRun = tuple[int, list[int]]
 """The first of neighbouring blocks on the host, and the device's blocks that belong to them."""
 
 
@@ -29,13 +29,13 @@ class Swapper:
     """Keeps the host's blocks.
 
     A GPU gathers its blocks in staging memory by one kernel, and a run of neighbouring blocks on the host is one copy
-    from there: two launches for as many blocks as fit, where block by block each would take one, 10 µs of the host. The
-    host pool gives up blocks in the order in which it took them, so that most are neighbours. A CPU copies block by
-    block, which takes 4 µs for 32 KiB; gathering takes 1 µs when nobody else has the cores, and 100 when others do.
+    from there: two launches for a whole staging memory, where each single block would take one, 10 µs of the host. The
+    host pool reuses blocks in the order in which it took them, so that most are neighbours. A CPU copies block by
+    block, which takes 4 µs for 32 KiB; gathering takes 1 µs on idle cores, and 100 when other processes use them.
     """
 
     def __init__(self, kv: KVCache, num_host_blocks: int, gathers: bool | None = None) -> None:
-        """`gathers`: whether blocks go by staging memory; None: as is best for the device."""
+        """`gathers`: blocks go through staging memory; None: whichever is faster on the device."""
         self._blocks = _rows(kv.blocks)
         on_gpu = kv.blocks.device.type == "cuda"
         shape = (num_host_blocks, self._blocks.shape[1])
@@ -50,8 +50,8 @@ class Swapper:
 
     @torch.inference_mode()
     def copy(self, batch: Batch) -> None:
-        """Queue the copies of a step on the current stream: first all to the host, then those back. Of several to one
-        block the last counts.
+        """Queue the copies of a step on the current stream: first all to the host, then those back. Of several copies
+        to one block the last counts.
         """
         outs = [(host_block, block) for block, host_block in batch.swap_out]
         ins = [(host_block, block) for block, host_block in {block: host for host, block in batch.swap_in}.items()]
@@ -79,8 +79,8 @@ class Swapper:
             begin += count
 
     def measure(self) -> float:
-        """Return the seconds that a copy of one block takes, of the quickest of three attempts. The blocks that are
-        copied hold nothing of use yet.
+        """Return the seconds of a copy of one block, in the quickest of three attempts. The copied blocks hold nothing
+        of use yet.
         """
         count = min(MEASURED_BLOCKS, len(self._host), len(self._blocks))
         pairs = [(index, index) for index in range(count)]
@@ -95,8 +95,8 @@ class Swapper:
 
 
 def _pin(memory: Tensor, device: torch.device) -> None:
-    """Let the device copy to and from memory of the host by itself. Torch would take twice as much of it: its own
-    allocator rounds up to a power of two. Raises `ConfigError`.
+    """Pin host memory, so that the device can copy to and from it by itself. Torch's own allocator rounds up to a power
+    of two, and could take twice as much. Raises `ConfigError`.
     """
     try:
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
@@ -121,7 +121,7 @@ def _rows(blocks: Tensor) -> Tensor:
     return rows.view(torch.int64) if rows.shape[1] % 8 == 0 else rows
 
 
-def _runs(pairs: Iterable[tuple[int, int]], most: int) -> Iterator[_Run]:
+def _runs(pairs: Iterable[tuple[int, int]], most: int) -> Iterator[_HostRun]:
     """Yield runs of at most `most` neighbours on the host, from pairs of a host block and a device block."""
     first, blocks = 0, list[int]()
     for host_block, block in sorted(pairs):

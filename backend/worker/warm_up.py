@@ -1,6 +1,6 @@
-"""An engine runs these steps before its first request, so that no request pays for what happens once.
+"""The steps that an engine runs before its first request, so that no request pays for work that happens once.
 
-They are slot 0's, whose context lies in block 0, and are waited for one by one.
+Their sequence has slot 0, its context lies in block 0, and they are waited for one by one.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ KINDS = (
 
 
 def prompts(config: EngineConfig) -> Iterator[Batch]:
-    """Yield the longest prompt of one step, half of it and so on: products are loaded by their sizes.
+    """Yield the longest prompt of one step, half of it and so on: libraries load products by their sizes.
 
-    The longest comes first, so that the others fit the memory that it takes.
+    The longest comes first, so that the others fit its memory.
     """
     length = _longest(config)
     while length > 0:
@@ -40,7 +40,7 @@ def sampling(config: EngineConfig) -> Iterator[Batch]:
 
 
 def decodes(config: EngineConfig) -> Batch:
-    """Return as many decodes as there are slots, for which sampling takes the most memory."""
+    """Return a decode for each slot, the step for which sampling takes the most memory."""
     every = list(range(config.max_num_seqs))
     return Batch(1, len(every), every, [0] * len(every), [1] * len(every), [], every)
 

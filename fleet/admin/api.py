@@ -15,6 +15,7 @@ from fleet.fleet import Fleet
 from fleet.retries import RetryBudget
 from fleet.view import ReplicaView
 from gateway.admin.endpoint import AdminRequest, Json, admin_route, who_asks
+from gateway.quoting import quoted
 from gateway.replica.state import NO_CHANGES
 from gateway.version import VERSION
 
@@ -83,7 +84,7 @@ class FleetApi:
     async def replica(self, request: AdminRequest) -> Json:
         view = self._fleet.views.get(request.name)
         if view is None:
-            raise ReplicaNotFound(f"The router has no replica {request.name!r:.100}.")
+            raise ReplicaNotFound(f"The router has no replica {quoted(request.name, 100)}.")
         return self._report(view)
 
     async def tenants(self, request: AdminRequest) -> Json:

@@ -10,7 +10,7 @@ from fleet.admin.summary import ReplicaSummary, ToldSummary
 from fleet.view import Condition
 from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding, Severity
-from quotas.policy.units import show_wait
+from quotas.policy.units import counted, show_wait
 
 BACKLOG_RATIO = 3.0  # to the mean of the others: cache affinity alone may make it 2
 MIN_BACKLOG_SECONDS = 5.0  # above that mean: less is one long prompt, or a fresh burst
@@ -90,7 +90,7 @@ def no_replica(window: FleetWindow) -> Finding | None:
     return Finding(
         "no_replica",
         "no replica takes requests, and all are answered 503",
-        f"of {num_replicas} replicas: {told}" if num_replicas else "the router knows of no replica",
+        f"of {counted(num_replicas, 'replica')}: {told}" if num_replicas else "the router knows of no replica",
         "start replicas, and see that the router is told their addresses and admin ports (--replicas...), and that "
         "they and the router have one SLUICE_ADMIN_KEY",
         Severity.SERIOUS,
@@ -150,7 +150,7 @@ def replica_draining(window: FleetWindow) -> Finding | None:
         window.after.those(Condition.DRAINING),
         "replica_draining",
         "draining: nothing new is sent there",
-        lambda one: f"{one.told.running + one.told.waiting if one.told else 0} requests are left",
+        lambda one: f"{counted(one.told.running + one.told.waiting if one.told else 0, 'request')} left",
         "none, if they are meant to stop; the others take their load meanwhile",
     )
 

@@ -22,6 +22,7 @@ from fleet.ext_proc.messages import (
 )
 from fleet.process import FleetOptions, FleetProcess, Serving, announcement, run
 from gateway.admin.port import AdminPort, open_admin_port
+from gateway.background import wait_awake
 from gateway.errors import ShuttingDown
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import END_SECONDS, ListenError, on_signals
@@ -111,12 +112,12 @@ class _Picker:
 
     async def _drain(self, server: Any, active_requests: ActiveRequests) -> None:
         settings, hurry = self._process.settings, asyncio.create_task(self._signals.get())
-        await asyncio.wait({hurry}, timeout=settings.drain_delay)
+        await wait_awake(settings.drain_delay, hurry)
         active_requests.close()
         stopped = asyncio.create_task(server.stop(settings.drain_timeout + END_SECONDS))
-        await asyncio.wait({hurry, stopped}, timeout=settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+        await wait_awake(settings.drain_timeout, hurry, stopped)
         active_requests.fail_all(ShuttingDown())
-        await asyncio.wait({stopped}, timeout=END_SECONDS)
+        await wait_awake(END_SECONDS, stopped)
         await server.stop(None)
         hurry.cancel()
 

@@ -10,6 +10,7 @@ from gateway.admin.audit_log import AuditLog
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.policy import problem_of
 from gateway.errors import ApiError, AuditUnavailable, BadRequest, CancelledByAdmin, RequestNotFound
+from gateway.quoting import quoted
 from gateway.telemetry.request_record import Cancellable
 from gateway.tenants.key_source import KeyChange
 from gateway.tenants.live_policy import LivePolicy
@@ -47,7 +48,7 @@ class Actions:
         scope.fail(CancelledByAdmin())
         if not isinstance(scope.error, CancelledByAdmin):
             await self._audit.record(actor, "request.cancel", target, "had ended")
-            raise RequestNotFound(f"The request {name!r:.150} ended by itself.")
+            raise RequestNotFound(f"The request {quoted(name, 150)} ended by itself.")
         return {"cancelled": True}
 
     def _cancellable(self, name: str) -> tuple[Cancellable, str]:

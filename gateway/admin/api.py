@@ -33,6 +33,7 @@ from gateway.api.service import Service
 from gateway.background import map_in_slices
 from gateway.errors import BadRequest, RequestNotFound
 from gateway.http.json_body import JsonBody, parse_body
+from gateway.quoting import quoted
 from gateway.replica.sglang import loads
 from gateway.tenants.key_source import KeySource
 
@@ -42,7 +43,7 @@ PREFIX = "/admin/v1"
 def _event(request: AdminRequest) -> int:
     since = request.query.get("since", "0")
     if not (since.isascii() and since.isdigit() and len(since) <= 18):
-        raise BadRequest(f"since must be the `next` of an earlier state, got {since!r:.40}.", "since")
+        raise BadRequest(f"since must be the `next` of an earlier state, got {quoted(since, 40)}.", "since")
     return int(since)
 
 

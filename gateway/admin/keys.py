@@ -18,6 +18,7 @@ from gateway.background import map_in_slices
 from gateway.cli import arguments
 from gateway.errors import BadRequest, KeyNotFound, KeysUnavailable, TenantNotNamed
 from gateway.http.json_body import Wire
+from gateway.quoting import quoted
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_source import KeySource, RotatedAlready, UnknownKey, revoke, rotate
 from gateway.tenants.key_store import KeyRecord, KeyStoreError
@@ -130,14 +131,14 @@ class Keys:
         """The stored record. Raises `KeyNotFound` for a key that is unknown, or not in the directory."""
         record = self._source.in_force.get(key_id)
         if record is None:
-            raise KeyNotFound(f"There is no API key with the id {key_id!r:.80}.")
+            raise KeyNotFound(f"There is no API key with the id {quoted(key_id)}.")
         if (origin := self._origin(record)) != "stored":
             where = (
                 "in a policy file, and is changed there"
                 if origin == "policy"
                 else "the demo key, and follows from the pepper"
             )
-            raise KeyNotFound(f"The key {key_id!r:.80} is {where}.")
+            raise KeyNotFound(f"The key {quoted(key_id)} is {where}.")
         return record
 
     def _origin(self, record: KeyRecord) -> str:

@@ -11,7 +11,9 @@ from gateway.admin.request_summary import RequestSummary, SequenceSummary
 from gateway.admin.rows import MAX_ROWS, Reasons, Row, ended_row, live_row
 from gateway.background import map_in_slices
 from gateway.errors import BadRequest, RequestNotFound
+from gateway.quoting import quoted
 from gateway.telemetry.request_record import RequestRecord, Telemetry
+from quotas.policy.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,12 @@ def _sequence(summary: RequestSummary, seq: SequenceSummary, label: str) -> Iter
     tokens, chunks = seq.num_prompt_tokens, seq.num_chunks
     yield _span(summary, seq.queued, seq.admitted or seq.ended, "queue", label)
     if seq.admitted is not None:
-        detail = _joined(f"{tokens} prompt tokens in {chunks} chunk{'' if chunks == 1 else 's'}", label)
+        detail = _joined(f"{counted(tokens, 'prompt token')} in {counted(chunks, 'chunk')}", label)
         yield _span(summary, seq.admitted, seq.first_token or seq.prefilled or seq.ended, "prefill", detail)
     if seq.first_token is not None:
         yield _moment(summary, seq.first_token, "first token", label)
-        yield _span(summary, seq.first_token, seq.ended, "decode", _joined(f"{seq.num_output_tokens} tokens", label))
+        detail = _joined(counted(seq.num_output_tokens, "token"), label)
+        yield _span(summary, seq.first_token, seq.ended, "decode", detail)
     for preempted, resumed in zip_longest(seq.preempted, seq.resumed):
         if preempted is not None:
             yield _span(summary, preempted, resumed, "preempted", label)
@@ -155,7 +158,7 @@ class LiveRequests:
             found = _one_of(reversed(self._history.ended), name)
             if found is None:
                 raise RequestNotFound(
-                    f"No request {name!r:.150} is live or among the last {MAX_ENDED_REQUESTS} ended ones."
+                    f"No request {quoted(name, 150)} is live or among the last {MAX_ENDED_REQUESTS} ended ones."
                 )
             row, summary = ended_row(found), found
         return detailed(row, summary)
@@ -164,7 +167,7 @@ class LiveRequests:
         """The record of a live request. Raises `RequestNotFound`."""
         record = _one_of(self.records(), name)
         if record is None:
-            raise RequestNotFound(f"No request {name!r:.150} is live.")
+            raise RequestNotFound(f"No request {quoted(name, 150)} is live.")
         return record
 
     def _row(self, record: RequestRecord) -> Row:
@@ -189,5 +192,6 @@ def _one_of(requests: Iterable[Request], name: str) -> Request | None:
             namesakes.append(request)
     if len(namesakes) > 1:
         ids = ", ".join(request.response_id or "none yet" for request in namesakes[:8])
-        raise BadRequest(f"{len(namesakes)} requests have the id {name!r:.150}: name one by its response id ({ids}).")
+        these = f"{len(namesakes)} requests have the id {quoted(name, 150)}"
+        raise BadRequest(f"{these}: name one by its response id ({ids}).")
     return namesakes[0] if namesakes else None

@@ -8,12 +8,14 @@ from typing import Any
 
 from gateway.errors import RequestTooLarge
 from gateway.http.json_body import Wire
+from gateway.key_mask import masked
 from gateway.tenants.live_policy import MAX_CHANGE_LINES, Check, Edition, LivePolicy, check_policy
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_diff import policy_diff, shortened
 from quotas.policy.policy_file import PolicyError, parse_policy
 from quotas.policy.policy_text import class_fields, policy_parts, sharing_groups, tenant_fields
 from quotas.policy.problems import Problem
+from quotas.policy.units import show_size
 
 Plain = dict[str, Any]
 
@@ -50,7 +52,7 @@ def _edition(edition: Edition) -> Plain:
 
 def problem_of(policies: LivePolicy) -> str | None:
     """The problem of a rejected edit; None without one."""
-    return str(policies.problem) if policies.problem else None
+    return masked(str(policies.problem)) if policies.problem else None
 
 
 def effective(policy: Policy, tenants: Iterable[str]) -> Plain:
@@ -86,7 +88,7 @@ class PastedPolicy(Wire):
         source = self.text.encode()
         if len(source) > MAX_POLICY_BYTES:
             raise RequestTooLarge(
-                f"The policy has {len(source)} bytes; this check takes at most {MAX_POLICY_BYTES}: use "
+                f"The policy has {len(source):,} bytes; this check takes at most {show_size(MAX_POLICY_BYTES)}: use "
                 "`sluice policy check` and `sluice policy diff`."
             )
         return source
@@ -145,7 +147,7 @@ def _checked(source: bytes, current: Policy, checks: Iterable[Check]) -> Plain:
 def problem_row(problem: Problem) -> Plain:
     """Describe a problem; lines and columns count from 1, and line 0 means the whole policy."""
     mark = problem.mark
-    return {"line": mark.line, "column": mark.column, "path": problem.path, "message": problem.message}
+    return {"line": mark.line, "column": mark.column, "path": masked(problem.path), "message": masked(problem.message)}
 
 
 def without_hashes(policy: Policy) -> Policy:

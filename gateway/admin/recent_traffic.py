@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from admission.core import CoreConfig
-from admission.request import AsIfRead, Asked
+from admission.request import AssumedRequests, JudgedRequest
 from admission.step_times.step_time import StepTime
 from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -22,7 +22,7 @@ _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 @dataclass(slots=True)
 class RecentRequest:
     at: float  # moment of the charge to its limits
-    asked: Asked
+    asked: JudgedRequest
     lengths: list[int | None]  # of its answers; None: cut short or unfinished
 
 
@@ -66,7 +66,7 @@ class RecentTraffic:
             if one.engine.asked is not None and one.engine.asked_at is not None
         ]
         recent = [request for request in (*self._ended, *live) if now - request.at <= HISTORY_SECONDS]
-        as_if_read = AsIfRead()
+        as_if_read = AssumedRequests()
         asked = [(request, as_if_read.of(request.asked)) for request in sorted(recent, key=attrgetter("at"))]
         return [replace(request, asked=read) for request, read in asked if read is not None]
 

@@ -12,6 +12,7 @@ from gateway.admin.rows import MAX_ROWS, Row, is_waiting
 from gateway.api.service import Service
 from gateway.background import map_in_slices
 from gateway.errors import TenantNotFound
+from gateway.quoting import quoted
 from quotas.errors import QuotaError
 from quotas.policy.limit import Limit, Resource
 from quotas.policy.policy import TenantPolicy
@@ -44,7 +45,7 @@ class Tenants:
         if not (
             name in service.policies.current.tenants or name in service.keys.tenants() or name in self._history.totals
         ):
-            raise TenantNotFound(f"No tenant {name!r:.100} is in the policy, has a key, or has sent a request.")
+            raise TenantNotFound(f"No tenant {quoted(name, 100)} is in the policy, has a key, or has sent a request.")
         policy = service.policies.current.tenant(name)
         counts = _TenantCounts(service, self._history, self._requests, [name])
         return self._row(name, counts) | {

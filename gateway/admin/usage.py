@@ -11,6 +11,7 @@ from heapq import nsmallest
 from gateway.admin.rows import MAX_ROWS, Row
 from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
+from gateway.quoting import quoted
 from gateway.tenants.usage import (
     LEDGER_DAYS,
     TooManyLedgers,
@@ -52,7 +53,7 @@ class UsagePeriod:
             raise BadRequest(f"from {first} to {last} must be a period of at most {LEDGER_DAYS} days.", "from")
         by = query.get("by", "tenant")
         if by not in BY:
-            raise BadRequest(f"by must be one of {', '.join(BY)}, got {by!r:.80}.", "by")
+            raise BadRequest(f"by must be {' or '.join(BY)}, got {quoted(by)}.", "by")
         return cls(first, last, query.get("tenant") or None, by)
 
     @property
@@ -229,4 +230,4 @@ def _day(query: Mapping[str, str], param: str, default: date) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise BadRequest(f"{param} must be a day such as 2027-01-31, got {text!r:.40}.", param) from None
+        raise BadRequest(f"{param} must be a day such as 2027-01-31, got {quoted(text, 40)}.", param) from None

@@ -30,7 +30,7 @@ class ChatDialect(Dialect):
         return parse_chat_request(body, limits)
 
     async def prompts(self, request: ChatRequest, tenant: str, frontend: Frontend) -> list[Prompt]:
-        text = await frontend.render(tenant, request.conversation)
+        text = await frontend.render(tenant, request.conversation, request.kept_tokens is not None)
         prompt = Prompt(await self.encode(request, frontend, tenant, text), ())
         template = frontend.tokenizer.response_template
         if template is not None:

@@ -20,6 +20,7 @@ from math import inf, isfinite
 
 from gateway.api.engine_request import ClientDeadlines
 from gateway.errors import BadRequest
+from gateway.quoting import quoted
 
 FOLLOWUP, MAX_FOLLOWUP_SECONDS = b"x-sluice-expect-followup", 3600.0  # seconds
 MAX_DEADLINE_SECONDS = 30 * 86_400.0  # a longer wait is taken for no deadline
@@ -111,4 +112,4 @@ def _number(value: bytes) -> float:
 
 def _wrong(name: bytes, value: bytes, expected: str) -> BadRequest:
     header = name.decode()
-    return BadRequest(f"The header {header} must be {expected}, got {value[:64].decode('latin-1')!r}.", header)
+    return BadRequest(f"The header {header} must be {expected}, got {quoted(value.decode('latin-1'), 64)}.", header)

@@ -108,7 +108,14 @@ class DetailedText(TextStream):
         if message is not None and telling.dialect.tells_content_alone:
             message.are_content = []
         base, in_message = len(prompt.text or ""), message is not None
-        self._starts = _Starts(telling.tokenizer, request.skip_special_tokens, prompt.tail, base, in_message=in_message)
+        self._starts = _Starts(
+            telling.tokenizer,
+            request.skip_special_tokens,
+            prompt.tail,
+            base,
+            in_message=in_message,
+            keeps_spaces=request.keeps_spaces,
+        )
         self._num_chars = 0  # of its text so far
         self._num_told = self._num_named = 0
 
@@ -240,13 +247,18 @@ class _Starts:
         base: int,
         *,
         in_message: bool = False,
+        keeps_spaces: bool = False,
     ) -> None:
         """`in_message`: special tokens that delimit the parts of a message have text, see `IncrementalDetokenizer`."""
         self.starts: list[int] = []
         self.base = base  # characters before the first token
         self._at = base
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=skip_special_tokens, prompt_tail=tail, in_message=in_message
+            tokenizer,
+            skip_special_tokens=skip_special_tokens,
+            prompt_tail=tail,
+            in_message=in_message,
+            keeps_spaces=keeps_spaces,
         )
 
     def push(self, token_ids: Sequence[int]) -> None:

@@ -28,6 +28,7 @@ from gateway.openai.embeddings import (
     ranking,
     scores_list,
 )
+from gateway.quoting import quoted
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 
@@ -74,7 +75,9 @@ class EncodingEndpoint(TokensEndpoint):
                 ", ".join(map(repr, filter(policy.allows_model, self.frontend.encoders)))
                 or "none that embeds or scores (--embedding-model)"
             )
-            raise ModelNotFound(f"The model {params.model[:200]!r} does not exist; this server has {known}.", "model")
+            raise ModelNotFound(
+                f"The model {quoted(params.model, 200)} does not exist; this server has {known}.", "model"
+            )
         return encoder
 
     async def encode(

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from admission.controller import Controller
-from admission.encoding import EncodingLimits, EncodingQueue, EncodingRequest, Taken
+from admission.encoding import BatchInput, EncodingLimits, EncodingQueue, EncodingRequest
 from backend.engine import Engine
 from backend.errors import DeviceError
-from backend.worker.side_job import SideJob, Stream
+from backend.worker.side_job import SideJob, WorkStream
 from gateway.api.engine_client import EncodingAsk
 from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
 
@@ -24,7 +24,7 @@ class EncoderRunner(Protocol):
     """An encoder: it turns each input's token ids into a vector."""
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> WorkStream:
         """The device stream that it runs on."""
         ...
 
@@ -116,16 +116,16 @@ class EncodingService:
         }  # no paused answer is waited for
         if running and payback > min(map(self._core.share.payback_of, running)):
             return None  # asked again after the next step
-        batch = self.queues[name].take(is_beside=bool(running))
+        batch = self.queues[name].take_batch(is_beside=bool(running))
         inputs = [self._waiting[taken.request].inputs[taken.ordinal] for taken in batch]
         encoder = self._encoders[name]
         return SideJob(lambda: encoder.vectors(inputs), self._delivery(name, batch), encoder.stream)
 
-    def _delivery(self, name: str, batch: Sequence[Taken]) -> Callable[[list[Vector] | Exception, float], None]:
+    def _delivery(self, name: str, batch: Sequence[BatchInput]) -> Callable[[list[Vector] | Exception, float], None]:
         def done(result: list[Vector] | Exception, elapsed: float) -> None:
             now = self._engine.clock()
             for tenant, seconds in self.queues[name].measured(batch, elapsed).items():
-                self._core.charge(tenant, seconds, now)
+                self._core.charge_side_work(tenant, seconds, now)
             for number, taken in enumerate(batch):
                 waiting = self._waiting.get(taken.request)
                 if waiting is None or waiting.done.done():

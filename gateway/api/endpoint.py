@@ -78,8 +78,7 @@ class Endpoint:
                 log.error("a request failed", exc_info=error, extra={"discreet": True, "fields": _ids(record)})
             _forget_origin(refusal)
             await self._delay_refusal(call, refusal)
-            with self.frontend.active_requests.abort_if_stalled(scope):
-                await response.fail(refusal)
+            await response.fail(refusal)
         finally:
             record.status, record.first_byte = response.status, response.started
             telemetry.ended(record, outcome)
@@ -121,8 +120,7 @@ class Endpoint:
 
     async def complete(self, call: Call, body: bytes, status: int = 200, headers: Headers = JSON_HEADERS) -> Outcome:
         """Send a whole response outside of any scope; the connection of a client that does not read it is dropped."""
-        with self.frontend.active_requests.abort_if_stalled(call.scope):
-            await call.response.reply(body, status, headers)
+        await call.response.reply(body, status, headers)
         return Outcome.COMPLETED
 
     async def _delay_refusal(self, call: Call, refusal: ApiError) -> None:

@@ -191,7 +191,7 @@ class CountTokensEndpoint(TokenizerEndpoint):
         return parse_count_request(body, limits)
 
     async def reply(self, request: CountRequest, tenant: str) -> bytes:
-        text = await self.frontend.render(tenant, request.conversation)
+        text = await self.frontend.render(tenant, request.conversation, is_cut=True)
         token_ids = await self.frontend.encode(tenant, text, False, "messages", is_cut=True)
         return orjson.dumps({"input_tokens": len(token_ids)})
 

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from backend.stream import TokenStream
 from gateway.api.engine_request import EngineRequest
@@ -139,6 +139,10 @@ class EngineClient(Protocol):
 
     async def delete_response(self, tenant: str, name: str) -> bool:
         """Delete a response. Returns whether there was one."""
+        ...
+
+    async def batches(self, what: str, *told: Any) -> Any:
+        """Ask the store of files and batches: see `BatchRecords`."""
         ...
 
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Mapping[str, str], Sequence[bytes]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from backend.sampling_params import SamplingParams
 from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.sequence import PromptRequest, Sequence
@@ -82,12 +82,12 @@ class EngineRequest:
             group_by_prompt(sequences)
         return sequences
 
-    def as_recorded(self, refusal: str | None = None) -> Asked:
+    def as_recorded(self, refusal: str | None = None) -> JudgedRequest:
         """The request as the event log records it, with the name of its refusal, if any."""
         deadlines, is_declared = self.deadlines, self.sampling.max_tokens is not None
         patience = deadlines.first_token, deadlines.last_token, deadlines.interval
         first_token, last_token, interval = [seconds if seconds < inf else None for seconds in patience]
-        return Asked(
+        return JudgedRequest(
             self.id,
             self.tenant,
             self.key,
@@ -98,7 +98,7 @@ class EngineRequest:
             interval,
             tuple(
                 [
-                    AskedPrompt(len(prompt), most, is_declared, index % self.num_answers > 0)
+                    JudgedPrompt(len(prompt), most, is_declared, index % self.num_answers > 0)
                     for index, (prompt, most) in enumerate(zip(self.prompts, self.max_tokens, strict=True))
                 ]
             ),
@@ -107,9 +107,13 @@ class EngineRequest:
 
 
 def ask_of(sequences: list[Sequence], num_answers: int = 1, attempt: Attempt | None = None) -> Ask:
-    """The maximum that one request's sequences may use; each prompt has `num_answers` consecutive ones."""
+    """The maximum that one request's sequences may use; each prompt has `num_answers` consecutive ones.
+
+    A line of a batch counts as no request: it holds up none of its tenant.
+    """
     num_prompt_tokens = sum(one.num_prompt_tokens for one in sequences[::num_answers])
-    return Ask(1, num_prompt_tokens, sum(one.token_limit - one.num_prompt_tokens for one in sequences), attempt=attempt)
+    num_output_tokens = sum(one.token_limit - one.num_prompt_tokens for one in sequences)
+    return Ask(0 if sequences[0].is_spare else 1, num_prompt_tokens, num_output_tokens, attempt=attempt)
 
 
 def _later(seed: int, count: int) -> int:

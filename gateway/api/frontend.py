@@ -1,21 +1,24 @@
 """The half of the gateway that speaks HTTP: it reads requests and writes their answers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from backend.errors import TooManyTokens
+from backend.errors import InvalidRequest, TooManyTokens
 from backend.sampling_params import MAX_BAD_WORD_TOKENS
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.api.body_reader import BodyReader
 from gateway.api.engine_client import EngineClient
+from gateway.batches.file_bytes import FileBytes
 from gateway.errors import BadRequest, ContextLengthExceeded, ModelNotFound, context_exceeded
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.openai.conversation import Conversation
 from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits, check_in_vocabulary
+from gateway.quoting import quoted
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.auth import KeyRing, Principal
@@ -75,24 +78,44 @@ class ServedEncoder:
         most = context if kept is None or kept < 0 else min(kept, context)
         before = self.setup.default_prompt
         texts = [before + one if isinstance(one, str) else one for one in inputs if _is_text(one)]
-        encoded = iter(self.tokenizer.encode_inputs(texts))  # type: ignore[arg-type]
+        encoded = iter(self._encoded(texts, most))  # type: ignore[arg-type]
         found: list[list[int]] = []
         for given, param in zip(inputs, params, strict=True):
             if _is_text(given):
-                ids = next(encoded)
+                ids, is_whole = next(encoded)
             else:
-                ids = list(given)  # type: ignore[arg-type]
+                ids, is_whole = list(given), True  # type: ignore[arg-type]
                 check_in_vocabulary(ids, param, Limits(self.setup.vocab_size, context))
             if not ids:
                 raise BadRequest(f"{param} is empty: there is no token to encode.", param)
             if kept is None and len(ids) > most:
+                count = f"{'' if is_whole else 'at least '}{len(ids)}"
                 raise ContextLengthExceeded(
-                    f"This model reads {context} tokens of an input, and {param} holds {len(ids)}: shorten it, or send "
+                    f"This model reads {context} tokens of an input, and {param} holds {count}: shorten it, or send "
                     "truncate_prompt_tokens = -1.",
                     param,
                 )
             found.append(ids if len(ids) <= most else self._cut(ids, most))
         return found
+
+    def _encoded(self, texts: Sequence[str | tuple[str, str]], most: int) -> list[tuple[list[int], bool]]:
+        """The token ids of texts and pairs, and whether they are all: of one with more than `most` those of a beginning
+        will do, since megabytes take seconds.
+        """
+        beginnings = [self._beginning(one, most) for one in texts]
+        found = [(ids, True) for ids in self.tokenizer.encode_inputs(beginnings)]
+        for number, (beginning, whole) in enumerate(zip(beginnings, texts, strict=True)):
+            if beginning != whole:
+                if len(found[number][0]) > most:
+                    found[number] = found[number][0], False
+                else:  # such as spaces, which are no tokens
+                    found[number] = self.tokenizer.encode_inputs([whole])[0], True
+        return found
+
+    def _beginning(self, given: str | tuple[str, str], most: int) -> str | tuple[str, str]:
+        if isinstance(given, str):
+            return self.tokenizer.beginning(given, most)
+        return self.tokenizer.beginning(given[0], most), self.tokenizer.beginning(given[1], most)
 
     def _cut(self, ids: list[int], most: int) -> list[int]:
         """Returns the first `most` token ids of a longer input, with the special tokens that close it."""
@@ -127,6 +150,7 @@ class Frontend:
     body_reader: BodyReader
     engine: EngineClient
     sealer: Sealer
+    files: FileBytes
     encoders: Mapping[str, ServedEncoder] = field(default_factory=dict)  # by name
     cors: Cors | None = None  # None: no web page of another origin may call
     public_models: bool = False  # /v1/models needs no key
@@ -155,13 +179,29 @@ class Frontend:
         is_known = policy is None or policy.allows_model(self.model.name)
         if model is not None:
             rest = f"; this server has {self.model.name!r}" if is_known else " or you have no access to it"
-            raise ModelNotFound(f"The model {model!r:.200} does not exist{rest}.", "model")
+            raise ModelNotFound(f"The model {quoted(model, 200)} does not exist{rest}.", "model")
         if not is_known:
             raise ModelNotFound("This server has no model that you have access to.", "model")
 
-    async def render(self, tenant: str, conversation: Conversation) -> str:
-        """Returns the prompt text of a conversation."""
-        return await self.body_reader.offload(tenant, conversation.size, lambda: conversation.render(self.tokenizer))
+    async def render(self, tenant: str, conversation: Conversation, is_cut: bool = False) -> str:
+        """Returns the prompt text of a conversation, which is truncated afterwards if `is_cut`.
+
+        To render megabytes holds the interpreter for tenths of a second: a text that no context holds is found out by
+        rendering its beginning.
+        """
+        context = self.model.limits.max_model_len
+        most = MAX_CUT_CONTEXTS * context if is_cut else context
+
+        def rendered() -> str:
+            short = conversation.shortened(self.tokenizer.most_chars(most + 1))
+            if short is not None:
+                with suppress(InvalidRequest):
+                    if (fewest := self.tokenizer.fewest_tokens(short.render(self.tokenizer))) > most:
+                        param = conversation.prompt_field or "messages"
+                        raise context_exceeded(fewest, context, param, at_least=True)
+            return conversation.render(self.tokenizer)
+
+        return await self.body_reader.offload(tenant, conversation.size, rendered)
 
     async def encode(
         self, tenant: str, text: str, add_special_tokens: bool, param: str, is_cut: bool = False
@@ -178,9 +218,9 @@ class Frontend:
         if fewest > most:
             raise context_exceeded(fewest, context, param, at_least=True)
         if len(text) <= INLINE_CHARS:
-            return self.tokenizer.encode(text, add_special_tokens)
+            return self.tokenizer.encode_text(text, add_special_tokens)
         try:
-            encode = partial(self.tokenizer.encode, text, add_special_tokens, most)
+            encode = partial(self.tokenizer.encode_text, text, add_special_tokens, most)
             return await self.body_reader.encode(tenant, self.tokenizer, encode)
         except TooManyTokens as error:
             raise context_exceeded(error.num_tokens, context, param, error.at_least) from None
@@ -206,7 +246,7 @@ class Frontend:
 
 def _bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
     for index, word in enumerate(words):
-        first, inner = (tokenizer.encode(before + word.lstrip(), add_special_tokens=False) for before in ("", " "))
+        first, inner = (tokenizer.encode_text(before + word.lstrip(), add_special_tokens=False) for before in ("", " "))
         if not 1 <= len(first) <= MAX_BAD_WORD_TOKENS:
             param = f"bad_words[{index}]"
             raise BadRequest(f"{param} must be 1 to {MAX_BAD_WORD_TOKENS} tokens, got {len(first)}.", param)

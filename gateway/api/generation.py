@@ -112,11 +112,15 @@ class GenerationEndpoint(TokensEndpoint):
         except (InvalidGrammar, GrammarsExceeded, GrammarsUnavailable) as error:
             error.param, grammar = request.grammar_field, request.sampling.grammar
             if type(error) is InvalidGrammar and grammar is not None:
+                complaint = error.message
                 if grammar.is_schema:
-                    locate = partial(located, error.message, grammar.source)
-                    error.message = await frontend.body_reader.offload(params.policy.name, len(grammar.source), locate)
+                    locate = partial(located, complaint, grammar.source)
+                    complaint = masked(
+                        await frontend.body_reader.offload(params.policy.name, len(grammar.source), locate)
+                    )
                 elif error.param != "structured_outputs.grammar":
-                    error.message = f"{error.param}: {without_source(error.message)}"
+                    complaint = without_source(complaint)
+                error.message = f"{error.param}: {complaint}"
             raise
         try:
             call.response.add_headers(generation.headers)
@@ -180,6 +184,7 @@ class GenerationEndpoint(TokensEndpoint):
             prompt_tail=prompt.tail,
             min_tokens=request.sampling.min_tokens,
             in_message=in_message,
+            keeps_spaces=request.keeps_spaces,
         )
 
 

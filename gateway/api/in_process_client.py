@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from admission.encoding import EncodingRequest
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import JudgedRequest
 from backend.grammar import Grammar
 from backend.paged_kv.block_pool import blocks_for
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import SPARE_CLASS, FinishReason, Sequence
 from backend.stream import TokenStream
 from gateway.api.engine_client import READY, EncodingAsk, Health, KVMemory
 from gateway.api.engine_request import EngineRequest, ask_of
@@ -23,7 +24,7 @@ from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
 from gateway.api.service import Service
 from gateway.errors import ApiError, DeadlineExceeded
 from gateway.replica.state import LoadTotals
-from gateway.telemetry.request_record import RequestRecord
+from gateway.telemetry.request_record import RequestRecord, current
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.errors import QuotaError, QuotaRefused, StoreUnavailable
 from quotas.quotas import Grant
@@ -48,9 +49,12 @@ class InProcessGeneration:
         grant: Grant,
         headers: Headers,
         held: ExitStack,
+        is_line: bool,
     ) -> None:
-        """`held` is closed once the answers have ended: it keeps their grammar."""
-        self.headers = headers
+        """`held` is closed once the answers have ended: it keeps their grammar. The use of a line of a batch is not
+        booked here, but by its batch.
+        """
+        self.headers, self._is_line = headers, is_line
         self.streams: list[TokenStream] = []
         self._client = client
         self._record = record
@@ -67,7 +71,11 @@ class InProcessGeneration:
     def begin(self, fail: Callable[[ApiError], object]) -> None:
         """Start charging the sequences' use, and extending the reservations of answers of undeclared length."""
         answers = self._record.num_answers
-        self._grant.measure = partial(_usage, self._client.service, self.streams, self._num_delivered, answers)
+        measure = partial(_usage, self._client.service, self.streams, self._num_delivered, answers)
+        if self._is_line:
+            self._record.engine.measure = measure
+        else:
+            self._grant.measure = measure
         sequences = [stream.sequence for stream in self.streams]
         if any(one.token_limit < one.request.most_tokens for one in sequences):
             admission = self._client.service.admission
@@ -78,7 +86,7 @@ class InProcessGeneration:
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
         self._num_delivered[stream] = num_tokens
-        self._client.service.engine.finish(stream.sequence, FinishReason.STOP)
+        self._client.service.engine.finish_sequence(stream.sequence, FinishReason.STOP)
 
     async def settle(self) -> None:
         self.settle_now()
@@ -96,7 +104,7 @@ class InProcessGeneration:
         try:
             self._end_extensions()
             for stream in self.streams:
-                self._client.service.engine.finish(stream.sequence)
+                self._client.service.engine.finish_sequence(stream.sequence)
             if self.streams and self.streams[0].sequence.request.sampling.grammar is not None:
                 self._client.charge_masks(self.streams[0].sequence.tenant)
         finally:
@@ -229,7 +237,8 @@ class InProcessClient:
         """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`."""
         service = self.service
         grant = grant or Grant(service.quotas, request.tenant, request.key)
-        generation = InProcessGeneration(self, record, grant, headers, held)
+        is_line = request.priority_class >= SPARE_CLASS
+        generation = InProcessGeneration(self, record, grant, headers, held, is_line)
         try:
             record.engine.reserved = now = service.telemetry.clock()
             record.engine.grant = grant
@@ -258,13 +267,13 @@ class InProcessClient:
 
     def _charge_compiling(self, tenant: str) -> None:
         if seconds := self._unpaid.pop(tenant, 0.0):
-            self.service.admission.charge(tenant, seconds)
+            self.service.admission.charge_side_work(tenant, seconds)
 
     def charge_masks(self, tenant: str) -> None:
         """Charge the processor time of masks for the tenant's rows since the last charge."""
         grammars = self.service.grammars
-        if grammars is not None and (seconds := grammars.processes.mask_time.take(tenant)):
-            self.service.admission.charge(tenant, seconds)
+        if grammars is not None and (seconds := grammars.processes.mask_time.take_seconds(tenant)):
+            self.service.admission.charge_side_work(tenant, seconds)
 
     async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:
         if not self.service.quotas.was_refused(policy.name, policy.key):
@@ -272,7 +281,7 @@ class InProcessClient:
         try:
             await self._refuse_spent(policy)
         except QuotaRefused as error:
-            unread = Asked.unread(request_id, policy.name, policy.key, error.limit.name)
+            unread = JudgedRequest.unread(request_id, policy.name, policy.key, error.limit.name)
             self.service.core.requested(unread, self.service.engine.clock())
             raise _refusal(error, policy, request_id) from None
 
@@ -325,11 +334,17 @@ class InProcessClient:
         except QuotaError as error:
             raise refusal_of(error) from None
 
+    async def batches(self, what: str, *told: Any) -> Any:
+        try:
+            return await self.service.batches.call(what, *told)
+        except QuotaError as error:
+            raise refusal_of(error) from None
+
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Headers, list[bytes]]:
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
         queued = EncodingRequest(policy.name, [len(one) for one in asked.inputs], self.service.telemetry.clock())
         try:
-            ask = Ask(1, sum(queued.lengths))
+            ask = Ask(0 if policy.is_line else 1, sum(queued.lengths))
             grant = await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
         except QuotaError as error:
             if policy.charged:
@@ -342,7 +357,9 @@ class InProcessClient:
             _with_headers(error, policy.rate_headers.of(grant.states), None)
             raise
         finally:
-            if queued.tokens_taken:
+            if queued.tokens_taken and policy.is_line and (record := current.get()) is not None:
+                record.engine.measure = partial(Usage, queued.tokens_taken)
+            elif queued.tokens_taken:
                 grant.measure = partial(Usage, queued.tokens_taken)
             grant.close()
         return policy.rate_headers.of(grant.states), vectors

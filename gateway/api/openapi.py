@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from admission.outcome import Outcome
 from gateway.anthropic.message_request import CountBody, MessagesBody
 from gateway.api.endpoint import Call, Endpoint
+from gateway.batches.objects import BatchBody, FileForm
 from gateway.http.responses import encode_headers
 from gateway.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.openai.embeddings import EmbeddingsBody, RerankBody, ScoreBody
@@ -39,6 +40,7 @@ class Operation(NamedTuple):
     path: str
     summary: str
     body: Any = None
+    content: str = "application/json"  # type of the body
 
 
 OPERATIONS = (
@@ -48,6 +50,15 @@ OPERATIONS = (
     Operation("get", "/v1/responses/{response_id}", "Returns a stored response."),
     Operation("delete", "/v1/responses/{response_id}", "Deletes a stored response."),
     Operation("get", "/v1/responses/{response_id}/input_items", "Lists what a stored response was asked."),
+    Operation("post", "/v1/files", "Uploads the input of a batch.", FileForm, "multipart/form-data"),
+    Operation("get", "/v1/files", "Lists files, the newest first."),
+    Operation("get", "/v1/files/{file_id}", "Returns one file."),
+    Operation("delete", "/v1/files/{file_id}", "Deletes a file."),
+    Operation("get", "/v1/files/{file_id}/content", "Returns what a file holds."),
+    Operation("post", "/v1/batches", "Has each line of a file answered, as the machine has time.", BatchBody),
+    Operation("get", "/v1/batches", "Lists batches, the newest first."),
+    Operation("get", "/v1/batches/{batch_id}", "Returns one batch."),
+    Operation("post", "/v1/batches/{batch_id}/cancel", "Cancels a batch, and keeps what is done."),
     Operation("post", "/v1/messages", "Answers a conversation, as Anthropic's API does.", MessagesBody),
     Operation("post", "/v1/messages/count_tokens", "Counts the tokens of a conversation.", CountBody),
     Operation("post", "/v1/embeddings", "Embeds texts, where the server has a model for it.", EmbeddingsBody),
@@ -86,7 +97,7 @@ def description() -> Json:
         told: Json = {"summary": operation.summary, "responses": _responses(operation)}
         if operation.body is not None:
             schema = found[operation.body, "validation"]
-            told["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+            told["requestBody"] = {"required": True, "content": {operation.content: {"schema": schema}}}
             properties = _resolved(schema, schemas)["properties"]
             for name in [name for body, name in _READ_BY_HAND if body is operation.body]:
                 properties[name] = _READ_BY_HAND[operation.body, name]
@@ -138,7 +149,7 @@ def _operation(operation: Operation, api: Json) -> str:
     if body is None:
         return title
     schemas = api["components"]["schemas"]
-    schema = _resolved(body["content"]["application/json"]["schema"], schemas)
+    schema = _resolved(next(iter(body["content"].values()))["schema"], schemas)
     required = schema.get("required", [])
     rows = [
         f"<tr><td><code>{escape(name)}</code><td>{escape(kind(field))}<td>{'required' if name in required else ''}"

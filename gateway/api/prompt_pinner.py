@@ -69,8 +69,8 @@ class PromptPinner:
     def _pin(self, tenant: str, names: list[BlockName]) -> None:
         if names == self._pinned.get(tenant, []):
             return
+        self._memory.pin_prefixes(tenant, names)
         if names:
             self._pinned[tenant] = names
         else:
             del self._pinned[tenant]
-        self._memory.pin_prefixes(tenant, names)

@@ -52,7 +52,7 @@ class QuotaExtender:
         more = min(EXTEND_STEP_TOKENS, sequence.request.most_tokens - sequence.token_limit)
         refusal = await self._refusal_of(more)
         if refusal is None:
-            self._admission.extend(stream, more)
+            self._admission.raise_token_limit(stream, more)
             self._watch(stream)
         else:
             stream.call_at(sequence.token_limit - sequence.num_prompt_tokens, lambda: self._give_up(stream, refusal))

@@ -21,7 +21,7 @@ from admission.outcome import Outcome
 from gateway.errors import ApiError, TooManyRefused
 from gateway.http.address import network_of
 from gateway.http.json_body import BLOCK_BYTES
-from quotas.policy.units import show_wait
+from quotas.policy.units import show_size, show_wait
 
 BURST_SECONDS = 1.0  # of a rate, as its burst
 MAX_DELAY_SECONDS = 30.0  # that a refusal is delayed
@@ -48,7 +48,7 @@ class RefusalLimiter:
         if wait := self._requests.wait(tenant, key, self._clock()):
             raise TooManyRefused(
                 f"Too many requests of your API key were refused: at most {self._requests.rate:g} a second, each "
-                f"counting one more for {BLOCK_BYTES} bytes read of its body. Correct them; try again in "
+                f"counting one more for {show_size(BLOCK_BYTES)} read of its body. Correct them; try again in "
                 f"{show_wait(wait)}.",
                 retry_after=wait,
             )
@@ -67,9 +67,9 @@ class RefusalLimiter:
 
     def _suspect(self, tenant: str) -> None:
         if tenant not in self.refused_tenants:
-            self.refused_tenants.add(tenant)
             for listener in self.on_suspect:
                 listener(tenant)
+            self.refused_tenants.add(tenant)
 
 
 class _Buckets:

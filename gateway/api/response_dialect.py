@@ -20,6 +20,7 @@ from gateway.openai.requests import ChatRequest
 from gateway.openai.response_events import Json, ResponseEvents, ResponseIdentity, whole_response
 from gateway.openai.response_items import REFERENCE, Item, item_id, read_messages
 from gateway.openai.response_request import ResponseRequest, parse_response_request, with_instructions
+from gateway.quoting import quoted
 from gateway.tenants.effective_policy import EffectivePolicy
 
 KEPT_SHARE_OF_MESSAGES = 0.75  # share of the messages kept at the next try
@@ -93,7 +94,7 @@ class ResponseDialect(ChatDialect):
             turns = await self._stored.turns(tenant, request.previous)
             if turns is None:
                 raise PreviousResponseNotFound(
-                    f"There is no response {request.previous[:80]!r} to continue: it, or a response before it, was "
+                    f"There is no response {quoted(request.previous)} to continue: it, or a response before it, was "
                     "never stored or has expired. Send the conversation as input.",
                     "previous_response_id",
                 )

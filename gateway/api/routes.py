@@ -7,7 +7,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as StarletteRequest
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.chat_dialect import ChatDialect
@@ -35,6 +35,7 @@ from gateway.api.message_dialect import MessageDialect
 from gateway.api.openapi import DocsEndpoint, OpenApiEndpoint
 from gateway.api.response_dialect import ResponseDialect
 from gateway.api.stored_responses import CancelResponseEndpoint, InputItemsEndpoint, ResponseEndpoint
+from gateway.batches.endpoints import make_batch_routes
 from gateway.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.http.path import route_path
 
@@ -63,6 +64,7 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
         Route("/v1/responses/{response}", ResponseEndpoint(frontend), methods=["GET", "DELETE"]),
         Route("/v1/responses/{response}/input_items", InputItemsEndpoint(frontend), methods=["GET"]),
         Route("/v1/responses/{response}/cancel", CancelResponseEndpoint(frontend), methods=["POST"]),
+        *make_batch_routes(frontend),
         Route("/v1/messages", GenerationEndpoint(frontend, MessageDialect()), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokensEndpoint(frontend), methods=["POST"]),
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in make_encoding_endpoints(frontend).items()),
@@ -114,8 +116,18 @@ async def _unrouted(frontend: Frontend, request: StarletteRequest, error: HTTPEx
     path = request.scope["path"]
     failure: ApiError = InternalError("The server failed to answer this request.")
     if error.status_code == 404:
-        failure = RouteNotFound(f"Unknown request URL: {request.method} {path:.200}.")
+        failure = RouteNotFound(f"Unknown request URL: {request.method} {path:.200}.{_remedy(request)}")
     elif error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         failure = MethodNotAllowed(f"{path:.200} does not answer {request.method}; use {allowed}.", allowed)
     return FailingEndpoint(frontend, failure)
+
+
+def _remedy(request: StarletteRequest) -> str:
+    """A sentence for clients whose base URL has `/v1` once too rarely or too often."""
+    path = route_path(request.scope)
+    for meant in (f"/v1{path}", path.removeprefix("/v1")):
+        scope = {**request.scope, "path": meant}
+        if meant != path and any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes):
+            return f" It is {meant:.200} here: correct the client's base URL."
+    return ""

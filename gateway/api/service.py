@@ -13,6 +13,7 @@ from gateway.api.prompt_names import PromptNames
 from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.background import tell_all
+from gateway.batches.records import BatchRecords
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.metrics.metrics import Metrics
 from gateway.telemetry.request_record import Telemetry
@@ -42,6 +43,7 @@ class Service:
     effective_policies: EffectivePolicies
     quotas: Quotas
     responses: ResponseStore
+    batches: BatchRecords
     kv_leases: KvLeases
     cache_limiter: CacheLimiter
     prompt_pinner: PromptPinner
@@ -62,7 +64,7 @@ class Service:
         """Apply the present policy to the engine (weights, classes, bounds, cached memory), and each later one."""
 
         async def schedule(policy: Policy) -> None:
-            self.admission.policy_changed(await asyncio.to_thread(scheduling_policy, policy))
+            self.admission.set_policy(await asyncio.to_thread(scheduling_policy, policy))
 
         async def apply(policy: Policy) -> None:
             parts = schedule, self.cache_limiter.policy_changed, self.prompt_pinner.policy_changed

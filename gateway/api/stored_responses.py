@@ -18,6 +18,7 @@ from admission.outcome import Outcome
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.frontend import Frontend
 from gateway.errors import ApiError, BadRequest, ResponseNotFound
+from gateway.quoting import quoted
 from gateway.tenants.effective_policy import EffectivePolicy
 
 Json = dict[str, Any]
@@ -112,7 +113,7 @@ class StoredResponses:
 
 
 def _missing(name: str) -> ResponseNotFound:
-    return ResponseNotFound(f"There is no response {name[:80]!r}: it was never stored, or has expired.")
+    return ResponseNotFound(f"There is no response {quoted(name)}: it was never stored, or has expired.")
 
 
 class ResponseEndpoint(Endpoint):

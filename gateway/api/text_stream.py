@@ -140,7 +140,7 @@ class TextStream:
 
     def _finish(self) -> str:
         """End the stream and return the text held back, in which a stop string may be complete only now."""
-        rest = self._detokenizer.finish()
+        rest = self._detokenizer.flush()
         stopped = self._detokenizer.stopped is not None
         self.finish_reason = FinishReason.STOP if stopped else self.tokens.finish_reason
         if self.message is not None:

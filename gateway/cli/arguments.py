@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from typing import TypeVar
 
+from gateway.key_mask import masked
+from gateway.quoting import quoted
 from quotas.policy import units, words
 from quotas.policy.policy import SCOPES
 
@@ -25,7 +27,7 @@ def argument(read: Callable[[str], T]) -> Callable[[str], T]:
         try:
             return read(text)
         except ValueError as error:
-            raise ArgumentTypeError(f"{text!r:.80} {error}") from None
+            raise ArgumentTypeError(f"{quoted(text)} {error}") from None
 
     return checked
 
@@ -44,6 +46,8 @@ def _scopes(text: str) -> tuple[str, ...]:
 def _key_name(text: str) -> str:
     if not (1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()):
         raise ValueError(f"is no name: 1 to {MAX_NAME_CHARS} printable characters")
+    if masked(text) != text:
+        raise ValueError("holds an API key, and lists of keys show names: choose another")
     return text
 
 

@@ -45,5 +45,5 @@ def _replay(namespace: Namespace) -> int:
         raise EventLogError(f"{namespace.log}: not reproduced: {error}") from None
     except LogError as error:
         raise EventLogError(f"{namespace.log}: {error}") from None
-    print(f"{count} entries reproduced to the byte")
+    print(f"{count:,} {'entry' if count == 1 else 'entries'} reproduced to the byte")
     return 0

@@ -4,11 +4,14 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from enum import EnumType
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import ByteSize, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
+from gateway.quoting import quoted
 from gateway.settings.field import ENV_PREFIX, GROUPS
 from gateway.settings.settings import Settings, format_bytes
 
@@ -101,7 +104,7 @@ def _explain(error: ValidationError) -> str:
     given: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         name = str(problem["loc"][0]) if problem["loc"] else ""
-        reasons.setdefault(name, []).append(_message(problem["msg"].removeprefix("Value error, ")))
+        reasons.setdefault(name, []).append(_reason(name, problem))
         given[name] = _shown(name, problem["input"])
     return "\n".join(_line(name, reason, given[name]) for name, reason in reasons.items())
 
@@ -109,7 +112,7 @@ def _explain(error: ValidationError) -> str:
 def _line(name: str, reasons: list[str], given: str) -> str:
     if not name:  # contradictions between settings need no prefix
         return "\n".join(reasons)
-    what = " or ".join(reasons)
+    what = " or ".join([reasons[0], *(reason.removeprefix("must be ") for reason in reasons[1:])])
     return f"{_source(name)}: {what}{given}"
 
 
@@ -120,10 +123,40 @@ def _source(name: str) -> str:
     return f"{_flag(name)} ({_variable(name)})" if has_flag else _variable(name)
 
 
-def _message(text: str) -> str:
-    return text.removeprefix("Input should be ").replace("unable to parse string as an integer", "").rstrip(", ")
+_RULES = {  # by pydantic's name of an error
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+    "byte_size": "a size such as 512MiB",
+    "byte_size_unit": "a size such as 512MiB",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "string_too_short": "at least {min_length} character long",
+    "string_too_long": "at most {max_length} characters long",
+    "string_pattern_mismatch": "{form}",
+}
+
+
+def _reason(name: str, problem: ErrorDetails) -> str:
+    """Our validators' own words, or pydantic's error in the words of the API's."""
+    if (rule := _RULES.get(problem["type"])) is None:
+        return problem["msg"].removeprefix("Value error, ")
+    extra = _extra(Settings.model_fields[name])
+    given = problem.get("ctx", {})
+    show = format_bytes if extra["unit"] == "BYTES" else str
+    bounds = {
+        kind: bound if isinstance(bound, str) else show(bound).removesuffix(".0") for kind, bound in given.items()
+    }
+    return f"must be {rule.format(**bounds, form=extra['form'])}"
 
 
 def _shown(name: str, value: object) -> str:
     secret = Settings.model_fields[name].annotation == SecretStr | None if name else True
-    return "" if secret else f"; got {value!r:.80}"
+    shown = str(value) if isinstance(value, PurePath) else value
+    return "" if secret else f"; got {quoted(shown) if isinstance(shown, str) else shown}"

@@ -18,6 +18,7 @@ from backend.extensions import extensions
 from gateway.cli.flags import SettingsError, add_flags, load, misspelled, suggestion
 from gateway.doctor.snapshot import DoctorError
 from gateway.http.server import ListenError
+from gateway.key_mask import masked
 from gateway.settings import otel_variables
 from gateway.settings.machine import allow_files
 from gateway.settings.settings import FEW_FILES
@@ -152,7 +153,7 @@ def _unknown(unknown: Sequence[str], parser: ArgumentParser) -> str:
 
 
 def _failed(message: object, status: int) -> int:
-    print(f"sluice: {message}", file=sys.stderr)
+    print(f"sluice: {masked(str(message))}", file=sys.stderr)
     return status
 
 

@@ -220,7 +220,7 @@ def _steps(roofline: Roofline, plan: MemoryPlan, context: int) -> str:
     title = f"floor of a decode step at context {context:,}, {peaks}; ridge at {roofline.ridge:,.0f} tokens a step"
     heading = ("batch", "step ms", "tokens/s", "bound by", "KV memory")
     rows = [_step(roofline, batch, context, plan.sequences_of(context)) for batch in _batches(plan.max_num_seqs)]
-    prefill = f"floor of a prefill of {context:,} tokens: {_ms(roofline.prefill(context))} ms"
+    prefill = f"floor of a prefill of {units.counted(context, 'token')}: {_ms(roofline.prefill(context))} ms"
     if roofline.num_ranks > 1:
         prefill += f", of which ranks exchange sums for {_ms(roofline.exchange(context))} ms"
     return f"{title}\n{table(heading, rows, frozenset(heading[:3]))}{prefill}\n"

@@ -14,6 +14,7 @@ from gateway.cli import arguments
 from gateway.cli.flags import add_flags, load
 from gateway.cli.store_question import STORE_FLAGS, ask_store
 from gateway.errors import ApiError
+from gateway.key_mask import masked
 from gateway.settings.settings import Settings
 from gateway.table import printable, table
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -29,7 +30,7 @@ from quotas.policy.policy_diff import policy_diff
 from quotas.policy.policy_file import PolicyError, parse_policy, policy_files, read_policy, read_sources
 from quotas.policy.policy_text import policy_text
 from quotas.policy.schema import schema_text
-from quotas.policy.units import show_amount, show_count, show_duration, show_size, show_wait
+from quotas.policy.units import counted, show_amount, show_count, show_duration, show_size, show_wait
 from quotas.reservation import Ask, LimitState
 
 HEADING = ("limit", "allows", "asked", "left", "full again")
@@ -221,7 +222,7 @@ def _check_one(path: Path, settings: Settings, is_alone: bool) -> int:
         return _invalid(error, INVALID)
     num_keys = sum(len(tenant.keys) for tenant in policy.tenants.values())
     counts = ((num_files, "file"), (len(policy.classes), "class"), (len(policy.tenants), "tenant"), (num_keys, "key"))
-    valid = f"valid: {', '.join(_counted(*entry) for entry in counts)}; version {policy.version}"
+    valid = f"valid: {', '.join(counted(*entry) for entry in counts)}; version {policy.version}"
     print(valid if is_alone else f"{path}: {valid}")
     if is_alone:
         _warn_of_unnamed(policy, settings)
@@ -316,12 +317,7 @@ def _schema(_: Namespace) -> int:
 
 
 def _invalid(error: PolicyError, status: int) -> int:
-    print(error, file=sys.stderr)
+    print(masked(str(error)), file=sys.stderr)
     num_problems = len(error.problems)
-    print(f"sluice: {_counted(num_problems, 'problem')}: no policy can be made of this", file=sys.stderr)
+    print(f"sluice: {counted(num_problems, 'problem')}: no policy can be made of this", file=sys.stderr)
     return status
-
-
-def _counted(number: int, noun: str) -> str:
-    plural = "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}{'' if number == 1 else plural}"

@@ -4,7 +4,7 @@ from admission.explain import REASONS
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.reasons import is_own_limit, is_paused, plain_reason
 from gateway.doctor.snapshot import Snapshot, Window
-from quotas.policy.units import show_wait
+from quotas.policy.units import counted, show_wait
 
 FULL_SHARE_OF_POOL = 0.9  # of the KV blocks: admission's forecast holds back about the rest
 SMALL_BATCH_SHARE = 0.5  # of max_num_seqs: below it a step reads all weights for under half of its rows
@@ -30,7 +30,8 @@ def stalled(window: Window) -> Finding | None:
     return Finding(
         "device_stalled",
         "the device completes no step",
-        f"{window.both('running'):.0f} sequences were running for {window.seconds:.1f} s, and no step was completed",
+        f"{counted(round(window.both('running')), 'sequence')} ran for {window.seconds:.1f} s, "
+        "and no step was completed",
         "the watchdog ends the process after --step-timeout; see the log for the device thread's state, and the "
         "device's own log (dmesg; nvidia-smi)",
         Severity.SERIOUS,
@@ -65,8 +66,9 @@ def preemptions(window: Window) -> Finding | None:
     return Finding(
         "preemptions",
         "sequences are preempted and recomputed",
-        f"{lost:.0f} preemptions in {window.seconds:.1f} s, {joined:.0f} sequences joined the batch in that time; "
-        f"{recomputed:,.0f} tokens computed again",
+        f"{counted(round(lost), 'preemption')} in {window.seconds:.1f} s, "
+        f"{counted(round(joined), 'sequence')} joined the batch in that time; "
+        f"{counted(round(recomputed), 'token')} computed again",
         "lower --max-num-seqs, or raise --kv-memory-bytes; --admit forecast preempts least",
     )
 

@@ -13,6 +13,7 @@ from gateway.tenants.key_store import KeyStore, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
 from quotas.policy.policy_file import PolicyError
+from quotas.policy.units import counted
 
 MIN_FREE_BYTES = 2**30  # for the store's log, the audit log and an event log
 EXPIRY_WARNING_DAYS = 30  # days before a certificate ends
@@ -73,7 +74,7 @@ def _contents(directory: Path) -> Check:
     except KeyStoreError as error:
         return problem("state", str(error))
     free = shutil.disk_usage(directory).free
-    found = f"{directory}: {len(keys)} keys, {free / 2**30:.1f} GiB of disk free"
+    found = f"{directory}: {counted(len(keys), 'key')}, {free / 2**30:.1f} GiB of disk free"
     if free < MIN_FREE_BYTES:
         return warning("state", found, "free some: the quota store writes there, and so do logs")
     return ok("state", found)
@@ -91,8 +92,9 @@ def policy(settings: Settings) -> Check:
         more = f" (and {len(rest)} more)" if rest else ""
         return problem("policy", f"{first}{more}", f"`sluice policy check {settings.policy}` names all")
     if settings.policy is None:
-        return ok("policy", f"the built-in one, which limits no tenant; version  {current.version}")
-    return ok("policy", f"{len(current.classes)} classes, {len(current.tenants)} tenants, version {current.version}")
+        return ok("policy", f"the built-in one, which limits no tenant; version {current.version}")
+    holds = f"{counted(len(current.classes), 'class')}, {counted(len(current.tenants), 'tenant')}"
+    return ok("policy", f"{holds}, version {current.version}")
 
 
 def keys(settings: Settings) -> Check:
@@ -104,7 +106,7 @@ def keys(settings: Settings) -> Check:
         return ok("keys", "not compared with the policy, because of the problem of one of them")
     unnamed = unnamed_tenant_lines(current, records) if current.tenants else []
     if not unnamed:
-        return ok("keys", f"{len(records)} are stored")
+        return ok("keys", f"{len(records)} stored")
     return warning(
         "keys",
         f"tenants of stored keys that the policy does not name: {'; '.join(unnamed)}",
@@ -121,7 +123,7 @@ def tls(settings: Settings) -> Check:
     except (ssl.SSLError, OSError) as error:
         return problem("tls", f"{settings.tls_cert_file}: {error}", "make it anew; certificate and key must match")
     days = (expires - datetime.now(UTC)).days
-    found = f"{settings.tls_cert_file} ends on {expires:%Y-%m-%d}, in {days} days"
+    found = f"{settings.tls_cert_file} ends on {expires:%Y-%m-%d}, in {counted(days, 'day')}"
     return (
         ok("tls", found)
         if days >= EXPIRY_WARNING_DAYS

@@ -4,6 +4,7 @@ from admission.explain import REASONS
 from gateway.doctor.finding import Finding
 from gateway.doctor.reasons import plain_reason
 from gateway.doctor.snapshot import Json, Snapshot, Window
+from quotas.policy.units import counted
 
 RECOMPUTED_SHARE = 0.1  # of the tokens of prefills: twice what preemptions may cost, see `PREEMPTED_SHARE`
 LOST_HITS_SHARE = 0.5  # of earlier hits: a smaller loss is the workload's variation
@@ -86,8 +87,9 @@ def pin_never_hits(window: Window) -> Finding | None:
     return Finding(
         "pin_never_hits",
         "pinned prompts are never hit",
-        f"the prompts pinned for {row['name']}{others}, of {row['pinned_blocks']:,} blocks, were found "
-        f"{row['pinned_reuses']:,} times since the start, and not lately; {kept} for {row['requests']:,} requests",
+        f"the prompts pinned for {row['name']}{others}, of {counted(row['pinned_blocks'], 'block')}, were found "
+        f"{counted(row['pinned_reuses'], 'time')} since the start, and not lately; "
+        f"{kept} for {counted(row['requests'], 'request')}",
         f"see that prefix_cache.pinned of {row['name']} equals the system message of its requests word for word (a "
         "line's end and cache_salt count, and a chat template may put tools or a date before it), or leave it out of "
         "the policy; pins above kv_bytes are not kept either",

@@ -64,10 +64,16 @@ class LiveGateway:
     def _ask(self, path: str) -> httpx.Response:
         try:
             return self._client.get(f"{self._url}{path}")
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise DoctorError(
-                f"{self._url} cannot be read ({error}): name the admin port of a running gateway, as announced"
-            ) from None
+        except httpx.ConnectError as error:
+            raise self._unread("nothing listens there" if "refused" in str(error) else str(error)) from None
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError):
+            raise self._unread("it is no URL such as http://127.0.0.1:8001") from None
+        except httpx.HTTPError as error:
+            raise self._unread(str(error) or type(error).__name__) from None
+
+    def _unread(self, reason: str) -> DoctorError:
+        remedy = "name the admin port of a running gateway, as announced"
+        return DoctorError(f"{self._url} cannot be read ({reason}): {remedy}")
 
     def _get(self, path: str) -> httpx.Response:
         response = self._ask(path)

@@ -37,7 +37,11 @@ def kernels(features: str | None = None) -> Check:
     """Check which compiled kernels a CPU can run, without compiling any."""
     known = cpu_features() if features is None else features.split()
     shown = " ".join(name for name in FEATURES if name in known) or "no known vector instructions"
-    if build.cached() is None:
+    try:
+        library = build.cached()
+    except (OSError, ConfigError) as error:
+        return warning("kernels", f"no cache for compiled ones ({error})", "set SLUICE_CACHE_DIR to a folder to write")
+    if library is None:
         hint = (
             "python -m backend.kernels.build" if build.find_compiler() else "install g++ or clang++, then start again"
         )
@@ -51,7 +55,7 @@ def kernels(features: str | None = None) -> Check:
         return warning(
             "kernels",
             f"the compiled library cannot be used on this processor ({shown}), torch's kernels serve instead, slower",
-            f"delete {build.cached()} and run python -m backend.kernels.build",
+            f"delete {library} and run python -m backend.kernels.build",
         )
     if not ops.batch_invariant:
         return warning(

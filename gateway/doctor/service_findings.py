@@ -2,7 +2,7 @@
 
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.snapshot import Json, Window
-from quotas.policy.units import show_wait
+from quotas.policy.units import counted, show_wait
 
 SLOW_STORE_SECONDS = 0.025  # of a call, for which each request waits: a twentieth of an urgent class's target
 SLOW_CALL_SHARE = 0.5  # of the calls: a store that is far away is slow for all
@@ -24,8 +24,9 @@ def store_away(window: Window) -> Finding | None:
     return Finding(
         "store_away",
         "the quota store does not answer" if is_away else "the quota store was away",
-        f"sluice_store_connected is {0 if is_away else 1}, {outages:.0f} outages began in {window.seconds:.1f} s",
-        "see that Redis runs, has room on its disk and is reached within --redis-timeout (the log names the error); "
+        f"sluice_store_connected is {0 if is_away else 1}; "
+        f"{counted(round(outages), 'outage')} began in the last {window.seconds:.1f} s",
+        "see that it runs, has room on its disk and is reached within --redis-timeout (the log names the error); "
         "meanwhile each tenant's on_store_outage applies",
         Severity.SERIOUS if is_away else Severity.WARNING,
     )
@@ -96,11 +97,12 @@ def late_loop(window: Window) -> Finding | None:
     if lag <= LAG_SECONDS and not _is_starved(window):
         return None
     cpu = window.increase("process_cpu_seconds_total") / window.seconds
+    runs_late = "this process is starved: its event loop runs late, so all other latencies look long"
     return Finding(
         "late_loop",
-        "this process is starved: its event loop runs late, so all other latencies look long",
-        f"late by {late:.2f} s in all of {window.seconds:.1f} s, by up to {show_wait(lag)} in the last 15 s, while "
-        f"the process had {cpu:.1f} cores",
+        runs_late if _is_starved(window) else "the event loop was late at times, so some latencies look long",
+        f"late for {show_wait(late)} of {window.seconds:.1f} s, by up to {show_wait(lag)} in the last 15 s, while the "
+        f"process had {cpu:.1f} cores",
         "reserve a core for it: lower --threads, or give the process more CPU; `sluice doctor` compares threads "
         "with cores",
         Severity.SERIOUS if lag > LONG_LAG_SECONDS else Severity.WARNING,
@@ -175,6 +177,6 @@ def draining(window: Window) -> Finding | None:
     return Finding(
         "draining",
         "the gateway is about to stop",
-        f"it is draining, with {len(window.after.live)} requests in flight",
+        f"it is draining, with {counted(len(window.after.live), 'request')} in flight",
         "none; remaining requests end with an error after --drain-timeout",
     )

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
+from math import inf
 from typing import Any
 
 import httptools
@@ -121,6 +122,8 @@ class HttpConnection(HttpToolsProtocol):
     rest of a body that was answered early is discarded, for as long as headers may take, and only then is a connection
     that is to end closed, or else the answer would be lost (9.6). An offer to upgrade is ignored.
 
+    A client that stops reading is dropped after `write_timeout`, on every port and whatever is written to it.
+
     A client that closes its sending half may wait for its answer or be gone, and only writing to it tells: it is sent
     bytes that mean nothing, and a reset ends the connection. Over TLS and in HTTP/1.0 it counts as gone.
     """
@@ -134,12 +137,15 @@ class HttpConnection(HttpToolsProtocol):
         hangup_watcher: HangupWatcher,
         discard_pace: DiscardPace,
         header_timeout: float = 10.0,
+        write_timeout: float = 30.0,
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._entry = entry
         self._hangup_watcher = hangup_watcher
         self._discard_pace = discard_pace
         self._header_timeout = header_timeout  # seconds
+        self._write_timeout = write_timeout  # seconds
+        self._writing: asyncio.TimerHandle | None = None  # runs while the client reads too slowly
         self._timer: asyncio.TimerHandle | None = None  # runs while bytes of the peer are due
         self._head_bytes = 0  # read since the last message, or since the last part of this one's body
         self._reads_headers = True
@@ -168,8 +174,17 @@ class HttpConnection(HttpToolsProtocol):
         self._entry.close = self._evict
         self._start_timer()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_writing_timer()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_writing_timer()
         self._entry.remove()
         if self._watched is not None:
             self._hangup_watcher.forget(self._watched)
@@ -181,6 +196,10 @@ class HttpConnection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Returns whether the connection stays open."""
+        if self.is_answering and self.cycle.more_body and not (self._ignores_input or self._is_refused_body):
+            error = BadRequest("The request's body ended before its announced length, or its last chunk.")
+            self._send_error(error, logging.DEBUG)  # a client that has left altogether does not read it
+            return False
         has_asked = self.is_answering and not self.cycle.more_body and not self._lingers
         if not has_asked or self.scheme != "http" or self.scope["http_version"] != "1.1":
             return False
@@ -321,6 +340,19 @@ class HttpConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _watch_writing(self, before: float = inf) -> None:
+        """Drop a client that takes none of the bytes that wait for it within `write_timeout`."""
+        unread = self.transport.get_write_buffer_size()
+        if unread < before:
+            self._writing = self.loop.call_later(self._write_timeout, self._watch_writing, unread)
+        else:
+            self.transport.abort()
+
+    def _stop_writing_timer(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
 
     def _time_out(self) -> None:
         if self._reads_headers:

@@ -4,8 +4,8 @@ and the exits of that code end its sequences (which frees their blocks) and sett
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 from weakref import ReferenceType, ref
@@ -370,19 +370,6 @@ class ActiveRequests:
     ) -> RequestScope:
         """Returns a scope that is swept, and ended with the others, while its block runs."""
         return RequestScope(scope, receive, send, clock, self._scopes)
-
-    @contextmanager
-    def abort_if_stalled(self, scope: Scope) -> Iterator[None]:
-        """Drop the connection if the block, which writes outside of any scope, takes longer than `write_timeout`."""
-        transport = _transport(scope)
-        if transport is None:
-            yield
-            return
-        late = asyncio.get_running_loop().call_later(self._write_timeout, transport.abort)
-        try:
-            yield
-        finally:
-            late.cancel()
 
     def fail_all(self, error: ApiError) -> None:
         """End every request that is being served, and send its client `error`."""

@@ -7,16 +7,18 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 import uvicorn
 
+from gateway.background import wait_awake
 from gateway.errors import ShuttingDown
 from gateway.http.acceptor import Acceptor
 from gateway.http.connection import DiscardPace, HangupWatcher, HttpConnection, bound_socket
 from gateway.http.connection_table import ConnectionEntry, ConnectionTable
 from gateway.http.request_scope import ActiveRequests
 from gateway.settings.settings import Settings
+from quotas.policy.units import counted
 
 PRIVILEGED_PORTS = 1024
 BACKLOG = 65_535  # connections before `accept`; the kernel caps it at net.core.somaxconn
@@ -117,6 +119,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(http_config(settings))
         self.table = table
         self._header_timeout = settings.header_timeout
+        self._write_timeout = settings.write_timeout
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
@@ -147,6 +150,7 @@ class HttpServer(uvicorn.Server):
             self._hangup_watcher,
             self._discard_pace,
             self._header_timeout,
+            self._write_timeout,
         )
 
 
@@ -176,7 +180,7 @@ class Server(HttpServer):
             self.should_exit = True
             if not self._delay:
                 self._active_requests.close()  # `shutdown` is called up to 0.1 s later, when uvicorn next looks
-            log.info("draining: %d requests are in flight", len(self.server_state.tasks))
+            log.info("draining: %s in flight", counted(len(self.server_state.tasks), "request"))
 
     def end(self) -> None:
         """Stop now: requests in flight are ended with an error."""
@@ -214,9 +218,11 @@ class Server(HttpServer):
 
     async def _wait(self, seconds: float) -> None:
         """Wait `seconds`, or until `end` is called."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._hurry.wait()
+        hurried = asyncio.create_task(self._hurry.wait())
+        try:
+            await wait_awake(seconds, hurried)
+        finally:
+            hurried.cancel()
 
     async def _unfinished(self, tasks: set[asyncio.Task[None]]) -> bool:
         """Wait for the tasks; returns True if some outlast their time."""
@@ -232,9 +238,12 @@ class Server(HttpServer):
         """Send every client an error. A client that does not read, or has not sent its whole request, is
         disconnected.
         """
-        log.warning("%d requests are ended: their time to end by themselves is over", sum(not t.done() for t in tasks))
+        num_ended = sum(not task.done() for task in tasks)
+        log.warning("%s ended: the time to end by themselves is over", counted(num_ended, "request"))
         self._active_requests.fail_all(ShuttingDown())
-        await asyncio.wait(tasks, timeout=END_SECONDS)
+        ended = asyncio.create_task(asyncio.wait(tasks))
+        await wait_awake(END_SECONDS, ended)
+        ended.cancel()
         for connection in self._answering():
             connection.drop(ShuttingDown())
 

@@ -71,7 +71,7 @@ class AnswerMessage:
     def finish(self, rest: str = "", is_cut: bool = False) -> None:
         """End the text with the `rest` that was held back. `is_cut`: it reached its limit of length."""
         self._add(self._parser.feed(rest))
-        self._add(self._parser.finish(is_cut))
+        self._add(self._parser.end_text(is_cut))
 
     def deltas(self) -> list[dict[str, Any]]:
         """Additions to the message since the last call, as deltas of a stream."""

@@ -40,6 +40,11 @@ def _one_or_many(stop: Any) -> Any:
     return stop and [text for text in stop if text != ""]
 
 
+def _unbounded(most: Any) -> Any:
+    """None for -1, with which clients of llama.cpp and LM Studio leave an answer's length open."""
+    return None if type(most) is int and most == -1 else most
+
+
 PositiveInt = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 _Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]
@@ -114,8 +119,8 @@ class GenerationBody(SamplingBody, total=False):
 @with_config(EXACT)
 class ChatBody(GenerationBody, total=False):
     messages: Required[Messages]
-    max_tokens: PositiveInt | None
-    max_completion_tokens: PositiveInt | None
+    max_tokens: Annotated[PositiveInt | None, BeforeValidator(_unbounded)]
+    max_completion_tokens: Annotated[PositiveInt | None, BeforeValidator(_unbounded)]
     logprobs: bool | None
     top_logprobs: Top | None
     add_generation_prompt: bool | None

@@ -1,7 +1,7 @@
 """A conversation as the request holds it, with all inputs of its chat template."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backend.errors import InvalidRequest
@@ -37,6 +37,16 @@ class Conversation:
         messages = sum(MESSAGE_BYTES + message_size(message) for message in self.messages)
         return messages + documents + (self.tools.size if self.tools else 0)
 
+    def shortened(self, num_chars: int) -> "Conversation | None":
+        """The conversation with `num_chars` of each longer text of a user; None if there is no longer one."""
+        if all(len(text) <= num_chars for text in map(_said_by_user, self.messages)):
+            return None
+        messages = (
+            {**message, "content": text[:num_chars]} if len(text := _said_by_user(message)) > num_chars else message
+            for message in self.messages
+        )
+        return replace(self, messages=tuple(messages))
+
     def render(self, tokenizer: Tokenizer) -> str:
         """The prompt; variables that its template does not read are noted as ignored.
 
@@ -71,6 +81,11 @@ class Conversation:
         for index, message in enumerate(self.messages):
             if "tool_calls" in message:
                 raise _unsupported(self.prompt_field or f"messages[{index}].tool_calls", "calls of tools")
+
+
+def _said_by_user(message: Message) -> str:
+    content = message["content"] if message["role"] == "user" else ""
+    return content if isinstance(content, str) else ""
 
 
 def _unsupported(param: str, what: str) -> BadRequest:

@@ -75,7 +75,7 @@ IGNORABLE: Mapping[str, Values] = {
 }  # fmt: skip
 # would change the answer; with the values that would not, or this API's replacement
 REFUSED: Mapping[str, Values | str] = {
-    "custom_logit_processor": (), "echo": (False,), "format": "response_format", "functions": ([],),
+    "custom_logit_processor": (), "echo": (False,), "format": "response_format", "functions": "tools",
     "function_call": ("none", "auto"), "json_schema": "response_format", "logits_processors": ([],), "lora_path": (),
     "lora_request": (), "moderation": (), "prompt_embeds": (), "spaces_between_special_tokens": (True,),
     "stop_sequences": "stop", "use_beam_search": (False,),

@@ -31,6 +31,16 @@ _ANNOTATIONS = frozenset(
 _IN_PLACE = frozenset(("$dynamicRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if", "oneOf"))
 _SAY_KIND = _IN_PLACE | {"const", "enum", "type"}
 _NAME = re.compile(r"#(?P<anchor>[a-z_][\w.-]*)|[\w.~:/?@!$&'()*+,;=-]+#?", re.ASCII | re.IGNORECASE)
+_KINDS: Mapping[str, tuple[type, ...]] = {  # of the values of keywords
+    **dict.fromkeys(("additionalProperties", "contains", "else", "if", "not", "propertyNames", "then"), (dict, bool)),
+    **dict.fromkeys(("allOf", "anyOf", "enum", "oneOf", "prefixItems", "required"), (list,)),
+    **dict.fromkeys(("$defs", "definitions", "patternProperties", "properties"), (dict,)),
+    **dict.fromkeys(("$ref", "pattern"), (str,)),
+    **dict.fromkeys(("maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum"), (int, float)),
+    "items": (dict, bool, list), "type": (str, list),
+}  # fmt: skip
+_TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
+_VALUES = frozenset(("const", "default", "example", "examples"))  # keywords for which null is a value
 _COMPLAINTS = {  # keywords that a compiler's complaint may be about, by its text
     "oneof": ("oneOf",), "minproperties": ("minProperties", "maxProperties"), "min_properties": ("minProperties",),
     "max_properties": ("maxProperties",), "pattern propert": ("patternProperties",), "regex": ("pattern",),
@@ -75,8 +85,7 @@ def enforce(schema: Any, param: str, is_strict: bool = True) -> list[str]:
     while roots:
         for root, way in roots:
             for place in _schemas(root, check_depth, way, seen):
-                if not _RULED.isdisjoint(place.value):
-                    rewriter.rewrite(place)
+                rewriter.rewrite(place)
         roots = rewriter.take_referred()  # a reference may point anywhere
     return rewriter.left_out
 
@@ -168,13 +177,22 @@ class _Rewriter:
 
     def rewrite(self, place: _Place) -> None:
         value = place.value
+        for keyword in [key for key, said in value.items() if said is None and key not in _VALUES]:
+            del value[keyword]  # as clients write what they leave unsaid
+        for keyword in [key for key in value if key in _KINDS and not _is_of_kind(key, value[key])]:
+            self._leave_out(place, keyword)
+        if _RULED.isdisjoint(value):
+            return
         for keyword, rule in _RULES.items():
             if keyword in value and not rule(self, value, keyword):
-                is_said = keyword == "format" and _has_pattern(value)  # the pattern says what the format means
-                if self._is_strict and not is_said:
-                    raise InvalidGrammar(f"{self._param} {_fault(place, keyword)}", self._param)
-                value.pop(keyword, None)
-                self.left_out.append(f"{self._param}{place.pointer[1:]}/{keyword}")
+                self._leave_out(place, keyword)
+
+    def _leave_out(self, place: _Place, keyword: str) -> None:
+        is_said = keyword == "format" and _has_pattern(place.value)  # the pattern says what the format means
+        if self._is_strict and not is_said:
+            raise InvalidGrammar(f"{self._param} {_fault(place, keyword)}", self._param)
+        place.value.pop(keyword, None)
+        self.left_out.append(f"{self._param}{place.pointer[1:]}/{keyword}")
 
     def _version(self, value: dict[str, Any], keyword: str) -> bool:
         """Drop the version: without it the compiler enforces the keywords of all versions; it refuses a version that it
@@ -249,7 +267,7 @@ class _Rewriter:
             return is_named or not isinstance(reference, str)
         if reference not in self._found:
             self._referred.append(self._find(reference))
-        return True
+        return self._find(reference)[0] is not None
 
     def _unevaluated(self, value: dict[str, Any], keyword: str) -> bool:
         """Turn the keyword into `additionalProperties` or `items`, which mean the same if no other schema applies in
@@ -264,9 +282,6 @@ class _Rewriter:
     def _unique(self, value: dict[str, Any], keyword: str) -> bool:
         most = value.get("maxItems")
         return _drop(value, keyword, value[keyword] is False or (type(most) is int and most < 2))
-
-    def _required(self, value: dict[str, Any], keyword: str) -> bool:
-        return isinstance(value["required"], list)
 
     def _names(self, value: dict[str, Any], keyword: str) -> bool:
         names = self._resolved(value[keyword])
@@ -395,7 +410,7 @@ _RULES: Mapping[str, _Rule] = {  # in the order in which they apply
     "if": _Rewriter._conditional, "then": _Rewriter._conditional, "else": _Rewriter._conditional,
     "unevaluatedItems": _Rewriter._unevaluated, "unevaluatedProperties": _Rewriter._unevaluated,
     "contains": _Rewriter._unenforced, "minContains": _Rewriter._counted, "maxContains": _Rewriter._counted,
-    "uniqueItems": _Rewriter._unique, "required": _Rewriter._required, "propertyNames": _Rewriter._names,
+    "uniqueItems": _Rewriter._unique, "propertyNames": _Rewriter._names,
     "patternProperties": _Rewriter._patterns_of_names,
     "maxProperties": _Rewriter._most_properties, "minProperties": _Rewriter._least_properties,
     "dependencies": _Rewriter._unenforced, "dependentRequired": _Rewriter._unenforced,
@@ -408,8 +423,19 @@ _RULES: Mapping[str, _Rule] = {  # in the order in which they apply
 _RULED = frozenset(_RULES)
 
 
+def _is_of_kind(keyword: str, said: Any) -> bool:
+    if keyword == "type":
+        names = said if isinstance(said, list) else [said]
+        return all(isinstance(name, str) and name in _TYPES for name in names)
+    return isinstance(said, _KINDS[keyword])
+
+
 def _fault(place: _Place, keyword: str) -> str:
     at = f"at {place.pointer}/{keyword}"
+    if keyword in _KINDS and not _is_of_kind(keyword, place.value.get(keyword)):
+        return (
+            f"has {shown(place.value[keyword])} {at}, which no JSON schema may have there; leave it out or correct it."
+        )
     match keyword:
         case "format":
             form = shown(place.value[keyword])

@@ -3,7 +3,7 @@
 import re
 from contextlib import suppress
 
-from backend.text.response_templates.complement import Steps, complement, is_within
+from backend.text.response_templates.complement import StepAllowance, complement, is_within
 from backend.text.response_templates.pattern_syntax import PatternError
 
 MAX_LOOK_AROUNDS = 8  # in a pattern
@@ -19,7 +19,7 @@ class LookArounds:
     def __init__(self) -> None:
         self._complements: dict[str, str | None] = {}
         self._said: dict[tuple[str, str], bool] = {}
-        self._steps = Steps(MAX_COMPLEMENT_STEPS)
+        self._steps = StepAllowance(MAX_COMPLEMENT_STEPS)
 
     def apart(self, pattern: str) -> list[str] | None:
         """Patterns whose conjunction matches the same texts, itself without a look-around; None if it cannot be split

@@ -179,18 +179,21 @@ def _add_answer(read: dict[str, Any], param: str, message: ChatMessage, names: d
 
 
 def object_of(arguments: Any, param: str) -> Any:
-    """The object that arguments spell, {} for any other value; malformed or cut text stays text. Raises `BadRequest`
-    about `param`.
+    """The object that arguments spell, {} for any other value; malformed, cut or deeply nested text stays text. Raises
+    `BadRequest` about `param`.
     """
-    if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments.strip() or "{}")
-        except orjson.JSONDecodeError:
-            return arguments
-    if not isinstance(arguments, dict):
-        return {}
-    check_nesting(arguments, param=param)
-    return arguments
+    read = arguments
+    try:
+        if isinstance(arguments, str):
+            read = orjson.loads(arguments.strip() or "{}")
+        if not isinstance(read, dict):
+            return {}
+        check_nesting(read, param=param)
+    except (orjson.JSONDecodeError, BadRequest):
+        if not isinstance(arguments, str):
+            raise
+        return arguments
+    return read
 
 
 def message_size(message: Message) -> int:

@@ -78,6 +78,11 @@ class GenerationRequest:
         return False
 
     @property
+    def keeps_spaces(self) -> bool:
+        """True if a grammar of the client says how the text begins."""
+        return (self.grammar_field or "").startswith("structured_outputs.")
+
+    @property
     def offers_tools(self) -> bool:
         return False
 
@@ -293,7 +298,9 @@ def _shared(
     options, stream = body.get("stream_options"), bool(body.get("stream"))
     max_tokens, max_completion_tokens = lengths
     if options and not stream:
-        raise BadRequest("stream_options is only allowed when stream is true.", "stream_options")
+        raise BadRequest(
+            "stream_options is only allowed when stream is true: set that, or leave it out.", "stream_options"
+        )
     if stream and body.get("prompt_logprobs") is not None:
         raise BadRequest(
             "prompt_logprobs cannot be streamed: set stream to false, or leave prompt_logprobs out.", "prompt_logprobs"

@@ -38,7 +38,7 @@ def sampling_of(
             stop_token_ids=stop_token_ids,
         )
         if "grammar" in rare and sampling.ignore_eos:
-            raise BadRequest("ignore_eos has no meaning for a constrained answer.", "ignore_eos")
+            raise BadRequest("ignore_eos has no meaning for a constrained answer: leave it out.", "ignore_eos")
         return replace(sampling, **rare) if rare else sampling
     except InvalidRequest as exc:
         raise translate(exc) from exc

@@ -33,13 +33,6 @@ class JsonSchemaFormat(TypedDict, total=False):
 
 
 @with_config(EXACT)
-class ResponseFormat(TypedDict, total=False):
-    type: Required[Literal["text", "json_object", "json_schema"]]
-    json_schema: JsonSchemaFormat | None
-    schema: Any  # of a `json_object` or a `json_schema`, as llama.cpp's clients and others send it
-
-
-@with_config(EXACT)
 class AnswerFormat(TypedDict, total=False):
     """The constraint on a response's text."""
 
@@ -48,6 +41,13 @@ class AnswerFormat(TypedDict, total=False):
     description: str | None
     schema: Any
     strict: bool | None
+
+
+@with_config(EXACT)
+class ResponseFormat(AnswerFormat, total=False):
+    """A chat's, or a response's, as llama.cpp's clients and others send it."""
+
+    json_schema: JsonSchemaFormat | None
 
 
 def text_format(place: str) -> BeforeValidator:
@@ -99,23 +99,15 @@ def read_grammar(
 
 
 def _of_format(asked: ResponseFormat, most_bytes: int) -> AskedGrammar | None:
-    given, schema, field = asked.get("json_schema"), asked.get("schema"), "response_format.json_schema"
-    if given is not None and asked["type"] != "json_schema":
-        raise BadRequest(f'{field} is only allowed when response_format.type is "json_schema".', field)
-    if schema is not None:
-        if asked["type"] == "text" or given is not None:
-            why = 'the type "text"' if given is None else "json_schema"
-            raise BadRequest(f"response_format.schema cannot be combined with {why}.", "response_format.schema")
-        schema = {} if schema is True else schema
-        if asked["type"] == "json_object" and isinstance(schema, dict) and not says_kind(schema):
-            schema = {"type": "object"} | schema
-        return _of_schema(schema, "response_format.schema", most_bytes)
-    if asked["type"] == "text":
-        return None
-    if asked["type"] == "json_object":
-        return AskedGrammar(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), "response_format")
+    given, field = asked.get("json_schema"), "response_format.json_schema"
     if given is None:
-        raise BadRequest(f'{field} is required when response_format.type is "json_schema".', field)
+        if asked["type"] == "json_schema" and asked.get("schema") is None:
+            raise BadRequest(f'{field} is required when response_format.type is "json_schema".', field)
+        return read_text_format(asked, "response_format", most_bytes)
+    if asked["type"] != "json_schema":
+        raise BadRequest(f'{field} is only allowed when response_format.type is "json_schema".', field)
+    if asked.get("schema") is not None:
+        raise BadRequest("response_format.schema cannot be combined with json_schema.", "response_format.schema")
     return _of_schema(given.get("schema"), f"{field}.schema", most_bytes, is_strict=given.get("strict") is True)
 
 
@@ -125,13 +117,18 @@ def read_text_format(asked: AnswerFormat | None, field: str, most_bytes: int = M
     """
     if asked is None:
         return None
-    if asked["type"] != "json_schema" and asked.get("schema") is not None:
-        raise BadRequest(f'{field}.schema is only allowed when {field}.type is "json_schema".', f"{field}.schema")
+    schema = asked.get("schema")
     if asked["type"] == "text":
+        if schema is not None:
+            raise BadRequest(f'{field}.schema cannot be combined with the type "text".', f"{field}.schema")
         return None
     if asked["type"] == "json_object":
-        return AskedGrammar(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), field)
-    return _of_schema(asked.get("schema"), f"{field}.schema", most_bytes, is_strict=asked.get("strict") is True)
+        if schema is None:
+            return AskedGrammar(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), field)
+        schema = {} if schema is True else schema
+        if isinstance(schema, dict) and not says_kind(schema):
+            schema = {"type": "object"} | schema
+    return _of_schema(schema, f"{field}.schema", most_bytes, is_strict=asked.get("strict") is True)
 
 
 def _of_structured(structured: StructuredOutputs, most_bytes: int) -> AskedGrammar:
@@ -203,4 +200,5 @@ def _bounded(kind: GrammarKind, source: str, field: str, most_bytes: int) -> Ask
 
 
 def _too_long(field: str, size: int, most_bytes: int) -> InvalidGrammar:
-    return InvalidGrammar(f"{field} has {size} bytes; at most {most_bytes} are compiled here. Make it smaller.", field)
+    bounds = f"{size:,} bytes; at most {most_bytes:,} are compiled here"
+    return InvalidGrammar(f"{field} has {bounds}. Make it smaller.", field)

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict  # as in `bodies`
 from gateway.errors import BadRequest
 from gateway.http.json_body import EXACT, shown
 from gateway.openai.foreign_fields import ECHOES, known_object
+from quotas.policy.units import show_size
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 2**18  # of all of them, as JSON
@@ -85,7 +86,7 @@ def read_tools(
     size = _size(tools)
     if size > MAX_TOOLS_BYTES:
         raise BadRequest(
-            f"tools have {size} bytes; at most {MAX_TOOLS_BYTES} are read. Send fewer of them, or smaller schemas.",
+            f"tools have {size:,} bytes; at most {show_size(MAX_TOOLS_BYTES)} are read. Send fewer, or smaller ones.",
             "tools",
         )
     places = places or [f"tools[{index}].function" for index in range(len(tools))]

@@ -126,6 +126,15 @@ class SchedulingFields(SettingRecord):
         gt=0,
         le=1,
     )
+    spare_share: float = setting(
+        "engine",
+        "SHARE",
+        0.04,
+        "share by which the lines of batches may lengthen a step of other requests, within the promises of their "
+        "classes: more for more tokens a second, 0 for steps that are no longer than without batches",
+        ge=0,
+        le=4,
+    )
     max_tokens_beyond_context: Literal["clamp", "refuse"] = setting(
         "engine",
         "HOW",

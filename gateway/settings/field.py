@@ -14,10 +14,13 @@ def _auto(value: object) -> object:
     return None if value == "auto" else value
 
 
-def setting(group: str, unit: str, default: Any, description: str, **limits: Any) -> Any:
-    """Returns a field; a callable default is called at start. The help shows `unit` for the value; empty: no flag."""
+def setting(group: str, unit: str, default: Any, description: str, *, form: str = "", **limits: Any) -> Any:
+    """Returns a field; a callable default is called at start. The help shows `unit` for the value; empty: no flag.
+    `form` says in words what the `pattern` among the limits matches.
+    """
     made = {"default_factory": default} if callable(default) else {"default": default}
-    return Field(**made, description=description, json_schema_extra={"group": group, "unit": unit}, **limits)
+    made |= {"json_schema_extra": {"group": group, "unit": unit, "form": form}}
+    return Field(**made, description=description, **limits)
 
 
 class SettingRecord(BaseSettings):

@@ -6,6 +6,7 @@ variable, a variable over the default. The engine's own configuration checks the
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,9 +38,14 @@ def _otlp_protocol(value: object) -> object:
 
 
 def default_state_dir() -> Path:
-    """Returns `$XDG_STATE_HOME/sluice`, or `~/.local/state/sluice` (XDG base directory specification)."""
+    """Returns `$XDG_STATE_HOME/sluice`, or `~/.local/state/sluice` (XDG base directory specification), unexpanded for a
+    user without a home.
+    """
     home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "sluice"
+    path = (Path(home) if home else Path("~/.local/state")) / "sluice"
+    with suppress(RuntimeError):
+        path = path.expanduser()
+    return path
 
 
 class QuotaFields(SettingRecord):
@@ -85,6 +91,7 @@ class QuotaFields(SettingRecord):
         "this replica's address for routers: announced in the store, with its admin port at the same host, for a "
         "router's `--replicas-store`; the port defaults to --port",
         pattern=r"^https?://[^/?#@\s]+$",
+        form="http:// or https:// with a host, and nothing behind its port",
     )
 
 
@@ -123,6 +130,7 @@ class NetworkFields(SettingRecord):
         "origins of web pages whose scripts may call the API, such as https://a.example, separated by commas; *: of "
         "all; off: of none",
         pattern=f"^(?:{cors.ORIGINS})$",
+        form="off, * or origins such as https://a.example, separated by commas",
     )
     public_models: Literal["on", "off"] = setting(
         "network",

@@ -57,6 +57,15 @@ class Settings(SettingFields):
             return path.stem
         return path.resolve().name if path.is_dir() else self.model.removeprefix("hf:")
 
+    @field_validator("state_dir", "model")
+    @classmethod
+    def _home_is_known(cls, path: Path | str) -> Path | str:
+        try:
+            expanded = Path(path).expanduser()
+        except RuntimeError:
+            raise ValueError("begins with a home directory that is not known: name the whole path") from None
+        return expanded if isinstance(path, Path) else path
+
     @field_validator("demo_key")
     @classmethod
     def _demo_key_is_a_bearer_token(cls, key: SecretStr | None) -> SecretStr | None:

@@ -9,7 +9,7 @@ from admission.controller import Controller
 from admission.observer import CoreObserver
 from admission.outcome import AdmissionRefused
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import JudgedRequest
 from backend.scheduler.batch import StepOutput
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -65,7 +65,7 @@ class CoreTelemetry(CoreObserver):
         """The timeline of a sequence; a new one if the core never reported it."""
         return self._timelines.get(sequence) or SequenceTimeline(sequence, Promise(sequence.tenant), sequence.arrival)
 
-    def requested(self, asked: Asked, now: float) -> None:
+    def requested(self, asked: JudgedRequest, now: float) -> None:
         if (record := current.get()) is not None:
             record.engine.asked, record.engine.asked_at = asked, now
 

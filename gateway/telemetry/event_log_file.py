@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
+MAX_LINE_CHARS = 2**26  # the longest lines hold a policy
 UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
 """Errors of reading a text file that is absent, cut off, damaged or no text."""
 FLUSH_SECONDS = 0.5  # the longest that a line waits to be written
@@ -117,7 +118,13 @@ def read_event_log(path: Path) -> Iterator[str]:
     try:
         for segment in _segments(path):
             with open_text(segment) as file:
-                yield from (line.rstrip("\n") for line in file if line.endswith("\n"))
+                while line := file.readline(MAX_LINE_CHARS):
+                    if len(line) == MAX_LINE_CHARS:
+                        raise EventLogError(
+                            f"{segment} has a line of {MAX_LINE_CHARS} characters or more: it is damaged"
+                        )
+                    if line.endswith("\n"):
+                        yield line.rstrip("\n")
     except UnicodeDecodeError as error:
         raise EventLogError(f"{path} is no event log: {error}") from None
     except UNREADABLE as error:
@@ -135,7 +142,7 @@ def _segments(path: Path) -> list[Path]:
 def _begins_a_log(segment: Path) -> bool:
     """True for the first segment of a log. Raises `EventLogError` if it is no segment at all."""
     with open_text(segment, errors="replace") as file:
-        first = file.readline()
+        first = file.readline(MAX_LINE_CHARS)
     if first and not first.startswith('["'):
         raise EventLogError(f"{segment} is no event log: it begins with {first!r:.80}")
     return first.startswith('["log"')

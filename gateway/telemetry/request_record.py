@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from admission.outcome import Outcome
 from admission.promise import Promise
-from admission.request import Asked
+from admission.request import JudgedRequest
 from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from backend.scheduler.sequence import Sequence
@@ -26,7 +26,7 @@ from gateway.errors import ApiError
 from gateway.http.responses import ResponseWriter
 from gateway.key_mask import masked
 from gateway.replica.fleet_secret import UNKNOWN, Beginnings
-from quotas.reservation import Reservation
+from quotas.reservation import Reservation, Usage
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class EngineRecord:
     Only the engine's client and its callees write it.
     """
 
-    asked: Asked | None = None  # charge asked of its tenant's limits
+    asked: JudgedRequest | None = None  # charge asked of its tenant's limits
     asked_at: float | None = None
     grammar: Grammar | None = None  # the constraint on its answers
     grammar_wait: float | None = None  # seconds until its grammar was compiled; None: it has none
@@ -147,6 +147,7 @@ class EngineRecord:
     grant: Granted | None = None
     timelines: list[SequenceTimeline] = field(default_factory=list)
     store_calls: list[StoreCall] = field(default_factory=list)  # at most `MAX_STORE_CALLS`
+    measure: Callable[[], Usage] | None = None  # the use of a line of a batch, which its batch books
 
     @property
     def num_output_tokens(self) -> int:

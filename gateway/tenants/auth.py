@@ -17,11 +17,11 @@ from gateway.settings.secret_rules import MAX_KEY_CHARS
 from gateway.settings.settings import Settings
 from gateway.tenants.key_store import KeyRecord, KeyStore, Replaced
 from quotas.policy.policy import SCOPES
+from quotas.policy.schema import KEY_PREFIX
 
-PREFIX = "sk-sluice-"
 DEMO = "demo"  # id of the demo key, and of its tenant
 SECRET_BYTES = 20
-_PREFIX = PREFIX.encode()
+_PREFIX = KEY_PREFIX.encode()
 _SPACES = b" \t"
 _INCORRECT = "Incorrect API key provided: it is unknown, revoked or expired."
 
@@ -139,7 +139,7 @@ def demo_key(settings: Settings, pepper: bytes) -> str | None:
         return settings.demo_key.get_secret_value()
     if not settings.is_loopback:
         return None
-    return f"{PREFIX}{DEMO}-{hmac.digest(pepper, b'sluice demo key', 'sha256')[:SECRET_BYTES].hex()}"
+    return f"{KEY_PREFIX}{DEMO}-{hmac.digest(pepper, b'sluice demo key', 'sha256')[:SECRET_BYTES].hex()}"
 
 
 def demo_record(key: str, pepper: bytes) -> KeyRecord:
@@ -167,7 +167,7 @@ def rotated(record: KeyRecord, pepper: bytes, expires: datetime | None, until: d
 
 
 def _new_secret(key_id: str) -> str:
-    return f"{PREFIX}{key_id}-{secrets.token_hex(SECRET_BYTES)}"
+    return f"{KEY_PREFIX}{key_id}-{secrets.token_hex(SECRET_BYTES)}"
 
 
 def _record(key_id: str, key: str, tenant: str, pepper: bytes, expires: datetime | None) -> KeyRecord:
@@ -182,7 +182,7 @@ def bearer_token(authorization: bytes | None) -> bytes:
     Raises `InvalidApiKey`.
     """
     if not authorization:
-        raise InvalidApiKey("You didn't provide an API key: send it in a header, Authorization: Bearer YOUR_KEY.")
+        raise InvalidApiKey.missing()
     if len(authorization) > MAX_KEY_CHARS + 16:
         raise InvalidApiKey(f"The API key is longer than {MAX_KEY_CHARS} bytes.")
     scheme, _, key = authorization.strip(_SPACES).replace(b"\t", b" ").partition(b" ")

@@ -9,6 +9,7 @@ from backend.config import EngineConfig
 from backend.roofline import show_bytes
 from quotas.policy.policy import Policy
 from quotas.policy.policy_diff import changed_tenants
+from quotas.policy.units import counted
 
 TENANTS_PER_TURN = 100  # tenants whose limits change in one turn of the event loop
 
@@ -72,7 +73,7 @@ def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:
 
 
 def show_blocks(blocks: int, pool: KVPool) -> str:
-    return f"{show_bytes(blocks * pool.block_bytes)} ({blocks} block{'' if blocks == 1 else 's'})"
+    return f"{show_bytes(blocks * pool.block_bytes)} ({counted(blocks, 'block')})"
 
 
 class CacheLimiter:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
+from gateway.quoting import quoted
 from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
 from quotas.policy.limit import Limit, Resource
@@ -23,6 +24,8 @@ class KVShape:
 
 class EffectivePolicy:
     """The policy as it applies to one principal, computed once and used by every request until the policy changes."""
+
+    is_line = False  # it is that of a line of a batch, whose use its batch books
 
     def __init__(self, policy: Policy, principal: Principal) -> None:
         self.name = principal.tenant
@@ -60,7 +63,7 @@ class EffectivePolicy:
     def check_model(self, model: str) -> None:
         """Raise `ModelNotFound` for a model denied to the tenant, as for an unknown one."""
         if self.models is not None and model not in self.models:
-            raise ModelNotFound(f"The model {model!r:.200} does not exist or you have no access to it.", "model")
+            raise ModelNotFound(f"The model {quoted(model, 200)} does not exist or you have no access to it.", "model")
 
     @property
     def highest_class(self) -> ClassPolicy:
@@ -111,7 +114,7 @@ class EffectivePolicy:
         most = self.tenant.max_schema_bytes
         if size > most:
             raise Unsatisfiable(
-                f"Your tenant's limit max_schema_bytes is {most}: {param} has {size} bytes. Make it smaller, "
+                f"Your tenant's limit max_schema_bytes is {most:,}: {param} has {size:,} bytes. Make it smaller, "
                 "or have the limit raised.",
                 param,
             )
@@ -148,6 +151,8 @@ class CurrentPolicy(Protocol):
 class EffectivePolicies:
     """Caches the effective policy of every principal under the present policy."""
 
+    make: type[EffectivePolicy] = EffectivePolicy
+
     def __init__(self, policies: CurrentPolicy) -> None:
         self._policies = policies
         self._policy = policies.current
@@ -163,7 +168,7 @@ class EffectivePolicies:
             self._policy, self._known = self._policies.current, {}
         effective = self._known.get(principal)
         if effective is None:
-            effective = self._known[principal] = EffectivePolicy(self._policy, principal)
+            effective = self._known[principal] = self.make(self._policy, principal)
         return effective
 
 

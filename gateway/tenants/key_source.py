@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway.background import tell_all
+from gateway.quoting import quoted
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import KeyRing, Principal, demo_key, demo_record, pepper_of, rotated
 from gateway.tenants.file_watch import FileWatcher, signature
@@ -16,6 +17,7 @@ from gateway.tenants.key_store import KeyRecord, KeyStore, KeyStoreError, KeySto
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy import KeyPolicy, Policy, TenantPolicy
 from quotas.policy.policy_diff import changed_tenants
+from quotas.policy.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ class KeySource:
     def files(self) -> Iterable[Path]:
         return (self.store.path,)
 
-    async def watch(self, policies: LivePolicy) -> None:
+    async def follow(self, policies: LivePolicy) -> None:
         """Apply edits of the key file since it was read, and of the policies' keys, while the server runs."""
         policies.on_change.append(self.take_policy)
         await self._watcher.run()
@@ -110,7 +112,7 @@ class KeySource:
         if change == KeyChange():
             return
         self.ring.change((keys.in_force[key_id] for key_id in change.added + change.changed), change.removed)
-        log.info("%d API keys are in force", len(keys.in_force))
+        log.info("%s in force", counted(len(keys.in_force), "API key"))
         await tell_all(self.on_change, change)
 
     def _followed(self, before: _Keys, policy: Policy) -> tuple[_Keys, KeyChange]:
@@ -200,7 +202,7 @@ def find_key(key_id: str, policy: Policy, store: KeyStore) -> KnownKey:
             principal = Principal(tenant.name, key_id, key.scopes)
             return KnownKey(principal, f"tenant {tenant.name}, key {key_id}{where}", key.expires)
     raise KeyStoreError(
-        f"there is no key {key_id!r:.80}, neither in {store.path} nor in the policy: see `sluice keys list`"
+        f"there is no key {quoted(key_id)}, neither in {store.path} nor in the policy: see `sluice keys list`"
     )
 
 
@@ -209,7 +211,7 @@ class UnknownKey(KeyStoreError):
 
     def __init__(self, key_id: str) -> None:
         super().__init__(
-            f"there is no stored key {key_id!r:.80}: see `sluice keys list`; one in a policy file is changed there"
+            f"there is no stored key {quoted(key_id)}: see `sluice keys list`; one in a policy file is changed there"
         )
 
 

@@ -29,7 +29,7 @@ from zlib import crc32
 from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, rule
 from quotas.policy.policy import SCOPES
 from quotas.policy.problems import quoted
-from quotas.policy.words import tenant_name
+from quotas.policy.words import stored_tenant_name
 
 PEPPER_BYTES = 32
 ADMIN_PREFIX = "sluice-admin-"
@@ -153,7 +153,10 @@ class KeyStore:
             yield partial(_replace, path)
 
     def _make_directory(self) -> None:
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise KeyStoreUnreadable(f"{self.directory} is no directory; choose one with --state-dir") from None
         if self.directory.stat().st_mode & 0o022:
             raise KeyStoreError(f"{self.directory} may be written by other users: chmod 700 {self.directory}")
 
@@ -343,7 +346,7 @@ def _tenant(value: object) -> str:
     """Parse the name of a tenant, by the policy's rules."""
     name = _text(value)
     try:
-        return tenant_name(name)
+        return stored_tenant_name(name)
     except ValueError as error:
         raise ValueError(f"the tenant {quoted(name)} {error}") from None
 

@@ -92,7 +92,7 @@ class LivePolicy:
         check_policy(self.current, {} if self.path is None else read_sources(self.path), [check])
         self.checks.append(check)
 
-    async def watch(self) -> None:
+    async def follow(self) -> None:
         """Apply edits for as long as the server runs, including those since the files were first read."""
         await self._watcher.run()
 

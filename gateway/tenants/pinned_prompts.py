@@ -34,7 +34,7 @@ class PinnedPrompts:
 
     def _conversation(self, system: str, user: str) -> list[int]:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        return self._tokenizer.encode(self._tokenizer.render_chat(messages), add_special_tokens=False)
+        return self._tokenizer.encode_text(self._tokenizer.render_chat(messages), add_special_tokens=False)
 
 
 def pinned_problems(policy: Policy, pool: KVPool, prompts: PinnedPrompts) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from gateway.settings.settings import Settings
 
 KEY_ID_BYTES, NONCE_BYTES = 4, 12
+MAX_CONTENTS_BYTES = 2**26
 _PURPOSE = b"sluice stored responses\0"
 
 
@@ -45,7 +46,7 @@ class Sealer:
         sealed = self._cipher(self._key_id, tenant).encrypt(nonce, zlib.compress(contents, 1), name.encode())
         return self._key_id + nonce + sealed
 
-    def open(self, tenant: str, name: str, sealed: bytes, most: int | None = None) -> bytes | None:
+    def open(self, tenant: str, name: str, sealed: bytes, most: int = MAX_CONTENTS_BYTES) -> bytes | None:
         """The contents; None if they were sealed for another tenant or name, or under a removed secret, or are longer
         than `most` bytes.
         """
@@ -57,8 +58,6 @@ class Sealer:
         except InvalidTag:
             return None
         unpacking = zlib.decompressobj()
-        if most is None:
-            return unpacking.decompress(packed)
         contents = unpacking.decompress(packed, 1 + max(0, most))  # 0 would be no bound
         return contents if unpacking.eof and len(contents) <= most else None
 

@@ -1,6 +1,5 @@
 """Requests, records and errors as the lists that frames hold. An infinite time and an unknown one are both null."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -8,7 +7,7 @@ from itertools import accumulate
 from math import inf
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from admission.outcome import Outcome
 from backend.grammar import Grammar, GrammarKind
@@ -25,7 +24,6 @@ from quotas.policy.policy_diff import PolicyEdit
 from quotas.reservation import Attempt
 
 Message = list[Any]
-Whole = TypeVar("Whole", bytes, list[int])
 
 
 @dataclass(slots=True)
@@ -90,36 +88,32 @@ _asked = attrgetter("logit_bias", "allowed_token_ids", "bad_words", "logprobs", 
 _request, _drawn, _begun = (attrgetter(*names) for names in (_OF_REQUEST, _OF_SAMPLING, _OF_RECORD))
 
 
-def request_message(request: EngineRequest) -> tuple[Message, bytes]:
-    """Returns a request as a message, and its token ids as 32-bit numbers."""
+def request_message(request: EngineRequest) -> Message:
+    """Returns a request as a message, without the ids of its prompts."""
     sampling, deadlines, beginnings = request.sampling, request.deadlines, request.beginnings
-    token_ids = array("I")
-    prompts = request.prompts[:: request.num_answers]
-    for prompt in prompts:
-        token_ids.extend(prompt)
-    message = [
+    return [
         _request(request),
-        [len(prompt) for prompt in prompts],
+        [len(prompt) for prompt in request.prompts[:: request.num_answers]],
         [_drawn(sampling), sampling.stop_token_ids, _constraints(sampling)],
         [_known(deadlines.first_token), _known(deadlines.last_token), _known(deadlines.interval)],
         deadlines.is_relative,
         request.attempt,
         [[digest.hex() for digest in beginnings.digests], beginnings.num_bytes],
     ]
-    return message, token_ids.tobytes()
 
 
-def engine_request_of(message: Message, binary: memoryview) -> EngineRequest:
-    """Returns the request of a message. Its stop strings stay with the worker, which looks for them."""
+def engine_request_of(message: Message) -> tuple[EngineRequest, list[int]]:
+    """Returns the request of a message, whose prompts are empty yet, and their lengths. Its stop strings stay with the
+    worker, which looks for them.
+    """
     plain, lengths, (drawn, stop_token_ids, constraints), until, is_relative, attempt, (digests, num_bytes) = message
     fields = dict(zip(_OF_REQUEST, plain, strict=True))
-    token_ids, num_answers = array("I", bytes(binary)).tolist(), fields["num_answers"]
-    prompts = [prompt for prompt in parts(token_ids, lengths) for _ in range(num_answers)]
+    prompts = [prompt for prompt in [list[int]() for _ in lengths] for _ in range(fields["num_answers"])]
     sampling = _sampling(tuple(drawn), tuple(stop_token_ids))
     if constraints is not None:
         sampling = _constrained(sampling, *constraints)
     first, last, interval = (inf if seconds is None else seconds for seconds in until)
-    return EngineRequest(
+    request = EngineRequest(
         **fields,
         prompts=prompts,
         sampling=sampling,
@@ -127,6 +121,7 @@ def engine_request_of(message: Message, binary: memoryview) -> EngineRequest:
         attempt=None if attempt is None else Attempt(*attempt),
         beginnings=Beginnings(tuple(map(bytes.fromhex, digests)), num_bytes),
     )
+    return request, lengths
 
 
 @lru_cache(1024)
@@ -194,7 +189,7 @@ def end(record: RequestRecord, message: Message) -> tuple[Outcome, float]:
     return Outcome(outcome), ended
 
 
-def parts(whole: Whole, sizes: list[int]) -> list[Whole]:
+def parts(whole: bytes, sizes: list[int]) -> list[bytes]:
     """Cut what was joined into parts of these sizes."""
     return [whole[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from backend.own_process import module_command, module_environment
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.service import Service
+from gateway.background import wait_awake
 from gateway.http.server import END_SECONDS, ListenError, on_signals
 from gateway.settings.settings import Settings
 from gateway.tenants.key_source import KeyChange, KeySource
@@ -137,7 +138,7 @@ class WorkerPool:
         ending = asyncio.create_task(self._ending.wait())
         try:
             await asyncio.wait({exited, ending}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({exited}, timeout=self._patience)
+            await wait_awake(self._patience, exited)
         finally:
             ending.cancel()
 

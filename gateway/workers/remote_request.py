@@ -195,9 +195,9 @@ class RemoteRequest:
         """Note that the engine has ended a stream."""
         self._num_open -= 1
         if self._num_open == 0 and not self.asked.may_stop:
-            self.settle()
+            self.settle_grant()
 
-    def settle(self) -> None:
+    def settle_grant(self) -> None:
         """Settle and close: all streams have ended, or were stopped."""
         if self._generation is not None:
             self._generation.settle_now()

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -20,9 +19,10 @@ from gateway.errors import ApiError
 from gateway.telemetry.request_record import RequestRecord, current
 from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.workers.link import FrameKind, WorkerLink
-from gateway.workers.messages import Message, end, engine_request_of, error_message, error_of, parts, record_of
+from gateway.workers.messages import Message, end, engine_request_of, error_message, error_of, record_of
 from gateway.workers.remote_request import DetailedRemoteStream, Outbox, RemoteRequest, RemoteStream
 from gateway.workers.stats import WorkerStats
+from gateway.workers.token_ids import unpack
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ class ServedWorker:
             "store_response": self._store_response,
             "read_responses": self._read_responses,
             "delete_response": client.delete_response,
+            "batches": client.batches,
             "limit_states": self._limit_states,
             "kv_memory": lambda tenant, key: client.kv_memory(self._policy(tenant, key)),
             "load": self._load,
@@ -124,7 +125,7 @@ class ServedWorker:
 
     def _generate(self, message: Message, binary: memoryview) -> None:
         number, begun, requested = message
-        asked = engine_request_of(requested, binary)
+        asked, lengths = engine_request_of(requested)
         record = record_of(begun, asked.sampling)
         request = record.scope = RemoteRequest(number, asked, self.link)
         self._requests[number] = request, record
@@ -135,10 +136,18 @@ class ServedWorker:
         except Exception as error:  # noqa: BLE001 - each becomes an answer
             _refuse(request, error)
             return
-        request.task = asyncio.create_task(self._admit(request, record, number, policy))
+        request.task = asyncio.create_task(self._admit(request, record, number, policy, (bytes(binary), lengths)))
         self._keep(number, request.task)
 
-    async def _admit(self, request: RemoteRequest, record: RequestRecord, number: int, policy: EffectivePolicy) -> None:
+    async def _admit(
+        self,
+        request: RemoteRequest,
+        record: RequestRecord,
+        number: int,
+        policy: EffectivePolicy,
+        token_ids: tuple[bytes, list[int]],
+    ) -> None:
+        """Generate for a request, whose prompts' ids and lengths are given."""
         current.set(record)
         streams, sampling = count(number), request.asked.sampling
         is_plain = sampling.logprobs is None and sampling.prompt_logprobs is None
@@ -148,6 +157,8 @@ class ServedWorker:
             return kind(sequence, next(streams), request, self._outbox)
 
         try:
+            asked, (packed, lengths) = request.asked, token_ids
+            await unpack(packed, asked.prompts[:: asked.num_answers], lengths)
             generation = await self._client.generate(request.asked, policy, record, request.fail, make_stream)
             request.admitted(generation)
         except Exception as error:  # noqa: BLE001 - each becomes an answer
@@ -205,7 +216,7 @@ class ServedWorker:
 
     async def _settle(self, number: int) -> None:
         if number in self._requests:
-            self._requests[number][0].settle()
+            self._requests[number][0].settle_grant()
 
     async def _charge(self, tenant: str, key: str, number: int) -> Mapping[str, str]:
         charge = self._charges[number] = await self._client.charge(self._policy(tenant, key))
@@ -220,7 +231,8 @@ class ServedWorker:
     async def _encode(
         self, tenant: str, key: str, model: str, lengths: list[int], within: float | None, is_relative: bool, ids: bytes
     ) -> "_Bulk":
-        inputs = parts(array("I", ids).tolist(), lengths)
+        inputs = [list[int]() for _ in lengths]
+        await unpack(ids, inputs, lengths)
         asked = EncodingAsk(model, inputs, inf if within is None else within, is_relative)
         headers, vectors = await self._client.encode(asked, self._policy(tenant, key))
         return _Bulk([headers, [*map(len, vectors)]], b"".join(vectors))

@@ -4,7 +4,6 @@ import asyncio
 import pickle
 from array import array
 from collections.abc import Callable, Mapping
-from itertools import chain
 from math import inf
 from typing import Any
 
@@ -30,6 +29,7 @@ from gateway.workers.messages import (
     record_message,
     request_message,
 )
+from gateway.workers.token_ids import pack
 from quotas.policy.policy import Policy
 from quotas.reservation import LimitState
 
@@ -148,6 +148,7 @@ class WorkerClient:
         record: RequestRecord,
         fail: Callable[[ApiError], object],
     ) -> WorkerGeneration:
+        token_ids = await pack(request.prompts[:: request.num_answers])
         self._check_link()
         sequences = request.sequences(_NO_ENDS, int)
         number = self._take_numbers(len(sequences))
@@ -156,8 +157,7 @@ class WorkerClient:
             stream.sequence.arrival = self._clock()
             self._streams[number + index] = stream
         self._numbers[record] = number
-        message, token_ids = request_message(request)
-        self.link.send(FrameKind.GENERATE, [number, record_message(record), message], token_ids)
+        self.link.send(FrameKind.GENERATE, [number, record_message(record), request_message(request)], token_ids)
         try:
             generation.headers = await generation.admitted
         except ApiError:
@@ -205,10 +205,13 @@ class WorkerClient:
     async def delete_response(self, tenant: str, name: str) -> bool:
         return bool(await self.ask("delete_response", tenant, name))
 
+    async def batches(self, what: str, *told: Any) -> Any:
+        return await self.ask("batches", what, *told)
+
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Mapping[str, str], list[bytes]]:
         within = None if asked.within == inf else asked.within
         told = (policy.name, policy.key, asked.model, [*map(len, asked.inputs)], within, asked.is_relative)
-        token_ids = array("I", chain.from_iterable(asked.inputs)).tobytes()
+        token_ids = await pack(asked.inputs)
         (headers, sizes), vectors = await self._ask("encode", told, token_ids)
         return headers, parts(vectors, sizes)
 

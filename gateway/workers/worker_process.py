@@ -22,6 +22,7 @@ from gateway.api.body_reader import open_body_reader
 from gateway.api.frontend import Frontend, served_encoders
 from gateway.api.routes import make_app, make_probes
 from gateway.background import beside
+from gateway.batches.file_bytes import FileBytes
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import Server
@@ -86,7 +87,8 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             active_requests=active_requests,
             body_reader=body_reader,
             engine=client,
-            sealer=Sealer.of(settings, setup.pepper),
+            sealer=(sealer := Sealer.of(settings, setup.pepper)),
+            files=FileBytes(settings.state_dir / "files", sealer),
             encoders=served_encoders(
                 [(one, Tokenizer.from_dir(one.directory, one.vocab_size)) for one in setup.encoders]
             ),

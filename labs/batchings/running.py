@@ -1,4 +1,4 @@
-"""What the running sequences of a step may compute, for rules that choose among them."""
+"""The running sequences of a step by their kind of row, for rules that choose among them."""
 
 from backend.scheduler.batching import StepParts
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason

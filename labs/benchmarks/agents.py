@@ -1,18 +1,19 @@
-"""What is kept of agents' conversations while they wait for their tools: python -m labs.benchmarks.agents [--runs 3]
+"""The blocks of agents' conversations that stay cached while the agents wait for their tools: `python -m
+labs.benchmarks.agents [--runs 3]`.
 
 Llama-3-8B on an A100 (simulated, published step times; 2 MiB of keys and values a block), 512 tokens a step. More
 agents come than the machine could serve if each turn were computed from its beginning. Each sends 8 to 16 turns, one
-after another: the next comes 1 to 60 s after the answer before it, when a tool has returned, and begins with all that
-was said. The waits are log-normal, of a fast tool and a slow one, or uniform, and memory is for a third to two thirds
-of what all who wait would keep.
+after another: a turn comes 1 to 60 s after the answer before it, when a tool has returned, and begins with the whole
+conversation so far. The waits are log-normal, of a fast tool and a slow one, or uniform, and memory holds a third to
+two thirds of the blocks of all waiting agents.
 
-Each seed's agents are the same under each rule: dropping what is idle at once, holding what clients expect to come back
-for, the least recently used first, and by measured return times, with clients that say nothing, the truth, three times
-too long or too short, or one second of everything. Judged is the mean time from an agent's first request to the end of
-its last answer, waits included.
+Each seed's agents are the same under each rule: idle blocks dropped at once, held if a client announced a return,
+evicted least recently used first, and kept by measured return times, with clients that announce nothing, the truth,
+three times too long or too short, or one second for everything. The mean time from an agent's first request to the end
+of its last answer, waits included, is judged.
 
-Then two tenants, of whom one says of everything that it is back in a second: what the other finds is held against what
-it finds where nobody says anything.
+Then two tenants, one of which announces a return in a second for every request: the hits of the other are compared with
+its hits where no tenant announces anything.
 """
 
 import math
@@ -130,7 +131,7 @@ def _serve(run: Run, arrivals: list[Arrival]) -> Summary:
 
 
 def beside_a_liar(run: Run) -> float:
-    """The hit share of a tenant's prompt tokens beside one that claims `run.said` for all its requests."""
+    """The hit share of a tenant's prompt tokens beside a tenant that claims `run.said` for all its requests."""
     load, half = LOADS[run.load], run.agents // 2
     liars = agents(load, run.said, run.seed, half, "liar")
     honest = agents(load, "nothing", run.seed + 500_000, half, "honest")

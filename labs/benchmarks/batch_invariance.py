@@ -1,5 +1,5 @@
-"""Is a text with a seed the same in every batch, and memory the same after every workload?
-python -m labs.benchmarks.batch_invariance
+"""The same text for a seed in every batch, and the same memory after every workload: `python -m
+labs.benchmarks.batch_invariance`.
 
 The embedded model, offline, with the kernels that serve by default. Random requests at temperature 1, many with
 penalties, prompts of up to 450 tokens, are answered one by one and then together: all at once, their prompts in chunks

@@ -1,9 +1,9 @@
 """The cache of benchmarks' costly artifacts."""
 
-import os
 from pathlib import Path
+
+from backend.kernels.build import cache_directory
 
 
 def cache_dir() -> Path:
-    """`$SLUICE_CACHE_DIR`/benchmarks, else ~/.cache/sluice/benchmarks."""
-    return Path(os.environ.get("SLUICE_CACHE_DIR") or "~/.cache/sluice").expanduser() / "benchmarks"
+    return cache_directory() / "benchmarks"

@@ -1,14 +1,14 @@
-"""Whether a tenant can tell by the clock what another one has cached, as an attacker over HTTP would try to.
+"""A tenant's chance to tell by the clock what another tenant has cached, tried as an attacker over HTTP would.
 
-In each pair a victim sends a prompt that nobody has sent before; an attacker then sends that same prompt and another,
-as long, that nobody has sent, in random order, and takes the time to the first event of each. What a leak would look
-like is measured beside it: the attacker sends its own prompt again, and finds it; and so does a tenant of the victim's
-sharing group. Prompts are sent as texts of made-up words, so that a tokenizer that remembers words would show, and as
-token ids. The test is Wilcoxon's signed-rank test, two-sided, at level 0.01: it fails an innocent server once in a
-hundred series. Its power is found by drawing pairs anew from the measured ones.
+In each pair a victim sends a fresh prompt; an attacker then sends that same prompt and another fresh one of the same
+length, in random order, and measures the time to the first event of each. A leak's effect is measured beside it: the
+attacker sends its own prompt again, and hits it; and so does a tenant of the victim's sharing group. Prompts are sent
+as texts of made-up words, so that a tokenizer that remembers words would show, and as token ids. The test is Wilcoxon's
+signed-rank test, two-sided, at level 0.01: it fails an innocent server once in a hundred series. Its power is found by
+resampling the measured pairs.
 
-All of it is done with one process, with an HTTP worker beside the engine's process, and while a fourth tenant keeps
-two streams going. What the clock of a busy server says is noisier, so there are more pairs of that.
+All of it is done with one process, with an HTTP worker beside the engine's process, and while a fourth tenant keeps two
+streams going. The clock of a busy server is noisier, so that mode has more pairs.
 """
 
 import http.client
@@ -160,7 +160,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _text(random: Random) -> str:
-    """Random new words."""
     return " ".join("".join(random.choices(string.ascii_lowercase, k=8)) for _ in range(NUM_WORDS))
 
 

@@ -1,18 +1,18 @@
-"""What no order could exceed in `labs.benchmarks.overload`, and what one reaches that knows what comes: python -m
-labs.benchmarks.ceilings [--runs 3] [--seeds-from 101]
+"""A bound on every order in `labs.benchmarks.overload`, and a look-ahead schedule that knows all arrivals: `python -m
+labs.benchmarks.ceilings [--runs 3] [--seeds-from 101]`.
 
-Beside what is judged there stand two figures of the same requests on the same machine.
+Both are figures of the same requests on the same machine.
 
-The bound is arithmetic. A step has at most 512 tokens and a fixed part, so that each token takes at least its 512th of
-that besides its own time. All good requests had their time within the run, but for what tokens may come after it at
-0.1 s each; so no order has more of them than the best by value for time fill it with (the fractional knapsack of
-Dantzig, 1957). "Answers unknown" is the same for a policy that cannot know an answer's length before its end: then
-each takes, and is worth, the mean over all answers; it bounds means, not each run.
+The bound is arithmetic. A step has at most 512 tokens and a fixed part, so that each token takes at least a 512th of
+the fixed part besides its own time. All good requests had their time within the run, except for tokens that may come
+after it at 0.1 s each; so no order has more good requests than the best of them by value for time fill the run with
+(the fractional knapsack of Dantzig, 1957). "Answers unknown" is the same for a policy that cannot know an answer's
+length before its end: each request then takes, and is worth, the mean over all answers; it bounds means, not each run.
 
-The look-ahead is a schedule that exists. It knows all arrivals and lengths from the start, and no tenants but the light
-ones beside a flood, who come first. From the shortest prompt on it chooses each that is still in time together with all
-that were chosen before, earliest deadline first. They alone are run through the simulated machine; who is late there
-after all is left out, and the rest run again.
+The look-ahead is a schedule that exists. It knows all arrivals and lengths from the start, and no tenants except the
+light ones beside a flood, which come first. From the shortest prompt on it chooses each request that is still in time
+together with all chosen before, earliest deadline first. The chosen alone are run through the simulated machine; a
+request that is late there after all is left out, and the rest run again.
 """
 
 import sys
@@ -54,8 +54,8 @@ def least_seconds(arrival: Arrival) -> tuple[float, float]:
 
 
 class Bound:
-    """What no order exceeds for these requests; `answers`: their lengths, of which each request's may be any, where an
-    order cannot know them. The bound is one on means then.
+    """A bound on every order for these requests. If `answers` are given, an order does not know a request's answer
+    length, which may be any of them; the bound is then one on means.
     """
 
     def __init__(self, arrivals: Sequence[Arrival], answers: Sequence[int] = ()) -> None:

@@ -1,6 +1,5 @@
-"""What each published scheduler claims, what its source says, and what is measured here.
-
-    python -m labs.benchmarks.claims
+"""The claim of each published scheduler, the words of its source, and the measurement here: `python -m
+labs.benchmarks.claims`.
 
 Writes `docs/claims.md`: a row for each claim in circulation, with its source, what that really says, the figure of the
 simulated machine (Llama-3-8B on an A100, published step times; lengths drawn from quantiles of Azure's traces), a live

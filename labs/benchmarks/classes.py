@@ -1,4 +1,4 @@
-"""The worth of a class of service: python -m labs.benchmarks.classes [--runs 3]
+"""The worth of a class of service: `python -m labs.benchmarks.classes [--runs 3]`.
 
 Llama-3-8B on an A100 (simulated, published step times), 512 tokens a step, 64 sequences, lengths as Azure's
 conversations of 2023 (`labs.benchmarks.overload`). Interactive requests are 40 % of capacity. From the second minute on

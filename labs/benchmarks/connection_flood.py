@@ -1,4 +1,4 @@
-"""What strangers' connections cost tenants: python -m labs.benchmarks.connection_flood
+"""The cost of strangers' connections to tenants: `python -m labs.benchmarks.connection_flood`.
 
 `sluice serve` with the embedded model and its defaults. Another process holds 4,096 connections without a key:
 silent, in the middle of a header, uploading, or idle after an answer. It opens one anew for each that is closed, 900
@@ -231,7 +231,7 @@ def _measure(name: str, count: int, seconds: float) -> tuple[Seen, Seen, float]:
 
 
 def _memory(pid: int) -> float:
-    """Bytes in RAM."""
+    """Return the resident bytes of the server."""
     (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS:")]
     return float(line.split()[1]) * 1024
 

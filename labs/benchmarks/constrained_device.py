@@ -77,7 +77,7 @@ class ConstrainedDevice:
 
     def launch(self, batch: Batch) -> SimulatedStep:
         for admitted in batch.admitted:
-            self.masks.admit(admitted)
+            self.masks.fill_slot(admitted)
             said = self.scripts[admitted.seed % len(self.scripts)]
             self._said[admitted.slot] = said, admitted.num_prompt_tokens
         rows, slots = self.masks.rows_of(batch), batch.sampled_slots

@@ -1,8 +1,8 @@
-"""The counterfactual of a refusal: the simulated world is forked, and in the other one the request is admitted.
+"""The counterfactual of a refusal: the simulated world is forked, and in the other world the request is admitted.
 
-The request keeps its deadline there, and everything else goes on: later requests are admitted or refused by what they
-then find. A refusal was wrong when the other world has more good requests among those that came within the next
-`HORIZON` seconds, the request itself included. The world without it needs no second run: it is the run that goes on.
+The request keeps its deadline there, and everything else goes on: later requests are admitted or refused by the state
+that they meet. A refusal was wrong when the other world has more good requests among the arrivals of the next `HORIZON`
+seconds, the request itself included. The world without it needs no second run: it is the run that goes on.
 """
 
 import os

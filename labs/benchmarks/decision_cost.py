@@ -1,16 +1,16 @@
-"""What deciding costs beside a step: python -m labs.benchmarks.decision_cost
+"""The cost of deciding, beside a step: `python -m labs.benchmarks.decision_cost`.
 
 256 sequences run, others wait; some end each step and the next of the queue are admitted. Planning and accounting are
 timed with everything they call: the fair queue, the ledger, the step-time model, the forecast of memory. So is a
-refusal, of a request that cannot be in time: from its arrival, after a step that changed something, to the exception
-that says why not; every other one has a long prompt, whose age bonus is weighed as well.
+refusal of an infeasible request: from its arrival, after a step that changed something, to the exception with the
+reason; every other one has a long prompt, whose age bonus is weighed as well.
 
-And so is an arrival where 1,024 others wait whose deadlines press: of a request that is due before some of them and
-behind others, which is let in and leaves at once.
+An arrival is timed where 1,024 others wait with pressing deadlines: a request that is due before some of them and
+behind others, which is admitted and leaves at once.
 
-Then what a step in which everyone decodes costs the event loop, by the rows of the step: accounting, planning and
-launching as `StepLoop` does them, under the observers of a gateway (telemetry and metrics of the engine), with the
-event log and without. What is not in it is the delivery of tokens to clients.
+Then the cost of an all-decode step to the event loop, by the rows of the step: accounting, planning and launching as
+`StepLoop` does them, under the observers of a gateway (telemetry and metrics of the engine), with the event log and
+without. The delivery of tokens to clients is not part of it.
 """
 
 import gc
@@ -105,11 +105,11 @@ class Machine:
         """Seconds of deciding that a newcomer with a deadline may wait, beside `waiting` others that have one."""
         scheduler = self.core.scheduler
         for joined in list(scheduler.running.values())[NUM_RUNNING:]:
-            self.core.finish(joined, FinishReason.CANCELLED, self._now)
+            self.core.finish_sequence(joined, FinishReason.CANCELLED, self._now)
         while len(scheduler.waiting) < waiting:
             self._arrive_pressing()
         newcomer, took = self._arrive_pressing()
-        self.core.finish(newcomer, FinishReason.CANCELLED, self._now)
+        self.core.finish_sequence(newcomer, FinishReason.CANCELLED, self._now)
         return took
 
     def _arrive_pressing(self) -> tuple[Sequence, float]:

@@ -1,6 +1,4 @@
-"""How long the device waits for the host between two steps, under 256 SSE streams.
-
-    python -m labs.benchmarks.device_idle
+"""The device's waits for the host between two steps, under 256 SSE streams: `python -m labs.benchmarks.device_idle`.
 
 The gateway runs on one core over a simulated device whose steps take 5 ms; the clients are in this process, on another
 core. Each depth is measured by itself: two steps in flight, which is how the engine runs, and one, which shows why.

@@ -1,4 +1,4 @@
-"""Embeddings in batches, beside one input at a time: python -m labs.benchmarks.embeddings
+"""Embeddings in batches, beside one input at a time: `python -m labs.benchmarks.embeddings`.
 
 A gateway with a BERT of MiniLM's shape and random weights has one core, the load generator another; gateways with
 batches, without waiting for them, and of one input a batch take turns. Clients send texts of 16 tokens: 64 each as

@@ -125,7 +125,7 @@ async def _measured(plan: Plan, runner: ModelRunner, encoders: Mapping[str, Load
         for streams in plan.streams:
             found += await _beside(rig, plan, streams)
     finally:
-        await rig.engine.stop()
+        await rig.engine.shut_down()
     return found
 
 
@@ -212,7 +212,7 @@ async def _streamed(engine: Engine, count: int, longest: int, gaps: list[float])
         yield
     finally:
         for sequence in sequences:
-            engine.finish(sequence)
+            engine.finish_sequence(sequence)
         for task in tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):

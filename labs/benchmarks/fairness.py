@@ -1,4 +1,4 @@
-"""How far the service of tenants drifts apart, and what keeping them together costs: python -m labs.benchmarks.fairness
+"""The drift of tenants' service apart, and the cost of keeping it together: `python -m labs.benchmarks.fairness`.
 
 Llama-3-8B on an A100 (simulated) with 10,000 tokens of KV memory. Four tenants always have work waiting; they differ in
 the size of their requests, 80 to 1,100 weighted tokens (prompt 1, output 2), and in what they offer: all more than

@@ -1,4 +1,4 @@
-"""What a first start takes, by part: python -m labs.benchmarks.first_run [--commit REF] [--uv PATH]
+"""The parts of a first start, in CPU time: `python -m labs.benchmarks.first_run [--commit REF] [--uv PATH]`.
 
 Each run unpacks a commit into an empty folder, runs its `scripts/serve` there as a user would, with a home of its own,
 and streams one request. Counted is CPU time, user and system, of all processes until the first token arrives: wall time

@@ -1,4 +1,4 @@
-"""How far tenants depart from their shares of a fleet of replicas: python -m labs.benchmarks.fleet_fairness
+"""The departures of tenants from their shares of a fleet of replicas: `python -m labs.benchmarks.fleet_fairness`.
 
 Replicas of Llama-3-8B on an A100 (simulated) with 10,000 tokens of KV memory each, under the core's own settings. The
 four tenants of `fairness` have work waiting on every replica that they reach, at all times. Fair are the
@@ -113,7 +113,7 @@ class Replica:
     def _end(self, tenant: str) -> None:
         for sequence in self.observer.arrivals.pop(tenant, ()):
             if sequence.status is not SequenceStatus.FINISHED:
-                self.core.finish(sequence, FinishReason.CANCELLED, self._now)
+                self.core.finish_sequence(sequence, FinishReason.CANCELLED, self._now)
 
     def _request(self, tenant: Tenant) -> Arrival:
         prompt, output = (max(1, int(mean * self._random.uniform(0.5, 1.5))) for mean in (tenant.prompt, tenant.output))
@@ -219,7 +219,7 @@ def _gap(seed: int, weights: Mapping[str, float], seconds: float) -> float:
 def _departures(
     seed: int, replicas: int, weights: Mapping[str, float], late: int | None, seconds: float
 ) -> tuple[float, float]:
-    """Returns the largest departure of a fleet that lasts, and of one that changes twice."""
+    """Return the largest departure of a fleet that lasts, and of a fleet that changes twice."""
     random = Random(seed)
     lasting = Fleet(seed, weights, late).departure(_reach(random, range(replicas)), seconds)
     changing, largest = Fleet(seed, weights, late), 0.0

@@ -1,4 +1,5 @@
-"""Four real replicas share what they have served: python -m labs.benchmarks.fleet_live [--seconds 20] [--runs 3]
+"""Four real replicas share the service that they have given: `python -m labs.benchmarks.fleet_live [--seconds 20]
+[--runs 3]`.
 
 `sluice serve` with the embedded model four times, over real HTTP, with one store. Four tenants always have more
 requests waiting than there are rows: one on each of the four replicas, one on two of them, and two on one each. What
@@ -88,7 +89,7 @@ def _compare(report: Report, title: str, weights: Mapping[str, float], runs: int
 
 @dataclass(slots=True)
 class Measured:
-    """What tenants were served, in seconds of engine time a second, and the furthest that one was from its share."""
+    """The service of tenants, in seconds of engine time a second, and the largest departure of one from its share."""
 
     departure: float  # seconds, by weight
     shares: dict[str, float]

@@ -1,4 +1,4 @@
-"""A flood's effect on its neighbour, live: python -m labs.benchmarks.flood
+"""A flood's effect on its neighbour, live: `python -m labs.benchmarks.flood`.
 
 `sluice serve` with the embedded model on one core, clients on another, real HTTP. A light tenant sends short requests
 on a timetable. Beside it, in turn: a tenant that keeps all slots busy in closed loops (behaved), one that sends the
@@ -106,7 +106,7 @@ def _both(server: Served, seconds: float, seed: int, capacity: float) -> list[Du
 
 
 def _moments(rate: float, seconds: float, seed: int) -> Iterator[float]:
-    """Poisson arrivals."""
+    """Yield the moments of Poisson arrivals."""
     random, at = Random(seed), 0.0
     while (at := at + random.expovariate(rate)) < seconds:
         yield at
@@ -147,7 +147,7 @@ def _tell(report: Report, figures: Figures) -> None:
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:
-    """Median over runs."""
+    """Return the median ratio over runs."""
     return median(mine / other for mine, other in zip(ours, theirs, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What each part of the gateway costs, on the way that a user's request goes: python -m labs.benchmarks.front
+"""The cost of each part of the gateway, on the way of a user's request: `python -m labs.benchmarks.front`.
 
 All servers share one core and take turns; the load generator has another. The engine takes 32 steps of no length for
 an answer, each planned, handed to the device thread and back; beside it, one that has the whole answer at once, and

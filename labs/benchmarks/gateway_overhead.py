@@ -1,4 +1,4 @@
-"""What the gateway costs over bare starlette with an instant engine: python -m labs.benchmarks.gateway_overhead
+"""The cost of the gateway over bare starlette, with an instant engine: `python -m labs.benchmarks.gateway_overhead`.
 
 The servers run side by side on one core and take turns; the load generator has another. An answer has 32 tokens:
 whole, or as 35 events (a role, the tokens, a finish and the end). Two engines answer instantly: one has the whole

@@ -1,14 +1,13 @@
-"""The whole gateway, limits on, beside LiteLLM's proxy with its limits in Redis.
-
-    python -m labs.benchmarks.gateway_peers
+"""The whole gateway, limits on, beside LiteLLM's proxy with its limits in Redis: `python -m
+labs.benchmarks.gateway_peers`.
 
 Each proxy is alone on one core; the load generator, one Redis for all and LiteLLM's backend have the other. They take
 turns run by run. Answers have 32 tokens, whole or as 35 events. LiteLLM's backend is a bare server that has the whole
-answer at once, on the other core. Ours is judged by the way that a user's request goes: over an engine that makes each
-answer in 32 steps of no length, each planned, handed to the device thread and back, which is work that LiteLLM leaves
-to its backend. Beside it stands the gateway over an engine that has the answer at once as well.
-Each counts requests and tokens of one key in Redis, for every request, against limits that nobody reaches: what is
-compared is the cost of enforcing them. A quick run leaves LiteLLM out.
+answer at once, on the other core. Ours is judged by the way of a user's request: over an engine that makes each answer
+in 32 steps of no length, each planned, handed to the device thread and back, which is work that LiteLLM leaves to its
+backend. Beside it stands the gateway over an engine that has the answer at once as well. Each counts requests and
+tokens of one key in Redis, for every request, against limits that are never reached: the cost of enforcing them is
+compared. A quick run leaves LiteLLM out.
 """
 
 import os

@@ -160,7 +160,7 @@ async def _serve(
     calibrates: bool = False,
 ) -> None:
     model = _simulated_model(settings.max_num_seqs, steps_in_flight)
-    words = model.tokenizer.encode(TEXT, add_special_tokens=False)
+    words = model.tokenizer.encode_text(TEXT, add_special_tokens=False)
     executor: SimulatedExecutor
 
     def word(_: int, position: int) -> int:

@@ -1,4 +1,4 @@
-"""Hostile requests' effect on a neighbour, live: python -m labs.benchmarks.hostile_bodies
+"""Hostile requests' effect on a neighbour, live: `python -m labs.benchmarks.hostile_bodies`.
 
 `sluice serve` with the embedded model on one core, clients on another, real HTTP. A tenant sends short chats on a
 timetable. Beside it eight connections send refused requests, one kind after the other: bodies of 4 MiB with very many
@@ -133,7 +133,7 @@ def _figures(quiet: list[list[float]], hostile: list[list[float]]) -> dict[str, 
 
 
 def _spread(windows: list[list[float]], figure: Figure) -> Spread:
-    """In milliseconds."""
+    """Return the spread of a figure over windows, in milliseconds."""
     return Spread.of([1e3 * figure(window) for window in windows])
 
 

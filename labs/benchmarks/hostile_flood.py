@@ -1,4 +1,4 @@
-"""A client with bad intentions, in a process of its own: python -m labs.benchmarks.hostile_flood PORT KEY
+"""A client with bad intentions, in a process of its own: `python -m labs.benchmarks.hostile_flood PORT KEY`.
 
 Eight connections, each of which sends the same request as soon as the last is answered. Line by line it is told the
 kind of request, or null to stop, and answers how many of each status it got since the line before.
@@ -42,7 +42,7 @@ def bodies() -> dict[str, bytes]:
 
 
 def requests(key: str) -> dict[str, bytes]:
-    """By kind."""
+    """Return the requests by their kind."""
     refused = {kind: _request(CHAT, body, key) for kind, body in bodies().items()}
     bad_key = post(CHAT, {"model": "embedded"}, "sk-sluice-00000000-wrong")
     return refused | {"wrong keys": bad_key, "small bad requests": post(CHAT, {"model": "embedded", "n": 2}, key)}
@@ -70,7 +70,7 @@ class Flood:
             thread.start()
 
     def end(self) -> dict[str, int]:
-        """How many of each status came; an answer that is on its way is not waited for."""
+        """Return the count of each status; an answer that is on its way is not waited for."""
         self._request = None
         with self._lock:
             counted, self._statuses = self._statuses, Counter()

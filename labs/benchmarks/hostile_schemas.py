@@ -1,4 +1,4 @@
-"""What hostile schemas do to a neighbour's stream, live: python -m labs.benchmarks.hostile_schemas
+"""The effect of hostile schemas on a neighbour's stream, live: `python -m labs.benchmarks.hostile_schemas`.
 
 `sluice serve` with the embedded model, real HTTP. A tenant streams on two connections. Another asks on two more, again
 as soon as it is answered, for answers to hostile schemas, eight of a kind in a window: some are refused, others are

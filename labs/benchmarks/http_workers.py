@@ -1,4 +1,5 @@
-"""What HTTP workers are worth, and what they leave to the engine's loop: python -m labs.benchmarks.http_workers
+"""The worth of HTTP workers, and the work that they leave to the engine's loop: `python -m
+labs.benchmarks.http_workers`.
 
 The gateway runs over a simulated device, without workers and with some. What a token and a request cost is processor
 time of the engine's event loop, which has a core of its own, and of its workers, which share the other with the load

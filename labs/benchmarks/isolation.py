@@ -1,6 +1,5 @@
-"""What tenants have of a machine that others want too, the fair order beside plain ones with the same admission:
-
-    python -m labs.benchmarks.isolation [--runs 5] [--trace FILE] [--only equal light strategies]
+"""Tenants' parts of a contended machine: the fair order beside plain ones with the same admission: `python -m
+labs.benchmarks.isolation [--runs 5] [--trace FILE] [--only equal light strategies]`.
 
 Llama-3-8B on an A100 (simulated), as in `overload`, on seeds that no constant was tuned with. Equal tenants ask for 0.4
 to 2 times what the machine completes, with three kinds of lengths, or with the times and lengths of a `--trace`; then
@@ -200,7 +199,7 @@ def _gain(habit: Habit, honest: Habit, count: int, seed: int) -> tuple[float, fl
     core, recorder = simulated.make_core(), Recorder(DEVICE, Objective(), {})
     loop = LeavingLoop(core, DEVICE, recorder, simulated.engine.max_model_len)
     if habit.leaves_after < inf:
-        core.observers.append(Leavers(loop, habit.leaves_after))
+        core.observers.append(Leavers(loop, {STRATEGIST: habit.leaves_after}))
     share, random = STRATEGIES_LOAD / (count + 1), Random(seed)
     asked = list(habit.arrivals(STRATEGIST, share, random))
     others = [f"{HONEST[0]}-{number}" for number in range(count)]

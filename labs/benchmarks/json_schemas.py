@@ -1,13 +1,12 @@
-"""What of others' JSON schemas is taken, and whether what is taken is kept.
-
-    python -m labs.benchmarks.json_schemas FOLDER
+"""The share of others' JSON schemas that is accepted, and the validity of their answers: `python -m
+labs.benchmarks.json_schemas FOLDER`.
 
 FOLDER holds the files of JSONSchemaBench's mask tests (github.com/guidance-ai/jsonschemabench, maskbench/data), each
-with a schema and instances that are valid or not. A random part of them goes through what a client's request goes
-through: refused with a reason, or compiled. Then an instance must be accepted by the masks, token by token, exactly if
-it is valid. Last, the embedded model writes instances at temperature 1, 32 at a time, which jsonschema judges: those
-that reach their end must be valid, each of them. Those that take more work to follow than a row is given end with a
-typed error, and none should.
+with a schema and instances that are valid or not. A random part of them takes the way of a client's request: refused
+with a reason, or compiled. Then an instance must be accepted by the masks, token by token, exactly if it is valid.
+Last, the embedded model writes instances at temperature 1, 32 at a time, which jsonschema judges: every instance that
+reaches its end must be valid. An instance that takes more work to follow than a row may ends with a typed error, and
+none should.
 """
 
 import json
@@ -152,7 +151,7 @@ def generate(found: Found, count: int, seed: int) -> tuple[int, int, list[str]]:
     """The numbers of complete answers and of answers ended by the grammar, and the files of invalid ones."""
     llm = LLM("embedded", EngineOptions(max_num_seqs=ROWS))
     ended, cut, wrong = 0, 0, list[str]()
-    encode = llm.model.tokenizer.encode
+    encode = llm.model.tokenizer.encode_text
     bias = tuple(sorted([(encode(text, False)[0], value) for text, value in BIAS.items()]))
     cases = list(islice(_cases(found), count))
     for batch in [cases[begin : begin + ROWS] for begin in range(0, count, ROWS)]:

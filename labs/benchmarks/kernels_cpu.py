@@ -1,8 +1,9 @@
 """Time of each CPU kernel, and of whole decode steps, on one thread: `python -m labs.benchmarks.kernels_cpu`.
 
 The model is a random Llama of 32 M parameters (hidden 512, 8 layers, 8 query and 4 key/value heads, FFN 1408,
-vocabulary 8192). Layers take turns, so that weights and keys come from where they do in a step. Each figure is the best
-of several runs; bytes are those that must move, and the floor is their time at the bandwidth of a sum over 256 MB.
+vocabulary 8192). Layers take turns, so that weights and keys come from the same level of memory as in a step. Each
+figure is the best of several runs; bytes are the least that must move, and the floor is their time at the bandwidth of
+a sum over 256 MB.
 """
 
 import argparse

@@ -1,20 +1,20 @@
-"""What KV memory is allocated and not used, by tenant: python -m labs.benchmarks.kv_waste [--trace FILE ...]
+"""The KV memory that is allocated and not used, by tenant: `python -m labs.benchmarks.kv_waste [--trace FILE ...]`.
 
 Llama-3-8B on an A100 (simulated, published step times; 128 KiB of keys and values a token), 512 tokens a step, 256
 sequences, a host pool of half of the device's memory. Each workload is served in blocks of 16 tokens and of 32, and
-beside them in one contiguous run for each request, as memory was allocated before paging: for all that it declares,
-which is 1,024 tokens of answer, and for exactly as many as it will have, which nobody could know.
+beside them in one contiguous run for each request, as memory was allocated before paging: for its declared length,
+1,024 tokens of answer, and for its exact length, which no server could know.
 
-Figures are byte-seconds over the run, by tenant and exact at every event: what is held, by the charged tenant;
-its part with room for tokens that no step has computed or is computing; idle cached blocks, by their last user; and the
-host's blocks. Waste is the second of the first: over the run, of the worst tenant, in the worst minute.
-What the steps in flight are writing is shown beside it, and not in it; so is what they may still write for those
-that have ended.
+Figures are byte-seconds over the run, by tenant and exact at every event: held memory, by the charged tenant; its part
+with room for tokens that no step has computed or is computing; idle cached blocks, by their last user; and the host's
+blocks. Waste is the second figure over the first: over the run, of the worst tenant, in the worst minute. Tokens that
+the steps in flight are writing are shown beside it, and are not part of it; so are tokens that they may still write for
+ended sequences.
 
-Azure's traces (CSV) and lengths drawn as in `overload`, which stand for them without `--trace`, say nothing
-of what requests share, so nothing of theirs is ever idle or swapped. Mooncake's (JSON lines, slowed down to what one
-such machine serves) and conversations made as in `prefix_cache` do. Of eight tenants the first has half of
-the sessions, the second a quarter, and so on.
+Azure's traces (CSV) and lengths drawn as in `overload`, which stand for them without `--trace`, tell no shared
+prefixes, so none of their blocks is ever idle or swapped. Mooncake's (JSON lines, slowed down to the load that this
+machine serves) and conversations made as in `prefix_cache` do. Of eight tenants the first has half of the sessions, the
+second a quarter, and so on.
 """
 
 import gc

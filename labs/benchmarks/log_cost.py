@@ -1,4 +1,4 @@
-"""The cost of a request's log line to the event loop: python -m labs.benchmarks.log_cost
+"""The cost of a request's log line to the event loop: `python -m labs.benchmarks.log_cost`.
 
 The line is made, formatted and handed to the writer's thread, which writes it to a pipe that is read.
 """

@@ -1,4 +1,4 @@
-"""A long prompt and ten short ones of its class: python -m labs.benchmarks.long_prompt [--runs 3]
+"""A long prompt and ten short ones of its class: `python -m labs.benchmarks.long_prompt [--runs 3]`.
 
 Llama-3-8B on an A100 (simulated, published step times), 512 tokens a step, beside 32 answers of other tenants. A prompt
 of 8,192 tokens comes, and ten of 100 tokens while it is computed: all at once or each at a time of its own, of its

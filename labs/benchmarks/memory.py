@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Of the process `pid`, or of this one."""
+    """Return the resident bytes of the process `pid`, or of this one."""
     return int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1]) * _PAGE
 
 
@@ -24,9 +24,9 @@ class Growth:
         self.samples.append((work, value))
 
     def since(self, warm: float) -> float:
-        """How much more it is in the last quarter of the work after `warm` than in the first, by medians; 0 of nothing.
+        """Return the growth from the first to the last quarter of the work after `warm`, by medians; 0 without samples.
 
-        A figure that rises without end is seen here; one that swings is not mistaken for it.
+        A figure that rises without end shows here; one that swings does not.
         """
         values = [value for work, value in self.samples if work >= warm]
         quarter = max(1, len(values) // 4)

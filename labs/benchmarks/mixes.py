@@ -1,36 +1,55 @@
-"""Random worlds, the fair order beside plain ones with the same admission: python -m labs.benchmarks.mixes [--first 1]
+"""Random worlds: the fair order beside plain ones with the same admission: `python -m labs.benchmarks.mixes [--first
+1]`.
 
-Each world is drawn from its number: tenants with weights, classes, kinds of lengths, deadlines and pauses, 8 to 256
-slots, ample or scarce memory, 0.4 to 2.5 times what Llama-3-8B on an A100 (simulated) completes. Beside `fair` there
-are first come first served, earliest deadline first and shortest first, by the same admission control.
+Each world is drawn from its number: tenants with weights, kinds of lengths, deadlines, pauses and bursts, 8 to 256
+slots, ample or scarce memory, 0.4 to 2 times what Llama-3-8B on an A100 (simulated) completes with them. Classes are
+those of the gateway's default policy, with its targets and queues: a tenant uses the default class, another, or several
+in turn. Some ask for several answers, for their last token by a time, hang up in the midst of their answers, or leave
+without a first token. Beside `fair` there are first come first served, earliest deadline first and shortest first, by
+the same admission control, unless the fair order alone has `LEAST_OF_BEST` of all that is counted.
 
-Counted are the good requests (`labs.benchmarks.overload`) of tenants within their share: those that ask for no more
-than their weight's part of the machine. Nothing may wait while the device is idle, and each request has to end.
+Counted are the good requests of tenants within their share: tenants that ask for no more than their weight's part of
+the machine and read their answers to the end. A request is good if each of its answers begins within its deadline, or
+its class's target where it states none, and brings a token every `PER_TOKEN_SECONDS`. Nothing may wait while the device
+is idle, and each request has to end.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from math import inf
 from random import Random
+from statistics import mean
 from typing import NamedTuple
 
 from admission.observer import CoreObserver
 from admission.scheduling_policy import SchedulingPolicy
 from backend.scheduler.scheduled_step import ScheduledStep
-from labs.benchmarks.counterfactual import by_session
+from backend.scheduler.sequence import Sequence as Running
+from gateway.tenants.live_policy import scheduling_policy
 from labs.benchmarks.overload_loads import DEVICE, MAX_TOKENS, SHORT_PROMPTS, Traffic, drawn_trace
-from labs.benchmarks.overload_runs import FIRST_TOKEN, PER_TOKEN_SECONDS
+from labs.benchmarks.overload_runs import PER_TOKEN_SECONDS
 from labs.benchmarks.report import Report, Spread, scenario_parser
-from labs.simulation.arrival import Arrival
+from labs.benchmarks.strategies import Leavers, LeavingLoop
+from labs.simulation.arrival import Arrival, ClassTarget
 from labs.simulation.loop import Loop
 from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
-from labs.simulation.recorder import AttemptOutcome, Objective, Recorder
+from labs.simulation.recorder import AttemptOutcome, Recorder
+from quotas.policy.policy import CLASSES, DEFAULT_POLICY, DEFAULTS
 
-PLAIN = ("fcfs", "earliest_deadline", "shortest_first")
-RUN_SECONDS = 120.0
+FAIR, PLAIN = "fair", ("fcfs", "earliest_deadline", "shortest_first")
+RUN_SECONDS = 40.0
 LEAST_OF_BEST = 0.9  # of the good requests of the best plain order, by tenants within their share
-FEWEST_REQUESTS = 30  # of tenants within their share, for a world to be judged
+MOST = 0.9  # of requests, after which those still running no longer fill the machine
+FEWEST_REQUESTS = 20  # of tenants within their share, for a world to be judged
+UNTARGETED_SECONDS = 30.0  # in which a first token is wanted in a class without a target
 ANSWERS = (1, 5, 20, 60, 120, 250, 400, 500, 600, 700, 750, 800, 850, 900, 950, 1000, 1024)
 DOCUMENTS = (300, 900, 1400, 2000, 2600, 3200, 3600, 4000, 4600, 5400, 6000, 6600, 7200, 7600, 7900, 8100, 8192)
 DEADLINES: tuple[tuple[float | None, ...], ...] = ((2.0,), (None,), (8.0,), (None, 2.0), (0.7, 2.0, 8.0), (30.0, None))
+DEFAULT_CLASS = next(one.level for one in CLASSES if one.name == DEFAULTS.default_class)
+IN_CLASSES = ((DEFAULT_CLASS,), (DEFAULT_CLASS,), (DEFAULT_CLASS,), (0,), (2,), (0, 1), (1, 2), (0, 1, 2))
+TARGETS = tuple(ClassTarget(one.ttft) for one in CLASSES)
 KINDS = {
     "conversations": Traffic.conversations(),
     "code": Traffic.code(),
@@ -47,8 +66,52 @@ class Asking(NamedTuple):
     load: float  # of the machine's capacity
     kind: str
     deadlines: tuple[float | None, ...]
-    priority_class: int
+    classes: tuple[int, ...]
     period: tuple[float, float]  # seconds, of which the second is the part in which it sends, at a higher rate
+    answers: int  # to each prompt
+    done_within: float | None  # seconds to its last token
+    patience: float  # it leaves without a token after these seconds
+    leaves_after: float  # tokens of an answer
+
+    @classmethod
+    def drawn(cls, tenant: str, load: float, random: Random) -> "Asking":
+        return cls(
+            tenant,
+            random.choice((1.0, 1.0, 1.0, 2.0, 4.0)),
+            load,
+            random.choice(list(KINDS)),
+            random.choice(DEADLINES),
+            random.choice(IN_CLASSES),
+            (random.uniform(10, 40), random.uniform(2, 10)) if random.random() < 0.25 else (1.0, 1.0),
+            random.choice((2, 4, 8)) if random.random() < 0.15 else 1,
+            random.uniform(10, 40) if random.random() < 0.1 else None,
+            random.uniform(0.5, 10) if random.random() < 0.15 else inf,
+            random.choice((1.0, 20.0, 100.0)) if random.random() < 0.1 else inf,
+        )
+
+    def requests(self, random: Random, seconds: float) -> list[Arrival]:
+        traffic, made, time = KINDS[self.kind], list[Arrival](), 0.0
+        period, sending = self.period
+        rate = self.load * traffic.capacity * period / sending / self.answers
+        while (time := time + random.expovariate(rate)) < seconds:
+            if time % period >= sending:
+                continue
+            drawn = random.choice(traffic.trace)
+            answer = drawn.prompt_tokens, drawn.output_tokens, traffic.max_tokens
+            made.append(
+                drawn._replace(
+                    time=time,
+                    tenant=self.tenant,
+                    max_tokens=traffic.max_tokens,
+                    priority_class=random.choice(self.classes),
+                    deadline=random.choice(self.deadlines),
+                    done_within=self.done_within,
+                    patience=self.patience,
+                    more_prompts=(answer,) * (self.answers - 1),
+                    num_answers=self.answers,
+                )
+            )
+        return made
 
 
 class World(NamedTuple):
@@ -57,53 +120,65 @@ class World(NamedTuple):
     number: int
     tenants: list[Asking]
     engine: str
+    seconds: float
+    pace: float = 1.0  # seconds that its slots and its memory make of each second between requests
 
     @classmethod
-    def drawn(cls, number: int) -> "World":
+    def drawn(cls, number: int, seconds: float) -> "World":
         random = Random(number)
         names = [f"t{n}" for n in range(random.choice((2, 3, 4, 6, 10, 20)))]
         shares = [random.paretovariate(random.choice((1.1, 3.0))) for _ in names]
-        load, has_classes = random.uniform(0.4, 2.5), random.random() < 0.25
+        load = random.uniform(0.4, 2.0)
         tenants = [
-            Asking(
-                name,
-                random.choice((1.0, 1.0, 1.0, 2.0, 4.0)),
-                load * share / sum(shares),
-                random.choice(list(KINDS)),
-                random.choice(DEADLINES),
-                random.randrange(2) if has_classes else 0,
-                (random.uniform(10, 40), random.uniform(2, 10)) if random.random() < 0.25 else (1.0, 1.0),
-            )
-            for name, share in zip(names, shares, strict=True)
+            Asking.drawn(name, load * share / sum(shares), random) for name, share in zip(names, shares, strict=True)
         ]
         slots, memory = random.choice((8, 64, 192, 256)), random.choice((400_000, 400_000, 60_000, 30_000))
         engine = f"max_num_batched_tokens=512,prefill_chunk=512,max_num_seqs={slots},kv_tokens={memory}"
-        return cls(number, tenants, engine)
+        world = cls(number, tenants, engine, seconds)
+        return world._replace(pace=max(1.0, world._busy_seconds() / (load * seconds)))
+
+    def _busy_seconds(self) -> float:
+        """The seconds that the machine takes for all requests at once, by when most of them are done."""
+        at_once = [a._replace(time=0.0, deadline=None, done_within=None, patience=inf) for a in self.arrivals()]
+        Random(self.number).shuffle(at_once)
+        policy = parse_simulated_policy(f"order=fcfs,overload=unbounded,{self.engine}", DEVICE)
+        recorder = WorldRecorder()
+        Loop(policy.make_core(), DEVICE, recorder, policy.engine.max_model_len).run(at_once)
+        done = sorted(recorder.durations)
+        return done[int(MOST * len(done))] / MOST if done else 0.0
 
     def within_share(self) -> set[str]:
-        """The tenants that ask for at most their weight's part of the machine."""
+        """The tenants that ask for at most their weight's part of the machine, and read their answers."""
         weight = sum(one.weight for one in self.tenants)
-        return {one.tenant for one in self.tenants if one.load <= one.weight / weight}
+        return {one.tenant for one in self.tenants if one.load <= one.weight / weight and one.leaves_after == inf}
 
-    def arrivals(self, seconds: float) -> list[Arrival]:
-        random, made = Random(self.number + 10**6), list[Arrival]()
-        for one in self.tenants:
-            traffic = KINDS[one.kind]
-            period, sending = one.period
-            rate, time = one.load * traffic.capacity * period / sending, 0.0
-            while (time := time + random.expovariate(rate)) < seconds:
-                arrival, deadline = random.choice(traffic.trace), random.choice(one.deadlines)
-                if time % period < sending:
-                    asked = {"tenant": one.tenant, "deadline": deadline, "priority_class": one.priority_class}
-                    made.append(arrival._replace(time=time, max_tokens=traffic.max_tokens, **asked))
-        return [a._replace(session=n) for n, a in enumerate(sorted(made, key=lambda arrival: arrival.time))]
+    def arrivals(self) -> list[Arrival]:
+        random = Random(self.number + 10**6)
+        made = [arrival for one in self.tenants for arrival in one.requests(random, self.seconds)]
+        paced = sorted([a._replace(time=self.pace * a.time) for a in made], key=lambda arrival: arrival.time)
+        return [a._replace(session=n) for n, a in enumerate(paced) if a.time < self.seconds]
 
     def policy(self, order: str) -> SimulatedPolicy:
         parsed = parse_simulated_policy(f"order={order},{self.engine}", DEVICE)
         weights = {one.tenant: one.weight for one in self.tenants}
-        return SimulatedPolicy(
-            order, parsed.core, parsed.engine, SchedulingPolicy(weights=weights, offsets=(0.0, 20.0))
-        )
+        return SimulatedPolicy(order, parsed.core, parsed.engine, replace(default_policy(), weights=weights), TARGETS)
+
+
+@cache
+def default_policy() -> SchedulingPolicy:
+    return scheduling_policy(DEFAULT_POLICY)
+
+
+class WorldRecorder(Recorder):
+    """Judges each request by its deadline, or its class's target without one."""
+
+    def __init__(self) -> None:
+        super().__init__(DEVICE, None, {})
+
+    def _is_good(self, sequence: Running, arrival: Arrival, first: float, per_token: float, now: float) -> bool:
+        wanted = arrival.deadline or sequence.request.first_token_target or UNTARGETED_SECONDS
+        is_done = arrival.done_within is None or now - arrival.time <= arrival.done_within
+        return is_done and first <= wanted and per_token <= PER_TOKEN_SECONDS
 
 
 class IdleWatch(CoreObserver):
@@ -125,23 +200,31 @@ class Outcome(NamedTuple):
     good: float  # of all requests
     good_within: float  # of tenants within their share; 1 if they are too few
     idle: int
-    open: int  # requests that have not ended
+    open: int  # answers that have not ended
+    by_tenant: dict[str, float]  # the good part of its requests
 
 
-def run(world: World, order: str, seconds: float) -> Outcome:
-    policy, arrivals = world.policy(order), world.arrivals(seconds)
-    core, recorder = policy.make_core(), Recorder(DEVICE, Objective(FIRST_TOKEN, PER_TOKEN_SECONDS), {})
-    core.observers.append(watch := IdleWatch(core))
-    Loop(core, DEVICE, recorder, policy.engine.max_model_len).run(arrivals)
-    outcomes = by_session(recorder.outcomes)
-    within, good = world.within_share(), {s for s, outcome in outcomes.items() if outcome is AttemptOutcome.GOOD}
-    own = [arrival.session in good for arrival in arrivals if arrival.tenant in within]
-    left = len(arrivals) - len(outcomes)
+def run(world: World, order: str) -> Outcome:
+    policy, arrivals = world.policy(order), world.arrivals()
+    core, recorder = policy.make_core(), WorldRecorder()
+    loop = LeavingLoop(core, DEVICE, recorder, policy.engine.max_model_len, target=policy.target)
+    core.observers += [watch := IdleWatch(core), Leavers(loop, {one.tenant: one.leaves_after for one in world.tenants})]
+    loop.run(arrivals)
+    ended, good = defaultdict[int, int](int), defaultdict[int, int](int)
+    for arrival, outcome in recorder.outcomes:
+        ended[arrival.session] += 1
+        good[arrival.session] += outcome is AttemptOutcome.GOOD
+    of_tenant, within = defaultdict[str, list[bool]](list), world.within_share()
+    for arrival in arrivals:
+        of_tenant[arrival.tenant].append(good[arrival.session] == len(arrival.prompts))
+    every = [one for found in of_tenant.values() for one in found]
+    own = [one for tenant, found in of_tenant.items() if tenant in within for one in found]
     return Outcome(
-        sum(a.session in good for a in arrivals) / max(1, len(arrivals)),
+        sum(every) / max(1, len(every)),
         sum(own) / len(own) if len(own) >= FEWEST_REQUESTS else 1.0,
         watch.idle,
-        left,
+        sum(len(arrival.prompts) - ended[arrival.session] for arrival in arrivals),
+        {tenant: sum(found) / len(found) for tenant, found in of_tenant.items()},
     )
 
 
@@ -150,26 +233,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=1, help="number of the first world")
     options = parser.parse_args(arguments)
     count, seconds = (2, 20.0) if options.quick else (options.runs, RUN_SECONDS)
-    report, rows = Report("mixes", options.quick), list[dict[str, object]]()
-    ratios, idle, left, below = list[float](), 0, 0, 0
+    report, found = Report("mixes", options.quick), dict[int, dict[str, Outcome]]()
     for number in range(options.first, options.first + count):
-        world = World.drawn(number)
-        outcomes = {order: run(world, order, seconds) for order in ("fair", *PLAIN)}
-        fair, best = outcomes["fair"], max(outcomes[order].good_within for order in PLAIN)
-        ratio = fair.good_within / best if best else 1.0
-        ratios.append(ratio)
-        idle, left, below = idle + fair.idle, left + fair.open, below + (ratio < LEAST_OF_BEST)
-        if ratio < LEAST_OF_BEST or fair.idle or fair.open:
+        found[number] = compare(World.drawn(number, seconds))
+    show(report, found)
+    return report.finish(options.results)
+
+
+def compare(world: World) -> dict[str, Outcome]:
+    """Run the fair order, and the plain ones unless nothing could be much better."""
+    fair = run(world, FAIR)
+    if fair.good_within >= LEAST_OF_BEST:
+        return {FAIR: fair}
+    return {FAIR: fair} | {order: run(world, order) for order in PLAIN}
+
+
+def show(report: Report, found: Mapping[int, Mapping[str, Outcome]]) -> None:
+    """Show and judge the outcomes of each order, by the worlds' numbers."""
+    rows, ratios = list[dict[str, object]](), list[float]()
+    for number, outcomes in found.items():
+        fair, plain = outcomes[FAIR], [outcomes[order].good_within for order in PLAIN if order in outcomes]
+        ratios.append(fair.good_within / max(plain) if plain and max(plain) else 1.0)
+        if ratios[-1] < LEAST_OF_BEST or fair.idle or fair.open:
             shown = {order: f"{one.good_within:.3f} / {one.good:.3f}" for order, one in outcomes.items()}
-            rows.append({"world": number, **shown, "idle": fair.idle, "open": fair.open})
-    ratios.sort()
-    report.add_table("fair over the best plain order", [{"worlds": count, "ratio": Spread.of(ratios)}])
+            rows.append({"world": number, "ratio": ratios[-1], **shown, "idle": fair.idle, "open": fair.open})
+    compared = [outcomes for outcomes in found.values() if len(outcomes) > 1]
+    numbers = {"worlds": len(found), "of which compared": len(compared)}
+    report.add_table(
+        "fair over the best plain order, 1 where it is not compared", [{**numbers, "ratio": Spread.of(ratios)}]
+    )
+    if compared:
+        goods: dict[str, object] = {o: mean(outcomes[o].good for outcomes in compared) for o in (FAIR, *PLAIN)}
+        within = {o: mean(outcomes[o].good_within for outcomes in compared) for o in (FAIR, *PLAIN)}
+        report.add_table(
+            "mean good of the compared worlds", [{"of": "all", **goods}, {"of": "tenants within their share", **within}]
+        )
     if rows:
         report.add_table("worlds below: good of tenants within their share / of all", rows)
+    below = sum(ratio < LEAST_OF_BEST for ratio in ratios)
     report.at_most(f"worlds in which tenants within their share have under {LEAST_OF_BEST} of the best", below, 0)
-    report.at_most("plans of nothing while something waits and nothing runs", idle, 0)
-    report.at_most("requests that have not ended", left, 0)
-    return report.finish(options.results)
+    fair_runs = [outcomes[FAIR] for outcomes in found.values()]
+    report.at_most("plans of nothing while something waits and nothing runs", sum(one.idle for one in fair_runs), 0)
+    report.at_most("answers that have not ended", sum(one.open for one in fair_runs), 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A tenant whose traffic never ends, in a process of its own: python -m labs.benchmarks.neighbour PORT KEY STREAMS
+"""A tenant whose traffic never ends, in a process of its own: `python -m labs.benchmarks.neighbour PORT KEY STREAMS`.
 
 It keeps STREAMS streams going, each with a prompt of its own and an answer of `OUTPUT` tokens, until its input ends. It
 answers each line of input with the number of requests that it has sent, as JSON, and ends with status 1 when a request

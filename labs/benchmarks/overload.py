@@ -1,4 +1,4 @@
-"""More work than the machine can do, each policy for it: python -m labs.benchmarks.overload [--trace FILE] [--runs 3]
+"""More work than the machine can do, under each policy: `python -m labs.benchmarks.overload [--trace FILE] [--runs 3]`.
 
 Llama-3-8B on an A100 (simulated, published step times), 512 tokens a step, 192 sequences. A request is good with its
 first token by its deadline, 2 s unless a table says otherwise, and then 0.1 s a token; those refused or given up stay
@@ -10,7 +10,7 @@ from a `--trace` that `sluice simulate` reads, which is also replayed with its t
 of capacity each beside a flood of 2 and of 4; where it is of 4 their requests are short and have no deadlines, so that
 none is refused.
 
-Targets are judged by means over the seeds, which are not those that anything was tuned with: `--seeds-from 1` is for
+Targets are judged by means over the seeds, none of which anything was tuned with: `--seeds-from 1` is for
 tuning, with `--settings` for what is tried and `--only` for some of the scenes. What was admitted and missed, and what
 was wrongly refused, are shares of the offered requests. A refusal was wrong when the same world with the request let
 in, its deadline kept, has more good requests among those of the next 30 s; one in `REFUSALS_PER_REPLAY` is replayed.

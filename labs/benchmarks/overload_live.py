@@ -1,4 +1,4 @@
-"""More work than the machine can do, live: python -m labs.benchmarks.overload_live [--seconds 30] [--runs 3]
+"""More work than the machine can do, live: `python -m labs.benchmarks.overload_live [--seconds 30] [--runs 3]`.
 
 `sluice serve` with the embedded model on one core, clients on another, real HTTP. Four tenants with Poisson arrivals,
 lengths drawn from quantiles of Azure's conversations of 2023 (see `overload`) and divided by `SCALE` to fit
@@ -76,7 +76,7 @@ class Conversations:
         self._server, self._trace, self._random = server, trace, Random(seed)
 
     def patient(self, tenant: str) -> Iterator[bytes]:
-        """Requests without deadlines."""
+        """Yield requests without deadlines, without end."""
         while True:
             yield self._next(0.0, tenant).due.request
 

@@ -92,7 +92,7 @@ class Traffic:
 
 
 class Part(NamedTuple):
-    """Tenants that together ask for `factor` times the capacity for such requests, in equal parts."""
+    """Tenants that together ask for `factor` times the capacity for these requests, in equal parts."""
 
     tenants: tuple[str, ...]
     factor: float

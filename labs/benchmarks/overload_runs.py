@@ -134,7 +134,7 @@ class Run:
 
     @property
     def worst_window(self) -> float:
-        """The share of good requests among those that arrived in the worst `WINDOW_SECONDS`."""
+        """The share of good requests among the arrivals of the worst `WINDOW_SECONDS`."""
         return min(self._good_shares(lambda arrival: int(arrival.time / WINDOW_SECONDS)))
 
     def _good_shares(self, kind: Callable[[Arrival], object]) -> list[float]:

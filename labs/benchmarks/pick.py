@@ -1,4 +1,4 @@
-"""What a pick costs: `sluice pick` asked as a gateway asks, beside an empty picker of grpc.aio that decides nothing.
+"""The cost of a pick: `sluice pick` asked as a gateway asks, beside an empty picker of grpc.aio that decides nothing.
 
 Each picker runs on one core, and on the other the load, which is Python as well and about as slow: so picks a second of
 a core are counted by the processor time that the picker took. A pick is the head of a request and its body of a chat,

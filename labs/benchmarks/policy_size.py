@@ -1,4 +1,4 @@
-"""Policies of up to 90,000 tenants: python -m labs.benchmarks.policy_size
+"""Policies of up to 90,000 tenants: `python -m labs.benchmarks.policy_size`.
 
 What it takes in CPU seconds to read one, to read it again after an edit of one tenant, and to put that edit into force
 in a gateway with a key and a ledger for each tenant; and for how long each question of the admin API holds the

@@ -1,15 +1,14 @@
-"""Swap or recompute, where memory is a quarter of what is asked for: python -m labs.benchmarks.preemption [--runs 5]
+"""Swap or recompute, with memory for a quarter of the demand: `python -m labs.benchmarks.preemption [--runs 5]`.
 
 Llama-3-8B on an A100 (simulated, published step times; 2 MiB of keys and values a block), 512 tokens a step, twice as
-many requests as it can serve from the start on, with lengths drawn as in `labs.benchmarks.overload`, prompts
-half as long. They are admitted when their prompts fit (`memory=optimistic`), so that
-memory runs out all the time, with a host pool for half of the device's. A copy of a block takes what a stated bandwidth
-makes of it, beside the steps in flight as on a GPU, or as a part of its step as on a CPU. Each seed's requests are the
-same under each rule: the measured choice is judged beside always swapping and never swapping, by the tokens that are
-generated a second until all have ended.
+many requests as it can serve from the start on, with lengths drawn as in `labs.benchmarks.overload`, prompts half as
+long. They are admitted when their prompts fit (`memory=optimistic`), so that memory runs out all the time, with a host
+pool for half of the device's. A copy of a block takes its time at a stated bandwidth, beside the steps in flight as on
+a GPU, or as a part of its step as on a CPU. Each seed's requests are the same under each rule: the measured choice is
+judged beside always swapping and never swapping, by the tokens generated a second until all requests have ended.
 
 Then four tenants together: chats of several turns, agents behind common system prompts, questions about long documents,
-and single requests. The seed, the tenant and the length of prompts are named that fare worst by the measured choice, by
+and single requests. The seed, the tenant and the length of prompts that fare worst by the measured choice are named, by
 the mean time of a request.
 
 Then the default admission, which forecasts memory, beside the optimistic one: its throughput and its preemptions.
@@ -137,7 +136,7 @@ def _row(name: str, runs: Sequence[Summary]) -> dict[str, object]:
 
 @dataclass(slots=True)
 class TenantsRun:
-    """What a run of four tenants came to."""
+    """The figures of a run of four tenants."""
 
     output_rate: float  # tokens a second
     means: dict[str, float]  # seconds of a request, by tenant and by length

@@ -16,7 +16,7 @@ from random import Random
 import torch
 
 from admission.core import CoreConfig, MemoryGate, Overload, make_core
-from admission.kv.swap_choice import Swap
+from admission.kv.swap_choice import SwapRule
 from backend.config import EngineOptions
 from backend.errors import MemoryExhausted
 from backend.loader import LoadedModel, load_model
@@ -133,7 +133,7 @@ class _Serving:
             order="fcfs",
             overload=Overload.UNBOUNDED,
             memory=MemoryGate.OPTIMISTIC,
-            swap=Swap(rule),
+            swap=SwapRule(rule),
             max_waiting=None,
         )
         self._core = make_core(core, config)

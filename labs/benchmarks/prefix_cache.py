@@ -1,8 +1,8 @@
-"""What the prefix cache is worth, and what it costs: python -m labs.benchmarks.prefix_cache [--trace FILE] [--runs 5]
+"""The worth and the cost of the prefix cache: `python -m labs.benchmarks.prefix_cache [--trace FILE] [--runs 5]`.
 
 Llama-3-8B on an A100 (simulated, published step times), 512 tokens a step, 256 sequences. Conversations come from a
-Mooncake trace, slowed down to what one such machine serves, or are made: sessions of two to eight turns that begin with
-one of a few system prompts of 1,008 tokens, think half a minute between turns, and have lengths as in
+Mooncake trace, slowed down to the load that this machine serves, or are made: sessions of two to eight turns that begin
+with one of a few system prompts of 1,008 tokens, think half a minute between turns, and have lengths as in
 `labs.benchmarks.overload`. Each is served with the cache and without, from pools of several sizes. The hit rate is held
 against an exact LRU of as many blocks as the pool has, that sees the same prompts one after the other, computes in no
 time and needs no memory for anything else.
@@ -214,7 +214,7 @@ class Machine:
 
     def leave(self) -> None:
         """The sequence that has run the longest is cancelled."""
-        self.core.finish(next(iter(self.core.scheduler.running.values())), FinishReason.CANCELLED, self._now)
+        self.core.finish_sequence(next(iter(self.core.scheduler.running.values())), FinishReason.CANCELLED, self._now)
 
     def step(self) -> float:
         """Plan steps, and account for the oldest; seconds of deciding."""

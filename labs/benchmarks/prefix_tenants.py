@@ -1,6 +1,5 @@
-"""What the prefix cache is worth to each of 64 tenants.
-
-    python -m labs.benchmarks.prefix_tenants [--trace FILE] [--runs 2]
+"""The worth of the prefix cache to each of 64 tenants: `python -m labs.benchmarks.prefix_tenants [--trace FILE] [--runs
+2]`.
 
 The device and the conversations of `prefix_cache`, with seeds of its own, and a Mooncake trace. Sessions are
 kept whole and dealt to 64 tenants, equally, or so that the n-th has 1/n of the first's. A tenant finds nothing of

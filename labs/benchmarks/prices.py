@@ -1,4 +1,4 @@
-"""Are tenants charged what the device takes for them? python -m labs.benchmarks.prices
+"""The charges of tenants beside the device time that they take: `python -m labs.benchmarks.prices`.
 
 Equal tenants always have work waiting, and differ in the shape of their requests. Each has an equal share of the engine
 time that it is charged, by prices that were fitted; this measures their shares of what the device really took. Of
@@ -201,7 +201,7 @@ class _TrueRecorder(Recorder):
 
 
 class Figures(NamedTuple):
-    """Of one run, behind its first quarter, in which the first requests are admitted."""
+    """The figures of one run, behind its first quarter, in which the first requests are admitted."""
 
     mispriced: float  # the most that a tenant was charged otherwise than the device took for it, as a share of that
     furthest: float  # the share of a tenant, relative to that of an equal one
@@ -252,7 +252,7 @@ def _judge(report: Report, what: str, after: list[Figures]) -> None:
 
 
 def _recover(report: Report, seeds: range) -> None:
-    """Of devices of the form that is fitted, how far each coefficient is from the truth before the first request."""
+    """Report the error of each coefficient before the first request, on devices of the form that is fitted."""
     rows: list[dict[str, object]] = []
     for name, machine in MACHINES.items():
         truth = machine.truth

@@ -1,16 +1,17 @@
-"""Whether what admitted requests are told holds, and how wide it is: python -m labs.benchmarks.promises [--trace FILE]
+"""The coverage of the promises to admitted requests, and their width: `python -m labs.benchmarks.promises [--trace
+FILE]`.
 
-The machine, the traffic and the loads are those of `overload`: Llama-3-8B on an A100 (simulated), requests
-of four tenants at 0.9 and 1.4 of capacity, in a burst of 2.5, with deadlines of 0.7, 2 and 8 s beside each other, and
-three light tenants beside a flood. A starved machine has half of its speed for some seconds at a time, and then all of
-it (means of 4 s, exponential): nothing says when.
+The machine, the traffic and the loads are those of `overload`: Llama-3-8B on an A100 (simulated), requests of four
+tenants at 0.9 and 1.4 of capacity, in a burst of 2.5, with deadlines of 0.7, 2 and 8 s beside each other, and three
+light tenants beside a flood. A starved machine has half of its speed for some seconds at a time, and then all of it
+(means of 4 s, exponential), at unpredictable moments.
 
 A promise is a bound on a first or a last token that nine in ten are meant to keep. Coverage is judged by windows of 100
-consecutive promises, by tenant and by quartile of prompts; one that was given up before its first token broke its
-promise. Told over true says how wide bounds are. How narrow they can be depends on the answers: who knows of each when
-its first token comes and how long its steps take, but of its length only the distribution of all, tells 0.9 of that
-distribution. That is the oracle; where answers differ much in length, no bound with this coverage is narrow. Of
-predictable answers, which differ by 15 % at most, it is.
+consecutive promises, by tenant and by quartile of prompts; a request given up before its first token broke its promise.
+Told over true is the width of the bounds. It is limited by the answers: an oracle that knows each first token's time
+and the length of each step, but only the distribution of all answer lengths, tells the 0.9 quantile of that
+distribution. Where answers differ much in length, no bound with this coverage is narrow. With predictable answers,
+which differ by 15 % at most, it is.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Four gateways on one Redis spend one limit in a burst: python -m labs.benchmarks.quota_burst
+"""Four gateways on one Redis spend one limit in a burst: `python -m labs.benchmarks.quota_burst`.
 
 `sluice serve` four times with the embedded model, one Redis between them, a budget that half of 1,000 requests fit
 into. Each gateway has served the tenant before, so that each holds a slice of what is left. Then all requests come at

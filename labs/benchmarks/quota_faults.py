@@ -1,4 +1,4 @@
-"""What faults of the quota store cost a gateway under load: python -m labs.benchmarks.quota_faults
+"""The cost of faults of the quota store to a gateway under load: `python -m labs.benchmarks.quota_faults`.
 
 Two `sluice serve` with the embedded model on one Redis, closed loops of clients on both. One tenant has more than it
 needs: each of its requests that is not answered is lost. Another is held to half of what it asks for: what it is
@@ -106,7 +106,7 @@ class Clients:
             await asyncio.sleep(0.05 if status == 200 else 0.25)
 
     async def status(self, gateway: Served, tenant: str, body: Mapping[str, object] = BODY) -> int:
-        """Of the answer to one request; 0 when the connection broke."""
+        """Return the status of the answer to one request; 0 when the connection broke."""
         url = f"http://127.0.0.1:{gateway.port}/v1/chat/completions"
         with suppress(httpx.HTTPError):
             return (await self._http.post(url, json=body, headers=_headers(gateway, tenant))).status_code

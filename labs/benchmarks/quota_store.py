@@ -1,4 +1,4 @@
-"""What a quota costs beside a round trip to its store: python -m labs.benchmarks.quota_store
+"""The cost of a quota beside a round trip to its store: `python -m labs.benchmarks.quota_store`.
 
 A private Valkey on a unix socket, one client, six limits active on every request: rates of requests, input and all
 tokens, budgets of a day and a month, and concurrency. PING goes through the same client and socket. `--server` names

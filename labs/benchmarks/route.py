@@ -1,4 +1,4 @@
-"""What a router costs: `sluice route` before a server with fixed answers, beside starlette streaming through httpx.
+"""The cost of a router: `sluice route` before a server with fixed answers, beside starlette streaming through httpx.
 
 Both proxies run on one core, and on the other the server and the load. A stream has 35 events; the router
 authenticates, digests the prompt and picks among two addresses of the server, which tells that it is idle.

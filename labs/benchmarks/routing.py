@@ -1,16 +1,16 @@
-"""What a router's choice is worth, in simulation: python -m labs.benchmarks.routing [--trace FILE=0.8,1 ...]
+"""The worth of a router's choice, in simulation: `python -m labs.benchmarks.routing [--trace FILE=0.8,1 ...]`.
 
 Eight replicas of Llama-3-8B on an A100 (published step times), each under the core that serves, behind the router's own
-picker, which sees of each the state that it told last, a tenth of a second ago at the most, with what it has cached and
-given up. Requests have no deadlines, and nobody is refused: a request is in time when its first token comes within
-`IN_TIME`. Sessions belong to four tenants of unequal size, who share nothing. How much there is to gain is shown by one
-machine with the memory and the seats of all, which computes each step as eight do that are always equally busy: no
-bound, as it orders what waits by the same rule, but each prompt has all eight for itself.
+picker, which sees each replica's last report, at most a tenth of a second old, with newly cached and evicted blocks.
+Requests have no deadlines, and none is refused: a request is in time when its first token comes within `IN_TIME`.
+Sessions belong to four tenants of unequal size, which share nothing. The possible gain is shown by one machine with the
+memory and the seats of all, which computes each step as eight equally busy ones do: it is no bound, as it orders
+waiting requests by the same rule, but each prompt has all eight for itself.
 
 Conversations are made, those of `labs.benchmarks.prefix_cache` with many times as many beginning a second, and recorded
-with `--trace`: Mooncake's with what their prompts share and Azure's without, as many times as fast as is said behind
-the file. Each seed has its own tenants, and of a trace its own part. The hit rate is held against an exact LRU of one
-cache as large as all together.
+with `--trace`: Mooncake's with their shared prefixes and Azure's without, sped up by the factors behind the file. Each
+seed has its own tenants, and of a trace its own part. The hit rate is compared with an exact LRU of one cache as large
+as all together.
 """
 
 import sys

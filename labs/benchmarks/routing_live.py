@@ -1,4 +1,4 @@
-"""What a router's choice is worth, live: python -m labs.benchmarks.routing_live [--seconds 60] [--runs 3]
+"""The worth of a router's choice, live: `python -m labs.benchmarks.routing_live [--seconds 60] [--runs 3]`.
 
 `sluice route` before four gateways in processes of their own, each with its scheduler, its device threads and a device
 that only takes time: 10 ms a step and 1 ms for each token of a prompt, as a GPU would for prompts ten times as long

@@ -1,4 +1,4 @@
-"""What a step pays for a number of rows that none had before it: python -m labs.benchmarks.row_counts
+"""The price of a step with a number of rows that no step had before: `python -m labs.benchmarks.row_counts`.
 
 oneDNN compiles a kernel for each number of rows. Steps of random numbers of rows run twice, over weights packed for it
 and multiplied as they come, over the same in tiles (`backend.kernels.linear`), and over our own products, one thread. A

@@ -29,7 +29,9 @@ def served(core: int, tenants: Iterable[str], state_dir: Path, **settings: objec
 
 @contextmanager
 def served_afresh(core: int, tenants: Iterable[str], state_dir: Path, **settings: object) -> Iterator[Served]:
-    """As `served`. Raises `Cached` at the end if the gateway has found any token of a prompt in its cache."""
+    """Serve as `served` does. Raises `Cached` at the end if the gateway has found any token of a prompt in its
+    cache.
+    """
     with served(core, tenants, state_dir, metrics_on_tenant_port=True, **settings) as server:
         yield server
         check_nothing_was_cached(server.port)

@@ -1,4 +1,5 @@
-"""What several answers to one prompt cost until each has begun: python -m labs.benchmarks.several_answers [--runs 5]
+"""The cost of several answers to one prompt until each has begun: `python -m labs.benchmarks.several_answers [--runs
+5]`.
 
 CPU seconds of the offline engine on the embedded model (real) until all have a first token: one answer to a prompt of
 1,000 tokens, sixteen answers to one, sixteen prompts that differ in their last token alone, and sixteen that share

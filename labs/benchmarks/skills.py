@@ -37,7 +37,7 @@ class Example:
     story: tuple[str, int] | None = None
 
     def is_right(self, answer: str, *, ended: bool) -> bool:
-        """Whether `answer` is exactly right and the model `ended` it by itself, by an end token."""
+        """Return True if `answer` is exactly right and the model `ended` it by itself, by an end token."""
         if not ended:
             return False
         return is_story(answer, *self.story) if self.story else answer == self.answer
@@ -274,7 +274,7 @@ def _num_steps(rng: Random) -> int:
 
 
 def _num_items(rng: Random, low: int, high: int) -> int:
-    """As often few as any number."""
+    """Draw a number of items, a small one in half of the cases."""
     return rng.randint(low, high) if rng.random() < 0.5 else _log_uniform(rng, low, high)
 
 

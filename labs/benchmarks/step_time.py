@@ -1,4 +1,4 @@
-"""Does the step-time model say how long a run that it has not seen will take? python -m labs.benchmarks.step_time
+"""The step-time model's prediction of a run that it has not seen: `python -m labs.benchmarks.step_time`.
 
 `sluice serve` with the embedded model and an event log; clients on another core send requests of mixed lengths on a
 timetable, then many at once. Coefficients are fitted to the steps of one run. Of another, with other requests, they
@@ -54,7 +54,7 @@ Step = tuple[StepWork, float]  # and how long it took, in seconds
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run that was predicted from another."""
+    """The figures of one run that was predicted from another."""
 
     steps: int
     step_error: float  # median, relative

@@ -5,7 +5,7 @@ much more its tenant gets than the honest mean, as a share of it; for a tenant t
 early tenant's advantage.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -96,21 +96,21 @@ class LeavingLoop(Loop):
 
     def _left(self, sequence: Running, now: float) -> None:
         if sequence.finish_reason is None:
-            self._core.finish(sequence, FinishReason.CANCELLED, now)
+            self._core.finish_sequence(sequence, FinishReason.CANCELLED, now)
             self._recorder.abandoned(sequence, now)
             self._ended(sequence)
             self._plan(now)
 
 
 class Leavers(CoreObserver):
-    """The strategist's clients, who leave once they have `tokens` tokens."""
+    """Clients who leave once they have some tokens: `tokens`, by tenant."""
 
-    def __init__(self, loop: LeavingLoop, tokens: float) -> None:
+    def __init__(self, loop: LeavingLoop, tokens: Mapping[str, float]) -> None:
         self._loop, self._tokens = loop, tokens
 
     def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
         for sequence in step.sampled:
-            if sequence.tenant == STRATEGIST and len(sequence.output) >= self._tokens:
+            if len(sequence.output) >= self._tokens.get(sequence.tenant, inf):
                 self._loop.leave(sequence, now)
 
 
@@ -140,7 +140,7 @@ def _true_seconds(strategy: Strategy, seed: int, seconds: float) -> dict[str, fl
     core, recorder = simulated.make_core(), Recorder(DEVICE, Objective(), {})
     loop = LeavingLoop(core, DEVICE, recorder, simulated.engine.max_model_len)
     if strategy.leaves_after < inf:
-        core.observers.append(Leavers(loop, strategy.leaves_after))
+        core.observers.append(Leavers(loop, {STRATEGIST: strategy.leaves_after}))
     loop.expect(_arrivals(strategy, seed, seconds))
     loop.advance(strategy.first_by)
     before = {name: tenant.seconds for name, tenant in recorder.tenants.items()}

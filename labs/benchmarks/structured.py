@@ -1,4 +1,4 @@
-"""What answers that match a schema cost and gain: python -m labs.benchmarks.structured FOLDER [--schemas 200]
+"""The cost and the gain of answers that match a schema: `python -m labs.benchmarks.structured FOLDER [--schemas 200]`.
 
 FOLDER as `json_schemas` takes it. In one run, offline, on the embedded model (real), 32 rows of 32 schemas
 are held against rows without a grammar, in tokens per second:
@@ -7,10 +7,10 @@ cost    each row draws what the model says, and the rows it is held against draw
         forces is sampled like any other. Once more on a model of 32 M random parameters, whose steps are longer
 gain    each answer is a valid instance of its schema, as of a model that knows it: tokens are drawn as ever, and then
         those of the instance are taken, which its mask has to allow; with tokens that are forced sampled one by one,
-        and taken at once. Four answers follow each other in each row, and those that they are held against are the same
-        tokens. JSON is written as a model pleases, or as `disable_any_whitespace` has it
+        and taken at once. Four answers follow each other in each row, and are compared with the same
+        tokens without a grammar. JSON is written as a model pleases, or as `disable_any_whitespace` has it
 
-Besides the tokens per second, in which a busy machine has its part, those per second of the engine's thread are told.
+Besides the tokens per second, which a busy machine changes, the tokens per CPU second of the engine's thread are told.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ from backend.structured_output.process_setup import StructuredOutputOptions
 from backend.text.tokenizer import Tokenizer
 from backend.worker.model_runner import StepSampler
 from backend.worker.sampler import TokenChoice
-from backend.worker.staging import Staged
+from backend.worker.staging import StagedStep
 from gateway.settings.machine import spare_cores
 from labs.benchmarks.json_schemas import SEED, try_schemas
 from labs.benchmarks.report import Report, scenario_parser
@@ -265,7 +265,7 @@ class ScriptedSampler:
             admitted.num_prompt_tokens,
         )
 
-    def stage(self, staged: Staged) -> TokenChoice:
+    def stage(self, staged: StagedStep) -> TokenChoice:
         numbers, count = staged.piece.numbers, staged.num_sampled
         tokens = []
         for slot, position in zip(numbers.sampled_slots[:count], numbers.sampled_positions[:count], strict=True):

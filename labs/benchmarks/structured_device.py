@@ -1,4 +1,5 @@
-"""From which step on masks cost nothing and forced tokens gain: python -m labs.benchmarks.structured_device FOLDER
+"""The step time from which masks cost nothing and forced tokens gain: `python -m labs.benchmarks.structured_device
+FOLDER`.
 
 FOLDER as `json_schemas` takes it. The core, the engine and its threads run on the event loop as they do in a
 gateway, and grammar processes are real; the device takes its time and no core (simulated), as a GPU does. 32 rows say
@@ -141,7 +142,7 @@ def _measure(
         found[milliseconds] = {
             kind: _Measured(milliseconds, kind, measured, runs[FREE]) for kind, measured in runs.items()
         }
-    processes.stop()
+    processes.end_all()
     return found
 
 
@@ -202,7 +203,7 @@ async def _run(executor: ConstrainedDevice, scripts: list[Script], kind: str, vo
     assert [one.output for one in sequences] == [script.token_ids for script in ANSWERS * scripts]
     total, counters = sum(len(one.output) for one in sequences), core.scheduler.counters
     steps = core.scheduler._next_step
-    await engine.stop()
+    await engine.shut_down()
     jumped, idle = counters.jump_forward_tokens / total, 1 - executor.busy / seconds
     return _Run(total / seconds, jumped, total / steps, idle, float(taken.sum() - masked) / 1e6 / steps)
 

@@ -1,4 +1,4 @@
-"""What tracing costs: python -m labs.benchmarks.telemetry_cost
+"""The cost of tracing: `python -m labs.benchmarks.telemetry_cost`.
 
 Three gateways run side by side on one core and take turns: one without a collector, one that traces nothing of what it
 is asked, one that traces everything. Each figure is a difference of the CPU time of the loop's thread for a request,
@@ -117,7 +117,7 @@ def _story_us() -> float:
 
 
 async def _send(message: object) -> None:
-    """Nothing is sent."""
+    """Send nothing: the cost of sending is not measured."""
 
 
 def _tell(report: Report, figures: Figures) -> None:

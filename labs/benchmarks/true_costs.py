@@ -1,4 +1,4 @@
-"""What tenants cost the simulated device, by the coefficients that it was made with, not by those that were fitted.
+"""The true costs of tenants on the simulated device, by its own coefficients instead of the fitted ones.
 
 The true cost of a row is its part of the time that its step took, with the fixed part of the step divided as the
 marginal costs of its rows are. A ledger that divides steps by wrong coefficients is fair by its own account only: each

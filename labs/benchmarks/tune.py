@@ -1,6 +1,5 @@
-"""How near `sluice tune` comes to the best of all settings, and at what cost.
-
-    python -m labs.benchmarks.tune [--trace FILE]
+"""The distance of `sluice tune` from the best of all settings, and its cost: `python -m labs.benchmarks.tune [--trace
+FILE]`.
 
 Llama-3-8B on an A100 (simulated, published step times). Each workload is requests of four tenants at 0.9 times what the
 device completes; a request is good with its first token within 2 s and then a token every 0.1 s on average. The search

@@ -1,4 +1,4 @@
-"""The promises of `sluice tune`, live: python -m labs.benchmarks.tune_live [--seconds 30] [--runs 3]
+"""The promises of `sluice tune`, live: `python -m labs.benchmarks.tune_live [--seconds 30] [--runs 3]`.
 
 The load of `overload_live` at `LOAD_SHARE_OF_CAPACITY` times capacity meets `sluice serve`, with settings that suit it
 badly and with its own, which writes an event log. `sluice tune --log` searches better ones in it, and the server is

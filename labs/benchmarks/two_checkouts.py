@@ -1,6 +1,5 @@
-"""What a request costs the event loop, in this checkout and in another.
-
-    python -m labs.benchmarks.two_checkouts --beside DIR
+"""The cost of a request to the event loop, in this checkout and in another: `python -m labs.benchmarks.two_checkouts
+--beside DIR`.
 
 Both gateways run side by side on one core, in this interpreter's environment, and take turns. Each figure is the CPU
 time of the loop's thread for a request, and what is judged is the median over pairs of one turn each. The engine takes

@@ -1,4 +1,4 @@
-"""What a simulation says of limits, beside what a gateway did: its event log under load, simulated with its own policy.
+"""A simulation's figures of limits beside a gateway's: its event log under load, simulated with its own policy.
 
 Tenants of the embedded model are held to one kind of limit each and offered more than it allows, on a timetable of
 Poisson arrivals: refusals do not change later arrivals. Answers end where the model ends them, mostly long

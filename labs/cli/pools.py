@@ -80,7 +80,7 @@ def add_pools_command(commands: "_SubParsersAction[Any]") -> None:
 def _devices(text: str) -> int:
     if text.isdecimal() and 2 <= int(text) <= MAX_DEVICES:
         return int(text)
-    raise ValueError(f"a whole number from 2 to {MAX_DEVICES}")
+    raise ValueError(f"is not a whole number from 2 to {MAX_DEVICES}")
 
 
 def _split(text: str) -> Split:

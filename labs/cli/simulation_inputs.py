@@ -28,6 +28,7 @@ from labs.what_if.comparison import simulated
 from quotas.policy.policy import Policy
 from quotas.policy.policy_file import SUFFIXES, field_places, parse_policy, read_sources
 from quotas.policy.problems import Mark
+from quotas.policy.units import counted
 
 PROGRESS_DELAY_SECONDS = 1.0
 
@@ -147,7 +148,7 @@ def capacity_of(policy: SimulatedPolicy, workload: Workload, device: Device) -> 
 def facts_of(namespace: Namespace, study: Study) -> str:
     """A line that describes the simulation."""
     workload = study.workload
-    parts = [f"{format_number(workload.size)} requests"]
+    parts = [counted(workload.size, "request")]
     if workload.rate is not None:
         parts.append(f"Poisson at {workload.rate:g} a second")
     elif workload.speedup != 1 and not namespace.sweep:
@@ -166,7 +167,7 @@ def facts_of(namespace: Namespace, study: Study) -> str:
     ]
     if workload.assumed is not None:
         parts.append(f"max_tokens {format_number(workload.assumed)}, of which the trace says nothing")
-    parts.append(f"{study.seeds} seeds" if study.seeds > 1 else "1 seed")
+    parts.append(counted(study.seeds, "seed"))
     return escape_controls(" · ".join(parts))
 
 

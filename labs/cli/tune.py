@@ -56,7 +56,7 @@ def add_tune_command(commands: "_SubParsersAction[Any]") -> None:
 def _budget(text: str) -> int:
     if text.isdecimal() and 4 <= int(text) <= 10_000:
         return int(text)
-    raise ValueError("a whole number from 4 to 10000")
+    raise ValueError("is not a whole number from 4 to 10000")
 
 
 def _tune(namespace: Namespace) -> int:

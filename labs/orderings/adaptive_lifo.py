@@ -22,11 +22,11 @@ class AdaptiveLifo(Indifferent):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         self._now = now
 
     def add(self, sequence: Sequence) -> None:
-        self.at(max(self._now, sequence.arrival))
+        self.set_time(max(self._now, sequence.arrival))
         self.restore(sequence)
 
     def restore(self, sequence: Sequence) -> None:

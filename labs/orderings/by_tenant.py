@@ -37,7 +37,7 @@ class TenantQueues:
         return first
 
     def with_newcomer(self, newcomer: Sequence) -> dict[str, list[Sequence]]:
-        """The queue of each tenant, with a newcomer at the end of its own, in the order of `active`."""
+        """Return the queue of each tenant, with a newcomer at the end of its own, in the order of `active`."""
         lines = {tenant: [one for _, one in queue.in_order()] for tenant, queue in self.active.items()}
         lines.setdefault(newcomer.tenant, []).append(newcomer)
         return lines

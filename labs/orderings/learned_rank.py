@@ -39,7 +39,7 @@ class LearnedRank(Indifferent):
         self._others.add(sequence, self._ranks[sequence])
         self._waiting_since[sequence] = self._step
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """A planned step passes over all requests that wait after it."""
         self._step += 1
         due = self._step - self._passed_over

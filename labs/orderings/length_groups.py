@@ -28,7 +28,7 @@ class LengthGroups(Indifferent):
     def __len__(self) -> int:
         return sum(map(len, self._groups.values()))
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         self._served = None
 
     def add(self, sequence: Sequence) -> None:

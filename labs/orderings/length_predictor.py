@@ -1,13 +1,13 @@
-"""Ranks answers by how long they will be, from hashed features of their prompts, and learns from every answer.
+"""Ranks answers by their expected lengths, from hashed features of their prompts, and learns from every answer.
 
 A linear ranker: the score of a request is the sum of the weights of its features. An answer is compared with some of
-those before it, and where the longer of a pair does not score higher by a margin, the weights of both are moved (a
+the answers before it, and if the longer of a pair does not score higher by a margin, the weights of both are moved (a
 pairwise hinge loss, as in Joachims, 2002; ranks are easier to learn than lengths: Fu et al., 2024). The expected length
-of a score is the mean of answers of about the same rank. Pure: nothing depends on more than the answers and their
-order, and hashes are arithmetic, the same in every process.
+of a score is the mean of answers of about the same rank. Pure: it depends on the answers and their order alone, and
+hashes are arithmetic, the same in every process.
 
-What a client declares as its most tokens is a feature of its tenant's alone, so that declaring little gains nothing
-from one answer to the next, and nobody else is judged by it.
+A client's declared most tokens are a feature of its tenant alone, so that declaring little gains nothing from one
+answer to the next, and judges no other tenant.
 """
 
 from bisect import bisect_left, insort
@@ -19,11 +19,11 @@ from zlib import crc32
 NUM_WEIGHTS = 1024
 MIN_ANSWERS = 200  # before the first prediction
 EDGE_TOKENS = 4  # at either end of a prompt, used as features
-_RECENT_ANSWERS = 128  # compared with new ones
-_PAIRS = 8  # comparisons for each new one
+_RECENT_ANSWERS = 128  # compared with new answers
+_PAIRS = 8  # comparisons for each new answer
 _MARGIN = 50  # steps by which the longer has to score higher; a weight moves by one
 _UNLIKE_RATIO = 1.2  # of two lengths: closer pairs are skipped
-_RANKED_SCORES = 512  # recent ones
+_RANKED_SCORES = 512  # recent scores
 _BUCKETS = 16
 _BUCKET_ANSWERS = 64
 _LENGTH, _OF_TENANT, _DECLARED, _HEAD, _TAIL, _HEAD_PAIR, _TAIL_PAIR = range(7)

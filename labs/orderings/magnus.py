@@ -61,7 +61,7 @@ class Magnus(Indifferent):
     def __len__(self) -> int:
         return len(self._batch_of)
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         self._now, self._served = now, None
 
     def add(self, sequence: Sequence) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from typing import NamedTuple, Protocol
 
-from admission.forecast import Ahead, Due
+from admission.forecast import DueRequest, WorkAhead
 from backend.scheduler.sequence import Sequence
 from backend.scheduler.waiting_queue import HoldingQueue, SequenceQueue
 from labs.orderings.predicted import Predicted
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 class Ordering(SequenceQueue, Protocol):
     """An order of waiting sequences, without tenants on hold."""
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """Set the time to `now`: a step is planned next."""
         ...
 
@@ -49,7 +49,7 @@ class Ordering(SequenceQueue, Protocol):
 class Indifferent:
     """An ordering without time and without state of ended sequences."""
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         pass
 
     def ended(self, sequence: Sequence) -> None:
@@ -71,18 +71,18 @@ class PublishedOrder(HoldingQueue):
     def due(self, sequence: Sequence) -> float:
         return sequence.arrival
 
-    def ahead(self, sequence: Sequence, due: float) -> Ahead:
+    def ahead(self, sequence: Sequence, due: float) -> WorkAhead:
         before = self.ordering.around(sequence).before
         own = sum([self._uncached(one) for one in before if one.tenant == sequence.tenant])
-        return Ahead(float(sum(map(self._uncached, before))), float(len(before)), float(own))
+        return WorkAhead(float(sum(map(self._uncached, before))), float(len(before)), float(own))
 
-    def behind(self, sequence: Sequence, due: float) -> list[Due]:
+    def behind(self, sequence: Sequence, due: float) -> list[DueRequest]:
         """Later sequences, each due at its place in the line."""
         behind = self.ordering.around(sequence).behind
-        return [Due(float(place), place, one, self._uncached(one)) for place, one in enumerate(behind)]
+        return [DueRequest(float(place), place, one, self._uncached(one)) for place, one in enumerate(behind)]
 
-    def at(self, now: float) -> None:
-        self.ordering.at(now)
+    def set_time(self, now: float) -> None:
+        self.ordering.set_time(now)
 
     def ended(self, sequence: Sequence) -> None:
         self.ordering.ended(sequence)

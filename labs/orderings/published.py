@@ -1,7 +1,8 @@
 """Adds the published orders to `admission.core.ORDERS` once it is imported."""
 
 from admission.core import ORDERS, CoreConfig, OrderParts
-from admission.order import KeyedOrder, WaitingOrder
+from admission.keyed_order import KeyedOrder
+from admission.order import WaitingOrder
 from backend.scheduler.sequence import Sequence
 from labs.orderings.adaptive_lifo import AdaptiveLifo
 from labs.orderings.by_tenant import RequestRoundRobin, VirtualTokenCounter

@@ -23,13 +23,13 @@ class Rescored:
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         self.now, self._head = now, None
 
     def add(self, sequence: Sequence) -> None:
         self.rates[sequence] = self.rate(sequence)
         self.restore(sequence)
-        self.at(max(self.now, sequence.arrival))
+        self.set_time(max(self.now, sequence.arrival))
 
     def restore(self, sequence: Sequence) -> None:
         self.waiting[sequence] = None

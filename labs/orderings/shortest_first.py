@@ -16,7 +16,7 @@ class ShortestFirst:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def at(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         pass
 
     def add(self, sequence: Sequence) -> None:

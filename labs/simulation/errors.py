@@ -8,6 +8,7 @@ SimulationError
 from pathlib import Path
 
 from backend.errors import ConfigError
+from gateway.quoting import quoted
 
 
 class SimulationError(ConfigError):
@@ -25,4 +26,4 @@ class OptionError(SimulationError):
     """An option makes no sense; `option` is named as the user wrote it."""
 
     def __init__(self, option: str, given: object, reason: str) -> None:
-        super().__init__(f"{option}: {reason}; got {given!r:.80}")
+        super().__init__(f"{option}: {reason}; got {quoted(given) if isinstance(given, str) else given}")

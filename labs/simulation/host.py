@@ -1,4 +1,4 @@
-"""The time that a server takes between two steps beside the device: to deliver tokens, and to read and end requests."""
+"""The time of a server between two steps beside the device: delivering tokens, and reading and ending requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ RIDGE_SHARE_OF_SQUARES = 0.05  # rows that vary by less than a quarter of their 
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """Seconds between the end of a step and the beginning of the next: linear in what the host does there.
+    """Seconds between the end of a step and the beginning of the next, linear in the host's work.
 
-    Where steps are planned ahead of the device and the host has a processor of its own, they are hardly any. Where it
-    shares one with the device, they are a good part of a short step: a third of it with the embedded model on one core.
+    If steps are planned ahead of the device and the host has a processor of its own, they are hardly any. If it shares
+    one with the device, they are a good part of a short step: a third with the embedded model on one core.
     """
 
     step: float = 0.0
@@ -49,7 +49,7 @@ class Host:
 
 
 class HostTimes:
-    """Learns from the entries of an event log how long its host took between two steps."""
+    """Learns the time of a host between two steps from the entries of its event log."""
 
     def __init__(self) -> None:
         self._evidence = Evidence()

@@ -230,7 +230,7 @@ class Loop:
     def _withdraw(self, request: _RunningRequest, now: float) -> None:
         """Withdraw the queued prompts of a request of which another prompt is refused."""
         for sequence in list(request.running):
-            self._core.finish(sequence, FinishReason.CANCELLED, now)
+            self._core.finish_sequence(sequence, FinishReason.CANCELLED, now)
             self._recorder.withdrawn(sequence, now)
             self._ended(sequence)
         if not request.running:
@@ -249,7 +249,7 @@ class Loop:
 
     def _leave(self, sequence: Sequence, now: float) -> None:
         if self._recorder.waits_for_first_token(sequence):
-            self._core.finish(sequence, FinishReason.CANCELLED, now)
+            self._core.finish_sequence(sequence, FinishReason.CANCELLED, now)
             self._recorder.abandoned(sequence, now)
             self._ended(sequence)
             self._plan(now)
@@ -354,7 +354,7 @@ class Loop:
             except GatewayRefused as refusal:
                 self._wait_for_refill(sequence, refusal, now)
                 return
-            self._core.extend(sequence, more, now)
+            self._core.raise_token_limit(sequence, more, now)
 
     def _wait_for_refill(self, sequence: Sequence, refusal: GatewayRefused, now: float) -> None:
         extension = self._extensions[sequence]
@@ -383,14 +383,14 @@ class Loop:
             extension.give_up = given_up
             self._wait_for_refill(sequence, refusal, now)
         else:
-            self._core.extend(sequence, more, now)
+            self._core.raise_token_limit(sequence, more, now)
             self._extend(sequence, now)
         self._plan(now)
 
     def _cut_off(self, sequence: Sequence, refusal: GatewayRefused, now: float) -> None:
         """End an answer after its last reserved token, since more are refused."""
         if _left(sequence) <= 0:
-            self._core.finish(sequence, FinishReason.CANCELLED, now)
+            self._core.finish_sequence(sequence, FinishReason.CANCELLED, now)
             self._recorder.cut_off(sequence, refusal.reason, now)
             self._ended(sequence)
 

@@ -19,8 +19,8 @@ from typing import Any
 import labs.choices  # noqa: F401 - adds what can be chosen
 from admission.controller import Controller
 from admission.core import ORDERS, CoreConfig, MemoryGate, Overload, make_core
-from admission.kv.retention import Between
-from admission.kv.swap_choice import Swap
+from admission.kv.retention import BetweenTurnsRule
+from admission.kv.swap_choice import SwapRule
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import Batching, EngineConfig, KVAllocation
@@ -53,7 +53,7 @@ class SimulatedPolicy:
     def make_core(self) -> Controller:
         core = make_core(self.core, self.engine, StepTimeModel(*self.prior) if self.prior else None)
         if self.scheduling_policy is not None:
-            core.policy_changed(self.scheduling_policy, 0.0)
+            core.set_policy(self.scheduling_policy, 0.0)
         return core
 
     @property
@@ -261,7 +261,7 @@ _READERS: dict[object, Callable[[str], object]] = {
     float | None: _optional_number,
     Mapping[str, float]: _weights,
     tuple[int, ...]: _integers,
-    **{kind: _choice(kind) for kind in (Batching, Between, KVAllocation, MemoryGate, Overload, Swap)},
+    **{kind: _choice(kind) for kind in (Batching, BetweenTurnsRule, KVAllocation, MemoryGate, Overload, SwapRule)},
 }
 _RENAMED = {
     "kv_memory_bytes": "kv_tokens (the tokens for which there is memory)",

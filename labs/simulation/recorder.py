@@ -121,8 +121,8 @@ class Recorder:
         weights: Mapping[str, float],
         followed: Collection[str] | None = None,
     ) -> None:
-        """Without an `objective` a request is good when it keeps the targets of its own class. Gaps are those between
-        the tenants `followed`, of which there are `MAX_GAP_TENANTS` at most; None: the first that come.
+        """Without an `objective` a request is good when it keeps the targets of its own class. Gaps are measured
+        between the tenants `followed`, `MAX_GAP_TENANTS` at most; None: the first that come.
         """
         assert followed is None or len(followed) <= MAX_GAP_TENANTS
         self.tenants: dict[str, TenantRecord] = {}

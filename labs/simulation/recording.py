@@ -1,11 +1,11 @@
-"""Reads our own event log: the traffic, and the machine that served it.
+"""Reads an event log: the traffic, and the machine that served it.
 
-A replay shows how long every answer became. A request that was refused or left before its end is taken to have wanted
-all it declared; where it declared nothing, as much as half of its tenant's answers had. What limits refused never came
-to the core: it is read off its `request` entry, as are the tier, the key and the deadlines of every request. What was
-refused unread is taken to be like the request of its tenant that was read last.
+A replay shows the length of every answer. A request that was refused or left before its end is assumed to have wanted
+all that it declared; without a declaration, half of its tenant's answers were as long. Requests refused by limits never
+reached the core: they are read from their `request` entries, as are the tier, the key and the deadlines of every
+request. A request refused unread is assumed to be like its tenant's last read request.
 
-A log that has no such entries is of a core without a gateway. Its requests ask for the classes that served them, and a
+A log without `request` entries is of a core without a gateway. Its requests ask for the classes that served them, and a
 deadline for the first token that is not later than its class's target may be the class's own.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from admission.event_logs.event_log import Entry, LogError, ReplayMismatch, make_configs, replay
 from admission.event_logs.names import asked_of, read_scheduling_policy
 from admission.event_logs.numbers import in_seconds
-from admission.request import AsIfRead, Asked, AskedPrompt
+from admission.request import AssumedRequests, JudgedPrompt, JudgedRequest
 from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 from backend.scheduler.sequence import FinishReason, Sequence
 from labs.simulation.arrival import NO_TARGET, Arrival, ClassTarget
@@ -64,7 +64,7 @@ class _Log:
     gateway: Entry | None = None
     policy: Entry | None = None  # the last
     arrived: dict[str, tuple[int, Entry]] = field(default_factory=dict)  # by id of the sequence
-    asked: list[tuple[int, float, Asked]] = field(default_factory=list)
+    asked: list[tuple[int, float, JudgedRequest]] = field(default_factory=list)
     host: HostTimes = field(default_factory=HostTimes)
 
     @property
@@ -177,16 +177,16 @@ def _requests(log: _Log, sequences: dict[str, Sequence]) -> list[Arrival]:
     return [_request(line, time, asked, log, sequences, lengths) for line, time, asked in _all_read(log)]
 
 
-def _all_read(log: _Log) -> Iterator[tuple[int, float, Asked]]:
+def _all_read(log: _Log) -> Iterator[tuple[int, float, JudgedRequest]]:
     """Yields all requests, except unread refusals of unknown content."""
-    as_if_read = AsIfRead()
+    as_if_read = AssumedRequests()
     for line, time, asked in log.asked:
         if (read := as_if_read.of(asked)) is not None:
             yield line, time, read
 
 
 def _request(
-    line: int, time: float, asked: Asked, log: _Log, sequences: dict[str, Sequence], lengths: dict[str, int]
+    line: int, time: float, asked: JudgedRequest, log: _Log, sequences: dict[str, Sequence], lengths: dict[str, int]
 ) -> Arrival:
     names = [f"{asked.id}-{index}" for index in range(len(asked.prompts))]
     usual = lengths.get(asked.tenant)
@@ -220,7 +220,9 @@ def _request(
     )
 
 
-def _length(sequence: Sequence | None, arrived: tuple[int, Entry] | None, asked: AskedPrompt, usual: int | None) -> int:
+def _length(
+    sequence: Sequence | None, arrived: tuple[int, Entry] | None, asked: JudgedPrompt, usual: int | None
+) -> int:
     if _has_ended(sequence, arrived):
         assert sequence is not None
         return max(1, len(sequence.output))

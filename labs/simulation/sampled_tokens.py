@@ -10,8 +10,8 @@ STEPS_IN_FLIGHT = 2  # steps in flight: tokens of a sequence not yet known
 class SampledTokens:
     """Samples the end token of an answer shorter than it declared; its seed is the answer's length.
 
-    A step samples one token of a sequence at most. So each is checked only from the step at which it may end: most
-    steps check none of their rows.
+    A step samples at most one token of a sequence. So each sequence is checked only from the step at which it may end,
+    and most steps check none of their rows.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
-"""Several tokens a row: what speculative decoding would be worth, before the engine has it.
+"""Several tokens a row: the worth of speculative decoding, before the engine has it.
 
-In each step every answer has `tokens` tokens drafted, and verified together with the one before them: its row is so
-much longer, and reads its context once; what is verified costs as much arithmetic as tokens of a prompt. Of those
-drafted the first are accepted, each as likely as the next by the tenant's `acceptance`, up to the first that is not
-(Leviathan, Kalman and Matias, 2023). A drafted token costs `draft` of what the step would take without any: nothing
-where it is looked up in the text, a twentieth with a small model.
+In each step every answer has `tokens` tokens drafted, and verified together with the token before them: its row is
+longer by that number, and reads its context once; verified tokens cost as much arithmetic as tokens of a prompt. Of the
+drafted tokens the first are accepted, each with the same probability, the tenant's `acceptance`, up to the first that
+is not (Leviathan, Kalman and Matias, 2023). A drafted token costs `draft` of the time of a step without drafting:
+nothing if it is looked up in the text, a twentieth with a small model.
 
 A fixed number of tokens pays while steps are bound by memory, and costs where they are bound by arithmetic. SmartSpec
 (Liu et al., "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput", arXiv 2406.14066)
@@ -53,7 +53,7 @@ class Speculation:
 
 
 class SpeculatingLoop(Loop):
-    """A loop whose steps draft tokens. The core knows nothing of it, but that several tokens came of one row."""
+    """A loop whose steps draft tokens. The core only sees that several tokens come of one row."""
 
     def __init__(self, speculation: Speculation, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

@@ -21,7 +21,7 @@ class ServiceGap:
         return bool(self._ranges)
 
     def observe(self, service: Sequence[float], backlogged: Sequence[bool]) -> None:
-        """Record each tenant's service so far, by weight, and whether it was backlogged since the last call."""
+        """Record each tenant's service so far, by weight, with True if it was backlogged since the last call."""
         current: dict[tuple[int, int], tuple[float, float]] = {}
         waiting = [tenant for tenant, waits in enumerate(backlogged) if waits]
         for i, j in combinations(waiting, 2):

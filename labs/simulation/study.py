@@ -63,7 +63,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The summaries of a comparison: `runs[i]` are those of the i-th policy, one for each seed."""
+    """The summaries of a comparison: `runs[i]` has the i-th policy's, one for each seed."""
 
     study: Study
     runs: tuple[tuple[Summary, ...], ...]
@@ -104,7 +104,7 @@ class SimulatedRun:
         return len(self.recorder.outcomes)
 
     def summary(self, until: float = inf, seed: int = 1) -> Summary:
-        """End the run; returns the summary of what has happened."""
+        """End the run; returns the summary of its events."""
         seconds, scheduler = self.loop.end(until), self.core.scheduler
         counters, evictions = scheduler.counters, scheduler.kv_manager.cache.evictions
         cost = self._policy.rules and self._policy.rules.price

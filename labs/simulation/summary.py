@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from backend.scheduler.batch import Counters
+from backend.scheduler.sequence import SPARE_CLASS
 from gateway.telemetry.metrics.tenants import jain_fairness_index
 from labs.simulation.recorder import ClassRecord, Recorder, TenantRecord
 from labs.simulation.statistics import quantile
+from quotas.policy.policy import SPARE_CLASS_NAME
 
 CURVE = tuple(n / 100 for n in range(1, 101))  # shares at which distributions are drawn
 _TAIL = (0.5, 0.9, 0.95, 0.99)
@@ -229,7 +231,7 @@ def _tenant(
 
 def _class(level: int, record: ClassRecord, names: Sequence[str]) -> ClassSummary:
     return ClassSummary(
-        name=names[level] if level < len(names) else str(level),
+        name=SPARE_CLASS_NAME if level >= SPARE_CLASS else names[level] if level < len(names) else str(level),
         offered=record.offered,
         completed=record.completed,
         refused=record.refused,

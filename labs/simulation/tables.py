@@ -1,13 +1,13 @@
-"""Reads requests from a table: a CSV whose header says what each column is, by a known layout or by `--columns`.
+"""Reads requests from a table: a CSV whose header names its columns, by a known layout or by `--columns`.
 
 `azure`     TIMESTAMP, ContextTokens, GeneratedTokens: the Azure LLM inference traces of 2023 (Patel et al., 2024) and
             of 2024 (Stojkovic et al., 2025), whose timestamps have a zone
 `vidur`     arrived_at, num_prefill_tokens, num_decode_tokens: traces of the simulator Vidur (Agrawal et al., 2024)
 `servegen`  timestamp, input_tokens, output_tokens: workloads of ServeGen (Xiang et al., 2025), and of many a program
 
-A table of any layout may have columns that are named like the other fields of `FIELDS`, and one of none may have the
-names of fields alone: time or milliseconds, prompt, output. What is in no field is in no
-simulation: the reader says which columns those are.
+A table of any layout may have columns that are named like the other fields of `FIELDS`, and a table of no layout may
+have the names of fields alone: time or milliseconds, prompt, output. Columns of no field are not simulated, and the
+reader names them.
 """
 
 import csv
@@ -88,7 +88,7 @@ class Table:
 
     @classmethod
     def open(cls, path: Path, file: TextIO, layout: str | None, given: Columns) -> "Table":
-        """Reads the header.
+        """Read the header of a table.
 
         The columns are the given ones, and for other fields the layout's, or the ones named like a field. Without a
         `layout` the headings decide. Raises `OptionError` for a missing given column, and `TraceError` if needed ones
@@ -131,6 +131,8 @@ def _known(path: Path, headings: Sequence[str], layout: str | None, given: Colum
     if layout is not None:
         missing = [column for column in LAYOUTS[layout].values() if column not in headings]
         raise TraceError(path, 1, f"the header lacks {', '.join(missing)}")
+    if not any(headings):
+        raise TraceError(path, 1, "no header is here: is the file empty?")
     layouts = "; ".join(", ".join(columns.values()) for columns in [*LAYOUTS.values(), *_OWN])
     reason = f"the header, {', '.join(headings)}, is of no known layout ({layouts}): --columns says what a column is"
     raise TraceError(path, 1, reason)

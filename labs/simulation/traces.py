@@ -59,7 +59,8 @@ def read_traffic(
             raise OptionError("--columns", dict(columns), f"{path} is no table: its format is {kind}")
         read = _read(path, kind, log_lines, columns)
     except UNREADABLE as error:
-        raise OptionError("--trace", str(path), f"cannot be read ({error})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError("--trace", str(path), f"cannot be read: {reason}") from None
     if not read.arrivals:
         raise TraceError(path, 1, "there are no requests in this file")
     arrivals = sorted(read.arrivals, key=itemgetter(slice(4)))

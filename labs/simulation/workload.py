@@ -120,8 +120,8 @@ _TIME = attrgetter("time")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The workload of a run. `requests` beyond the trace's length repeat it. Raises `OptionError` where parts
-    contradict.
+    """The workload of a run. `requests` beyond the trace's length repeat it. Raises `OptionError` if its parts
+    contradict each other.
 
     At a `rate` the arrivals are Poisson, with lengths drawn from the trace, and share nothing; else they are the
     trace's, `speedup` times as fast. The seed decides the arrivals' times (at a rate, and within a time that several

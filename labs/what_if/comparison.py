@@ -48,15 +48,15 @@ def what_if(
 ) -> WhatIf:
     """Serve the newest `most_requests` of recorded requests under two policies, side by side.
 
-    `traffic` is what `read_traffic` makes of an event log, or made in memory; it must have a device, which says what is
-    served besides the policies, and arrivals in order of time. `places` has the places of the fields of `after`.
+    `traffic` comes from `read_traffic` of an event log, or is made in memory; it must have a device, with its settings
+    besides the policies, and arrivals in order of time. `places` has the places of the fields of `after`.
 
-    All that the policies say is simulated as it is served, and what is not is named in `not_simulated`.
-    The same arguments give the same figures wherever they are computed, unless the time is over first: within about
+    The policies are simulated as they are served; changes that are not simulated are named in `not_simulated`. The same
+    arguments give the same figures wherever they are computed, unless the time is over first: within about
     `most_seconds` of `clock` both runs end at the same simulated moment, and requests then under way are neither
-    completed nor refused. Nothing that is given changes. It computes with the interpreter's lock held and does nothing
+    completed nor refused. The arguments do not change. It computes with the interpreter's lock held and does nothing
     else, so that an event loop should have it done in another process; its arguments and its result can be pickled.
-    Raises `OptionError` where there is no device, or no request.
+    Raises `OptionError` without a device, or without a request.
     """
     if traffic.device is None or not traffic.arrivals:
         raise OptionError("what-if", len(traffic.arrivals), "needs requests, and the device that served them")

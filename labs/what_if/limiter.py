@@ -18,7 +18,7 @@ class Level:
 
     used: int = 0
     at: int = 0  # microsecond of a rate's last refill; first day of a budget's period
-    part: int = 0  # refill beyond `used`, in millionths of such a fraction
+    part: int = 0  # refill beyond `used`, in millionths of a fraction
 
 
 @dataclass(slots=True, eq=False)

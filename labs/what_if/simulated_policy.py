@@ -6,11 +6,12 @@ from datetime import datetime
 
 from admission.admission import RESERVED_LENGTH_QUANTILE
 from admission.output_length import OutputLengths
+from backend.scheduler.sequence import SPARE_CLASS
 from gateway.errors import ApiError
 from gateway.tenants.auth import Principal
 from gateway.tenants.cache_limits import blocks_kept
 from gateway.tenants.effective_policy import EffectivePolicy, KVShape
-from labs.simulation.arrival import Arrival, ClassTarget
+from labs.simulation.arrival import NO_TARGET, Arrival, ClassTarget
 from labs.simulation.gateway_rules import GatewayRefused, GatewayRefusedForGood
 from labs.what_if.limiter import Charge, Limiter
 from quotas.errors import BudgetSpent, LimitExceeded, QuotaRefused
@@ -58,7 +59,8 @@ class PolicyGateway:
         self._entitlements: dict[tuple[str, str | None], EffectivePolicy] = {}
 
     def served(self, arrival: Arrival) -> Arrival:
-        arrival = arrival._replace(priority_class=self._level(arrival))
+        if arrival.priority_class < SPARE_CLASS:
+            arrival = arrival._replace(priority_class=self._level(arrival))
         kv_tokens = None if arrival.is_declared else self._kv_tokens(self._of(arrival))
         if kv_tokens is None:
             return arrival
@@ -66,7 +68,7 @@ class PolicyGateway:
         return arrival._replace(max_tokens=most, output_tokens=min(arrival.output_tokens, most))
 
     def target(self, priority_class: int) -> ClassTarget:
-        return self._targets[priority_class]
+        return self._targets[priority_class] if priority_class < len(self._targets) else NO_TARGET
 
     def allowed_blocks(self, tenant: str) -> int | None:
         effective = self._of(Arrival(0.0, 1, 1, tenant=tenant))

@@ -21,6 +21,10 @@ NEVER = {  # fields of a tenant without effect in a simulation
     "max_top_logprobs": "a trace does not say what is told of tokens",
     "stored_responses.bytes": "a trace does not say what is stored",
     "stored_responses.retention": "a trace does not say what is stored",
+    "batches.file_bytes": "a trace does not say what files hold",
+    "batches.retention": "a trace does not say what files hold",
+    "batches.lines": "a trace does not say which batch a line is of",
+    "batches.open": "a trace does not say which batch a line is of",
     "prefix_cache.pinned": "a trace says how long prompts are and what they share, and not what they begin with",
 }
 NO_CONTENTS = "the trace does not say what prompts share: nothing is found in the prefix cache"
@@ -171,7 +175,7 @@ def _of_sharing(change: Change, seen: Seen) -> str | None:
     changed = pairs[0] ^ pairs[1]
     shown = {name for pair in changed if any(pair <= names for names in seen.sharing) for name in pair}
     names = ", ".join(sorted({name for pair in changed for name in pair} - shown - (old & new)))
-    reason = "blocks in an event log are told apart by those who shared them then: it has none that"
+    reason = "blocks in an event log are told apart by the tenants that shared them then: it has none that"
     return f"{reason} {names} shared with another of these" if names else None
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from quotas.embedded.errors import DirectoryUnusable
+from quotas.policy.units import show_size
 
 MAX_SOCKET_PATH = 107  # bytes; sockaddr_un(7)
 MAX_LOG_BYTES = 1024 * 1024  # of each of the two files
@@ -121,14 +122,16 @@ class StoreDirectory:
 
     def unusable(self, error: OSError) -> DirectoryUnusable:
         where = error.filename if isinstance(error.filename, str) else self.path
-        return DirectoryUnusable(f"{where}: {error.strerror}; make {self.path} writable, {OTHER_REMEDIES}")
+        reason = "is no directory" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        return DirectoryUnusable(f"{where}: {reason}; make {self.path} writable, {OTHER_REMEDIES}")
 
     def _check_space(self) -> None:
         disk = os.fstatvfs(self._descriptor)
         if (free := disk.f_bavail * disk.f_frsize) < LEAST_FREE_BYTES:
             self.close()
             raise DirectoryUnusable(
-                f"no space is left on the disk of {self.path}, where quotas are kept: {free} bytes; free some, "
+                f"too little space is left on the disk of {self.path}, where quotas are kept: {show_size(free)}, and "
+                f"{show_size(LEAST_FREE_BYTES)} are needed; free some, "
                 f"{OTHER_REMEDIES}"
             )
 

@@ -13,10 +13,14 @@ from quotas.policy.policy import (
     ALL_MODELS,
     CLASSES,
     DEFAULTS,
+    MAX_BATCH_LINES,
     MAX_N,
+    MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
     MAX_TOP_LOGPROBS,
     SCOPES,
+    SPARE_CLASS_NAME,
+    BatchLimits,
     CacheLimits,
     ClassPolicy,
     KeyPolicy,
@@ -50,6 +54,8 @@ def read_classes(section: Section | None) -> tuple[ClassPolicy, ...]:
 
 def _read_class(section: Section, name: str, above: list[ClassPolicy]) -> ClassPolicy:
     section.refuse_unknown(fields_of("class"))
+    if name == SPARE_CLASS_NAME:
+        section.note(section.mark, section.path, "is the class of the lines of batches: choose another name")
     tiers = section.values("service_tiers", words.service_tier, ())
     for other in above:
         for tier in set(tiers) & set(other.service_tiers):
@@ -228,6 +234,7 @@ class TenantReader:
             price=price,
             prefix_cache=_read_cache_limits(section.section("prefix_cache"), base.prefix_cache),
             stored_responses=_read_stored(section.section("stored_responses"), base.stored_responses),
+            batches=_read_batches(section.section("batches"), base.batches),
             max_n=_read_bound(section, "max_n", base.max_n, 1, MAX_N),
             max_schema_bytes=_read_bound(section, "max_schema_bytes", base.max_schema_bytes, 0, MAX_SCHEMA_BYTES),
             max_top_logprobs=_read_bound(section, "max_top_logprobs", base.max_top_logprobs, 0, MAX_TOP_LOGPROBS),
@@ -290,13 +297,7 @@ class TenantReader:
 
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:
     """A bound of one request, at most the server's own."""
-    if name not in section:
-        return base
-    bound = section.value(name, partial(units.count, least=least), base)
-    if bound > most:
-        section.wrong(name, f"is above {most}, the server's limit: lower it, or leave it out")
-        return base
-    return bound
+    return section.value(name, partial(units.count, least=least, most=most), base)
 
 
 def _refuse_tenants_limits(limits: Section) -> None:
@@ -349,6 +350,18 @@ def _read_stored(section: Section | None, base: StoredResponseLimits) -> StoredR
     return StoredResponseLimits(
         section.value("bytes", partial(units.size, least=0), base.bytes),
         section.value("retention", units.positive_duration, base.retention),
+    )
+
+
+def _read_batches(section: Section | None, base: BatchLimits) -> BatchLimits:
+    if section is None:
+        return base
+    section.refuse_unknown(fields_of("batches"))
+    return BatchLimits(
+        section.value("file_bytes", partial(units.size, least=0), base.file_bytes),
+        section.value("retention", units.positive_duration, base.retention),
+        _read_bound(section, "lines", base.lines, 1, MAX_BATCH_LINES),
+        _read_bound(section, "open", base.open, 1, MAX_OPEN_BATCHES),
     )
 
 

@@ -15,6 +15,8 @@ SCOPES = ("inference", "limits")
 ALL_MODELS = "*"
 MAX_N = 128  # answers to one prompt
 MAX_SCHEMA_BYTES = 2**18  # of an answer's constraint: a schema, a pattern or another grammar
+MAX_BATCH_LINES = 1_000_000  # of one batch
+MAX_OPEN_BATCHES = 1000  # of one tenant
 MAX_TOP_LOGPROBS = 20  # of the most likely tokens at each position, as OpenAI's
 
 Outage = Literal["closed", "open", "lease"]
@@ -85,6 +87,16 @@ class StoredResponseLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Bounds of a tenant's files and batches."""
+
+    file_bytes: int = 256 * 2**20  # of all files, results included; 0: it has neither files nor batches
+    retention: float = 30 * 86400.0  # seconds
+    lines: int = 50_000  # of one batch
+    open: int = 16  # batches that have not ended
+
+
+@dataclass(frozen=True, slots=True)
 class KeyPolicy:
     """Restricts requests with one API key. Its limits hold besides the tenant's."""
 
@@ -111,6 +123,7 @@ class TenantPolicy:
     price: Price | None = None
     prefix_cache: CacheLimits = CacheLimits()
     stored_responses: StoredResponseLimits = StoredResponseLimits()
+    batches: BatchLimits = BatchLimits()
     max_n: int = MAX_N  # answers to one prompt, hidden ones of best_of included
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of an answer's constraint; 0: no constraints
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens at each position
@@ -243,7 +256,7 @@ def _digest(tenant: TenantPolicy) -> int:
     ]
     content = (
         (tenant.name, tenant.highest_class, tenant.default_class, tenant.weight, tenant.models, _said(tenant.limits)),
-        (tenant.on_store_outage, tenant.price, tenant.prefix_cache, tenant.stored_responses),
+        (tenant.on_store_outage, tenant.price, tenant.prefix_cache, tenant.stored_responses, tenant.batches),
         (tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
     )
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])
@@ -254,6 +267,8 @@ def _said(limits: tuple[Limit, ...]) -> list[tuple[str, int, int]]:
 
 
 AGING_STEP_SECONDS = 20.0  # from one class to the next: see docs/policies.md for its value
+
+SPARE_CLASS_NAME = "spare"  # of the lines of batches: it is behind every class, and no policy has a class of this name
 
 CLASSES = (
     ClassPolicy(

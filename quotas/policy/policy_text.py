@@ -67,6 +67,12 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
             "bytes": show_size(tenant.stored_responses.bytes),
             "retention": show_duration(tenant.stored_responses.retention),
         },
+        "batches": {
+            "file_bytes": show_size(tenant.batches.file_bytes),
+            "retention": show_duration(tenant.batches.retention),
+            "lines": tenant.batches.lines,
+            "open": tenant.batches.open,
+        },
         "max_n": tenant.max_n,
         "max_schema_bytes": tenant.max_schema_bytes,
         "max_top_logprobs": tenant.max_top_logprobs,

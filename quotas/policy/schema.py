@@ -13,7 +13,9 @@ from typing import Any, get_args
 
 from quotas.policy.limit import TENANT_ONLY, Resource
 from quotas.policy.policy import (
+    MAX_BATCH_LINES,
     MAX_N,
+    MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
     MAX_TOP_LOGPROBS,
     SCOPES,
@@ -37,6 +39,7 @@ UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 GROUP_NAME = TENANT_NAME
 CLASS_NAME = r"[a-z][a-z0-9_-]{0,31}"
+KEY_PREFIX = "sk-sluice-"  # of an API key
 KEY_ID = r"[A-Za-z0-9]{1,64}"  # a dash ends the id within a key
 HMAC = r"[0-9A-Fa-f]{64}"
 MODEL = r"[!-~]([ -~]{0,254}[!-~])?"
@@ -186,6 +189,7 @@ def _defaults() -> dict[str, Schema]:
         "price": _price(),
         "prefix_cache": _ref("prefix_cache"),
         "stored_responses": _ref("stored_responses"),
+        "batches": _ref("batches"),
         "max_n": _number("integer", COUNT, "The most answers to one prompt: n, or best_of.", minimum=1, maximum=MAX_N),
         "max_schema_bytes": _number(
             "integer",
@@ -249,6 +253,13 @@ def _schema() -> Schema:
                 "What is stored of /v1/responses, for turns that follow.",
                 bytes=_text(SIZE, "The most of the tenant, such as 64MiB; the oldest make room. 0B: none are stored."),
                 retention=_positive(_text(DURATION, "How long a response is stored, such as 30d.")),
+            ),
+            "batches": _fields(
+                "Bounds of /v1/files and /v1/batches.",
+                file_bytes=_text(SIZE, "The most of all files of the tenant, such as 1GiB. 0B: it has none."),
+                retention=_positive(_text(DURATION, "How long files and ended batches are kept, such as 30d.")),
+                lines=_number("integer", COUNT, "The most lines of a batch.", minimum=1, maximum=MAX_BATCH_LINES),
+                open=_number("integer", COUNT, "The most batches at once.", minimum=1, maximum=MAX_OPEN_BATCHES),
             ),
             "rate": _rate(),
             "key": _key(),

@@ -75,8 +75,8 @@ def number(text: str) -> float:
 
 
 @lru_cache(_CACHED_TEXTS)
-def count(text: str, least: int = 1) -> int:
-    return _whole(text, COUNTS, _NOT_A_COUNT, least)
+def count(text: str, least: int = 1, most: int = MAX_AMOUNT) -> int:
+    return _whole(text, COUNTS, _NOT_A_COUNT, least, most)
 
 
 @lru_cache(_CACHED_TEXTS)
@@ -166,6 +166,12 @@ def show_amount(limit: Limit, amount: int) -> str:
     return str(amount)
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun in the right form: 1 key, 2,000 keys, 3 classes."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
 def show_size(amount: int) -> str:
     return min((f"{amount // int(scale)}{unit}" for unit, scale in _dividing(amount, SIZES)), key=len)
 
@@ -193,7 +199,8 @@ def _whole(text: str, units: Mapping[str, Decimal], complaint: str, least: int, 
     if amount != whole:
         raise ValueError(complaint)
     if not least <= whole <= most:
-        raise ValueError(f"is not within {least} and {most}")
+        show = show_count if units is COUNTS else show_size
+        raise ValueError(f"is not within {show(least)} and {show(most)}")
     return whole
 
 
@@ -223,7 +230,8 @@ def _near_rate(text: str) -> str:
     if not match:
         return ""
     amount, unit = _meant(match[1], COUNTS), _nearest(match[2] or "min", WINDOWS)
-    return f"; did you mean {quoted(f'{amount}/{unit}')}?" if amount and unit else ""
+    is_meant = amount and unit and _scaled(amount, COUNTS, "")  # zero is no rate either
+    return f"; did you mean {quoted(f'{amount}/{unit}')}?" if is_meant else ""
 
 
 def _meant(text: str, units: Iterable[str]) -> str | None:

@@ -15,6 +15,7 @@ from quotas.policy.schema import (
     GROUP_NAME,
     HMAC,
     KEY_ID,
+    KEY_PREFIX,
     LATENESS,
     MAX_PROMPT_CHARS,
     MODEL,
@@ -31,7 +32,7 @@ def _matching(pattern: str, complaint: str, text: str) -> str:
     return text
 
 
-tenant_name = partial(
+stored_tenant_name = partial(
     _matching,
     TENANT_NAME,
     "is no name of a tenant: 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or a digit",
@@ -53,6 +54,13 @@ scope = one_of(SCOPES, "a scope")
 outage = one_of(OUTAGES, "an outage policy")
 lateness = one_of(LATENESS, "a treatment of late requests")
 unnamed = one_of(UNNAMED, "a treatment of unnamed tenants")
+
+
+def tenant_name(text: str) -> str:
+    """Read the name of a tenant that is to be: an API key in its place would be shown wherever names are."""
+    if text.lower().startswith(KEY_PREFIX):
+        raise ValueError("is an API key and no name of a tenant: name the tenant that the key is for")
+    return stored_tenant_name(text)
 
 
 def service_tier(text: str) -> str:

@@ -13,8 +13,8 @@ A tenant has one hash, `sluice:{tenant}`:
     lost:<limit>                 what counts as used of a budget since replicas were lost
 
 beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:usage:<day>`, the ledger, `:booked`, the last
-ordinal that each replica booked, `:kv`, the leases of KV memory, and what is stored of /v1/responses
-(`quotas.store.responses`). State that no longer differs from none expires.
+ordinal that each replica booked, `:kv`, the leases of KV memory, `:done`, what the latest calls did, and what is stored
+of /v1/responses (`quotas.store.responses`). State that no longer differs from none expires.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from functools import partial
+from os import urandom
 
 from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
@@ -31,6 +32,7 @@ from quotas.policy.policy import Outage
 from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key
 from quotas.store.announcements import Announcements
+from quotas.store.batches import BatchStore, FinishedLine
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations, in_order
 from quotas.store.replica_name import ReplicaName
@@ -261,7 +263,7 @@ class RedisStore:
         Idempotent; its replica cannot settle it again if it lives on. Returns whether it was still open.
         """
         output = -1 if delivered.output_tokens is None else delivered.output_tokens
-        words = (delivered.request.encode(), b"%d" % delivered.has_begun, b"%d" % output)
+        words = (delivered.request.encode(), b"%d" % delivered.has_begun, b"%d" % output, urandom(8).hex().encode())
         return (await self._runner.call(Script.CONCLUDE, (state_key(tenant).encode(),), *words))[1] != b"0"
 
     async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
@@ -299,6 +301,18 @@ class RedisStore:
     def responses(self) -> ResponseStore:
         """Return the tenants' stored responses."""
         return ResponseStore(self._runner)
+
+    def batches(self) -> BatchStore:
+        """Return the tenants' files and batches."""
+        return BatchStore(self._runner, self.lease)
+
+    async def finish_line(
+        self, tenant: str, key: str, limits: tuple[Limit, ...], line: FinishedLine, used: Usage
+    ) -> bool:
+        """Settle a line of a batch once. Its tokens are charged, also beyond the limits, and its use is booked. Returns
+        False if another replica has the batch by now.
+        """
+        return await self._replica.finish_line(self._account(tenant, key, limits), line, used)
 
     async def heartbeat(self) -> None:
         """Renew this replica's leases and slices, and send progress and bookings. It has to be called three times a

@@ -8,10 +8,12 @@ from typing import Any
 from quotas.errors import ConnectionLost, NotSent, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Attempt, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, replica_field
+from quotas.store.batches import FinishedLine
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 
 RESTORED_AT_ONCE = 1000  # reservations: one script is short, and Lua unpacks at most 8,000 words
+RENEWED_AT_ONCE = 500  # reservations: some 5 ms of the store, during which it answers nobody
 MAX_ATTEMPTS = 4  # of a call that needs another one first
 CALLS_AT_ONCE = 256  # so that the loop takes turns between them
 NO_ASK = Ask(0, 0, 0)
@@ -34,6 +36,7 @@ class ReplicaReservations:
         self._first = self._ordinal = name.first_ordinal
         self._met: set[bytes] = set()  # states cleared of earlier lives' reservations
         self._reservations: dict[str, tuple[QuotaAccount, TrackedReservation]] = {}
+        self._fields: dict[bytes, dict[str, bytes]] = {}  # of the reservations of each state, by their ids
         self._uncertain: set[bytes] = set()  # states that may hold an abandoned reservation of ours
 
     def next_id(self, attempt: Attempt | None = None) -> str:
@@ -51,8 +54,7 @@ class ReplicaReservations:
 
     async def reserve(self, account: QuotaAccount, tracked: TrackedReservation) -> tuple[bool, Levels]:
         """Ask the store for the reservation. Returns whether it was granted, and the levels."""
-        self._reservations[tracked.reservation.id] = account, tracked
-        account.reservations[tracked.reservation.id] = tracked
+        self._track(account, tracked)
         try:
             answer = await self._decide(Script.RESERVE, account, tracked.reservation.ask, tracked.field)
         except BaseException:  # after any interruption it may have been charged
@@ -74,8 +76,7 @@ class ReplicaReservations:
     def add_local(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
         """Grant a reservation without the store; `adopt` hands it over later."""
         tracked.is_local = True
-        self._reservations[tracked.reservation.id] = account, tracked
-        account.reservations[tracked.reservation.id] = tracked
+        self._track(account, tracked)
 
     async def extend(self, account: QuotaAccount, tracked: TrackedReservation, ask: Ask) -> tuple[bool, Levels]:
         """Raise the reserved output to that of `ask`. Returns whether it was granted, and the levels."""
@@ -100,6 +101,16 @@ class ReplicaReservations:
         ask = Ask(used.requests, used.input_tokens, used.output_tokens)
         rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
+
+    async def finish_line(self, account: QuotaAccount, line: FinishedLine, used: Usage) -> bool:
+        """See `RedisStore.finish_line`."""
+        numbers = _numbers(used.requests, used.cached_tokens, round(used.kv_byte_seconds), line.reasoning_tokens)
+        how = b"completed" if line.is_completed else b"failed"
+        rest = (line.batch.encode(), *_numbers(line.epoch, line.number), how, *numbers)
+        ask = Ask(0, used.input_tokens, used.output_tokens)
+        answer = await self._decide(Script.FINISH_LINE, account, ask, b"-", rest)
+        account.remember(answer)
+        return answer[0] == b"OK"
 
     async def adopt(self, account: QuotaAccount) -> list[TrackedReservation]:
         """Have the store take over the local reservations, also beyond its limits, and return them; `settle_ended`
@@ -197,37 +208,48 @@ class ReplicaReservations:
         await all_of(self.reclaim(state) for state in list(self._uncertain))
 
     async def renew(self, account: QuotaAccount, ending: TrackedReservation | None = None) -> None:
-        """Renew the lease, report progress, and restore reservations that the store lacks.
+        """Renew the lease, report progress, and restore reservations that the store lacks, some at a time.
 
         A reservation being settled is left out, unless it is `ending`: the store may rightly lack it.
         """
-        named = {
-            tracked.field: tracked
-            for tracked in account.reservations.values()
-            if tracked.is_running or tracked is ending
-        }
-        progress = {field: tracked.progress for field, tracked in named.items()}
-        reports = [word for field, usage in progress.items() for word in (field, *_tokens(usage))]
-        head = (account.generation, replica_field(self.id))
-        lives = _numbers(round(self.lease * 1e6), round(account.life * 1e3))
-        answer = await self._runner.call(Script.HEARTBEAT, (account.state,), *head, *lives, *reports)
-        if answer[0] == b"LOST":
-            await self._restore(account, lost=True, ending=ending)
-            return
-        unknown = set(answer[1:])
-        for field, usage in progress.items():
-            if field not in unknown:
-                named[field].booked = usage
+        waiting = [tracked for tracked in account.reservations.values() if tracked.is_running or tracked is ending]
+        unknown = set[bytes]()
+        for first in range(0, max(len(waiting), 1), RENEWED_AT_ONCE):
+            some = waiting[first : first + RENEWED_AT_ONCE]
+            missing = await self._renew(account, [one for one in some if one.is_running or one is ending])
+            if missing is None:
+                await self._restore(account, lost=True, ending=ending)
+                return
+            unknown |= missing
         if unknown:
             await self._restore(account, lost=False, ending=ending, only=unknown)
 
+    async def _renew(self, account: QuotaAccount, some: Iterable[TrackedReservation]) -> set[bytes] | None:
+        """Renew the lease and report the progress of some reservations. Returns the fields of those that the store
+        lacks; None if it has lost the tenant's state.
+        """
+        progress = [(tracked, tracked.progress) for tracked in some]
+        reports = [word for tracked, usage in progress for word in (tracked.field, *_tokens(usage))]
+        head = (account.generation, replica_field(self.id))
+        lives = _numbers(round(self.lease * 1e6), round(account.life * 1e3))
+        status, *unknown = await self._runner.call(Script.HEARTBEAT, (account.state,), *head, *lives, *reports)
+        if status == b"LOST":
+            return None
+        missing = set(unknown)
+        for tracked, usage in progress:
+            if tracked.field not in missing:
+                tracked.booked = usage
+        return missing
+
     async def reclaim(self, state: bytes) -> None:
-        """Settle dead replicas' reservations of this tenant, and unknown ones in our name."""
+        """Settle dead replicas' reservations of this tenant, and unknown ones in our name, a part of them at a time."""
         self._uncertain.discard(state)
-        live = [tracked.field for account, tracked in self._reservations.values() if account.state == state]
-        bounds = _numbers(round(self.lease * 1e6), self._ordinal + 1, self._first)
+        status = b"AGAIN"
         try:
-            await self._runner.call(Script.RECLAIM, (state,), self.id.encode(), *bounds, *live)
+            while status == b"AGAIN":
+                bounds = _numbers(round(self.lease * 1e6), self._ordinal + 1, self._first)
+                live = self._fields.get(state, {}).values()
+                status, *_ = await self._runner.call(Script.RECLAIM, (state,), self.id.encode(), *bounds, *live)
         except BaseException:
             self._uncertain.add(state)
             raise
@@ -292,9 +314,19 @@ class ReplicaReservations:
             tracked.last_day = today
         tracked.reservation.ask = ask
 
+    def _track(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
+        name = tracked.reservation.id
+        self._reservations[name] = account, tracked
+        account.reservations[name] = tracked
+        self._fields.setdefault(account.state, {})[name] = tracked.field
+
     def forget(self, account: QuotaAccount, tracked: TrackedReservation) -> None:
         self._reservations.pop(tracked.reservation.id, None)
         account.reservations.pop(tracked.reservation.id, None)
+        fields = self._fields.get(account.state, {})
+        fields.pop(tracked.reservation.id, None)
+        if not fields:
+            self._fields.pop(account.state, None)
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, None]], at_once: int = CALLS_AT_ONCE) -> None:

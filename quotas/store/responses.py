@@ -1,7 +1,8 @@
 """Stored responses, for later turns: by tenant, for a time, within its bytes. Contents are opaque.
 
 A tenant has one hash and one sorted set, `sluice:{tenant}:responses` and `sluice:{tenant}:responses:order`
-(lua/responses.lua). Another tenant's response is answered as an unknown one.
+(lua/responses.lua), and for a minute the ids deleted last, `sluice:{tenant}:responses:done` (lua/once.lua). Another
+tenant's response is answered as an unknown one.
 """
 
 from quotas.policy.policy import StoredResponseLimits
@@ -38,6 +39,7 @@ class ResponseStore:
         return contents[::-1] if status == b"ok" else None
 
     async def delete(self, tenant: str, response: str) -> bool:
+        """Delete a response. Returns whether there was one; told the same if repeated within a minute."""
         (status,) = await self._ask(Script.DELETE_RESPONSE, tenant, response)
         return status == b"ok"
 

@@ -44,6 +44,12 @@ class Script(StrEnum):
     STORE_RESPONSE = "store_response"
     READ_RESPONSE = "read_response"
     DELETE_RESPONSE = "delete_response"
+    PUT_FILE = "put_file"
+    DELETE_FILE = "delete_file"
+    OPEN_BATCH = "open_batch"
+    CLAIM_BATCH = "claim_batch"
+    UPDATE_BATCH = "update_batch"
+    FINISH_LINE = "finish_line"
 
 
 ACCOUNT = ("clock", "life", "level", "spec", "record", "account")
@@ -56,7 +62,7 @@ PARTS = {
     Script.SETTLE: SETTLEMENT,
     Script.HEARTBEAT: ("life", *SETTLEMENT),
     Script.SUPERSEDE: SETTLEMENT,
-    Script.CONCLUDE: SETTLEMENT,
+    Script.CONCLUDE: (*SETTLEMENT, "once"),
     Script.RECLAIM: (*SETTLEMENT, "forfeit"),
     Script.BOOK: ("clock", "level", "ledger"),
     Script.LEASE_KV: ("clock", "life"),
@@ -66,7 +72,13 @@ PARTS = {
     Script.ANNOUNCE: ("clock", "life"),
     Script.STORE_RESPONSE: ("clock", "responses"),
     Script.READ_RESPONSE: ("clock",),
-    Script.DELETE_RESPONSE: ("responses",),
+    Script.DELETE_RESPONSE: ("responses", "once"),
+    Script.PUT_FILE: ("clock",),
+    Script.DELETE_FILE: (),
+    Script.OPEN_BATCH: ("clock",),
+    Script.CLAIM_BATCH: ("clock",),
+    Script.UPDATE_BATCH: ("clock",),
+    Script.FINISH_LINE: (*ACCOUNT, "ledger"),
 }
 
 

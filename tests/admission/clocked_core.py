@@ -31,7 +31,7 @@ class ClockedCore:
         return sequence
 
     def finish(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        self.core.finish(sequence, reason, self.now)
+        self.core.finish_sequence(sequence, reason, self.now)
 
     def plan(self) -> list[Sequence]:
         """Plan as many steps as may be in flight; returns who was given up."""

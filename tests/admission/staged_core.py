@@ -96,7 +96,7 @@ class StagedCore(ClockedCore):
         self.core.pin_prefixes(tenant, names, self.now)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
-        self.core.extend(sequence, tokens, self.now)
+        self.core.raise_token_limit(sequence, tokens, self.now)
 
     def run(self) -> list[str]:
         """Serve until nothing can run any more; returns the lines of the log."""

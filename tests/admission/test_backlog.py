@@ -21,7 +21,7 @@ def wait(queue: Backlog, sequence: Sequence) -> None:
     queue.add(sequence, queue.load_of(sequence, 8.0))
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50), st.integers(0, 2), st.booleans()), max_size=40))
 def test_sums_are_those_of_what_waits(steps: list[tuple[str, int, int, bool]]) -> None:
     queue, waiting = backlog(), []

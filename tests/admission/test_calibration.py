@@ -62,7 +62,7 @@ def test_each_class_learns_from_its_own() -> None:
     assert calibration.calibrate(make_sequence(), estimate(), 0.0).last_token.reported == 10 * (1 + COLD_MARGIN_SHARE)
 
 
-def test_what_is_likely_comes_sooner_than_what_is_told() -> None:
+def test_the_decisive_bound_is_below_the_reported_one() -> None:
     calibration = EstimateCalibration(0.4)
     for n in range(100):
         answered(calibration, estimate(), first=1 + n / 100, last=10 + n / 10)
@@ -107,7 +107,7 @@ def test_a_cancelled_one_says_nothing() -> None:
     calibration.forget(waits, 0.5)
     calibration.first_token(waits, 9.0)
     calibration.last_token(waits, 9.0)
-    assert calibration._first[0].kept + calibration._first[0].broken == 0
+    assert calibration._first[0, False].kept + calibration._first[0, False].broken == 0
 
 
 def test_a_promise_that_has_passed_is_a_miss_before_its_token_comes() -> None:
@@ -116,16 +116,16 @@ def test_a_promise_that_has_passed_is_a_miss_before_its_token_comes() -> None:
     for n in range(100):
         answered(calibration, estimate(), first=1 + n / 100, last=10.0)
     told = calibration.calibrate(make_sequence(), estimate(), 0.0).first_token.reported
-    broken = calibration._first[0].broken
+    broken = calibration._first[0, False].broken
     waiting = [make_sequence(str(n)) for n in range(10)]
     for waits in waiting:
         track(calibration, waits, estimate())
     assert calibration.calibrate(make_sequence(), estimate(), told - 0.01).first_token.reported == told
     known = calibration.calibrate(make_sequence(), estimate(), told + 0.01).first_token.reported
-    assert known > told and calibration._first[0].broken == broken + 10
+    assert known > told and calibration._first[0, False].broken == broken + 10
     for waits in waiting:
         calibration.first_token(waits, told + 0.1)
-    assert calibration._first[0].broken == broken + 10, "each counts once"
+    assert calibration._first[0, False].broken == broken + 10, "each counts once"
 
 
 def test_a_client_that_leaves_after_its_promise_has_passed_had_it_broken() -> None:
@@ -133,7 +133,7 @@ def test_a_client_that_leaves_after_its_promise_has_passed_had_it_broken() -> No
     waits = make_sequence()
     track(calibration, waits, estimate())
     calibration.forget(waits, 1.3)
-    assert calibration._first[0].broken == 1 and calibration._last[0].broken == 0
+    assert calibration._first[0, False].broken == 1 and calibration._last[0].broken == 0
 
 
 def test_promises_that_expire_do_not_make_the_next_ones_longer_and_longer() -> None:
@@ -173,11 +173,19 @@ def test_an_admission_is_decided_by_what_could_be_known() -> None:
         pipeline.planned(0.1, 0.0)
         pipeline.completed(2.2)
         calibration.first_token(one, 3.5)
-    assert calibration.likely(0).at(1.0) == pytest.approx(1.0)
+    assert calibration.likely(0, False).at(1.0) == pytest.approx(1.0)
     assert calibration.calibrate(make_sequence(), estimate(1.0, 10.0), 4.0).first_token.reported > 3.0
 
 
-def test_what_was_estimated_by_what_a_request_declares_says_nothing_of_estimates_by_answers() -> None:
+def test_errors_of_requests_that_wait_for_their_share_are_not_held_against_deadlines() -> None:
+    """A backlog of one tenant's requests without deadlines had others' deadlines refused while nothing waited."""
+    calibration = learned(first=10.0, last=20.0)
+    pressing = make_sequence(first_token_by=2.0)
+    assert calibration.calibrate(make_sequence(), estimate(), 0.0).first_token.likely == pytest.approx(10.0)
+    assert calibration.calibrate(pressing, estimate(), 0.0).first_token.likely == 1 + COLD_MARGIN_SHARE
+
+
+def test_errors_of_estimates_by_declared_length_do_not_count_for_estimates_by_answers() -> None:
     calibration = learned(first=1.0, last=10.0)
     for _ in range(200):
         waits = make_sequence()
@@ -187,7 +195,7 @@ def test_what_was_estimated_by_what_a_request_declares_says_nothing_of_estimates
     assert calibration.completion_coverage == 1.0, "whether it held counts all the same"
 
 
-def test_who_has_time_and_is_overtaken_is_told_so_and_who_has_none_is_not() -> None:
+def test_reported_bounds_are_wider_for_later_deadlines_which_are_overtaken() -> None:
     calibration = EstimateCalibration(0.9)
 
     def waiting(deadline: float) -> Sequence:

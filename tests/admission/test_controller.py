@@ -88,7 +88,7 @@ def test_a_newcomer_pays_its_prompt_ahead_and_nothing_of_an_answer_that_may_neve
     assert core.credit("a") == pytest.approx(-charged, rel=0.1)
 
 
-def test_who_follows_another_prompt_pays_for_none_ahead_that_would_come_back_as_credit() -> None:
+def test_a_sequence_that_follows_a_leader_prepays_no_prompt() -> None:
     stage = StagedCore(CoreConfig(calibration=False), num_blocks=4000, max_model_len=256, max_num_seqs=32)
     group = [stage.arrive(f"s{n}", [7] * 200, 4, prompt_group="s0") for n in range(24)]
     stage.plan()
@@ -101,7 +101,7 @@ def test_who_follows_another_prompt_pays_for_none_ahead_that_would_come_back_as_
     stage.run()
 
 
-def test_who_waits_is_looked_up_a_few_times_a_step_however_many_follow_a_prompt(
+def test_waiting_sequences_are_looked_up_a_few_times_a_step_for_any_number_of_followers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = StagedCore(CoreConfig(calibration=False), num_blocks=4000, max_model_len=256, max_num_seqs=32)
@@ -125,7 +125,7 @@ def test_who_waits_is_looked_up_a_few_times_a_step_however_many_follow_a_prompt(
     stage.run()
 
 
-def test_what_is_refused_leaves_the_prefix_cache_as_it_was() -> None:
+def test_a_refused_request_leaves_the_prefix_cache_unchanged() -> None:
     stage = StagedCore(CoreConfig(calibration=False), num_blocks=200, max_model_len=64)
     stage.arrive("before", [7] * 40, 2)
     stage.run()

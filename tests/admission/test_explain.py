@@ -218,7 +218,7 @@ def test_a_request_that_has_not_ended_when_the_log_does_is_told_so() -> None:
     [
         ("deadline", "expired", "given up: its deadline had passed, or could not be met any more"),
         ("controlled_delay", "expired", "given up: the queue had stood for too long"),
-        ("deadline", "preempted", "ended: it lost its memory as often as it may, and nobody else could give any"),
+        ("deadline", "preempted", "ended: it lost its memory as often as it may, and no other sequence could give any"),
     ],
 )
 def test_a_request_that_was_given_up_is_told_why(overload: str, reason: str, told: str) -> None:
@@ -271,7 +271,7 @@ def test_a_log_of_another_version_is_not_guessed_at() -> None:
         explain(['["log",3]'], "r")
 
 
-def test_what_was_cached_and_what_was_given_up_is_told() -> None:
+def test_an_explanation_tells_cache_hits_and_evictions() -> None:
     stage = StagedCore(CoreConfig(), num_blocks=12, max_model_len=48)
     stage.arrive("first", [7] * 9, 4)
     stage.drain()
@@ -284,7 +284,7 @@ def test_what_was_cached_and_what_was_given_up_is_told() -> None:
     assert "    0.000 s  prefill of 6 tokens in step 4" in story
     assert not any("cached" in line for line in explain(lines, "first"))
     (given_up,) = (line for line in explain(lines, "large") if "given up" in line)
-    assert given_up.endswith("; 2 cached blocks were given up for memory, 2 that nobody holds are left")
+    assert given_up.endswith("; 2 cached blocks were given up for memory, 2 idle ones are left")
 
 
 def test_the_grammar_of_an_answer_is_named_and_what_it_forced_is_counted() -> None:

@@ -74,7 +74,7 @@ def test_an_answer_that_outlives_its_expected_length_is_expected_as_long_as_othe
     assert departures.steps_until(1, 0.0, 0, 100.0) == 900 - 30
 
 
-def test_who_has_left_is_expected_no_more() -> None:
+def test_a_sequence_that_has_left_is_expected_no_more() -> None:
     early, late = running("1", 100), running("2", 500)
     departures = looking([early, late])
     assert departures.steps_until(1, 0.0, 0, 100.0) == 100
@@ -191,7 +191,7 @@ def test_those_due_later_wait_for_slots_too() -> None:
     assert behind.first_tokens[0] > 2, "no slot comes free before"
 
 
-def test_what_is_cached_of_a_prompt_shortens_what_it_is_told_and_what_others_wait_for() -> None:
+def test_cached_prompt_tokens_shorten_its_own_forecast_and_the_wait_of_others() -> None:
     """STEP has 10 us a token of prefill: of 3,200 tokens, 32 ms; steps beside it take 10 ms each."""
     names = BlockNames(b"secret", 16)
 

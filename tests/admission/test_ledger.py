@@ -27,7 +27,7 @@ def served(seconds: float) -> list[Promise]:
 
 
 @pytest.mark.parametrize("seconds", [0.0005, 0.04])
-def test_what_sequences_are_charged_adds_up_to_the_time_that_the_device_was_busy(seconds: float) -> None:
+def test_charges_of_sequences_add_up_to_the_busy_time_of_the_device(seconds: float) -> None:
     promises = served(seconds)
     assert sum(promise.charged for promise in promises) == pytest.approx(5 * seconds)
     assert all(promise.charged > 0 for promise in promises)
@@ -63,7 +63,7 @@ def test_no_request_is_expected_to_cost_more_than_in_steps_of_its_own() -> None:
 
 
 @given(st.integers(1, 4000), st.integers(0, 4000), st.floats(0, 2000))
-def test_what_is_cached_of_a_prompt_is_not_prepaid(prompt: int, cached: int, output: float) -> None:
+def test_cached_prompt_tokens_are_not_prepaid(prompt: int, cached: int, output: float) -> None:
     cached = min(cached, prompt - 1)
     tariff = EngineTimeTariff(StepTimeModel(StepTime((0.001, 4e-5, 4e-5, 3e-7, 1e-7, 1e-9, 0.0))))
     assert tariff.estimate(prompt, output, cached) <= tariff.estimate(prompt, output)
@@ -82,7 +82,7 @@ def knee_tariff() -> EngineTimeTariff:
     return EngineTimeTariff(model)
 
 
-def test_what_a_step_takes_beyond_the_knee_is_divided_among_all_its_tokens() -> None:
+def test_step_time_beyond_the_knee_is_divided_among_all_tokens() -> None:
     """Twelve decodes and a chunk of twelve tokens: a token of either passes the knee with the others."""
     tariff = knee_tariff()
     starts, lengths = [0] * 12 + [0], [1] * 12 + [12]
@@ -102,7 +102,7 @@ def test_a_request_beyond_the_knee_is_expected_to_cost_what_its_tokens_are_charg
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
-def test_who_leaves_is_charged_all_that_the_device_did_for_it_steps_in_flight_included(steps: int) -> None:
+def test_a_sequence_that_leaves_is_charged_for_its_steps_in_flight_too(steps: int) -> None:
     """The device's time is divided by its own prices, to which the ledger's are calibrated."""
     true = StepTime((0.004, 1e-4, 2e-4, 1e-6, 1e-6, 0.0, 0.0))
     model = StepTimeModel(true)

@@ -1,5 +1,6 @@
 """The order in which requests are due, against its definition."""
 
+import gc
 from math import inf
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from admission.aging import Aging
 from admission.order import DUE_SHARE_OF_TARGET, OLDEST_SHARE_OF_SERVICE, DueOrder
-from admission.share import Share
+from admission.share import ASKING_S, Share
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import PRESSING_WAIT_S, Sequence
 from tests.backend.sequences import make_sequence
@@ -44,7 +45,7 @@ class Queue:
         self.number += 1
         fields |= {"arrival": self.now, "priority_class": size % 3}
         one = make_sequence(f"s{self.number}", tenant, 1 + size, 4, **fields)
-        self.share.asked(self.share.account(tenant), self.now)
+        self.order.asked(one, self.now)
         self.order.add(one)
         self.share.opened(self.share.account(tenant))
         self.waiting.append(one)
@@ -75,11 +76,11 @@ class Queue:
             self.held.discard(tenant)
             self.order.hold(tenant, None)
         elif event == "policy":
-            self.share.policy_changed({tenant: 1.0 + size})
-            self.order.policy_changed(Aging(2.0))
+            self.share.set_policy({tenant: 1.0 + size})
+            self.order.set_policy(Aging(size / 2))
         elif event == "pass":
             self.now += 0.2 * size
-            self.order.at(self.now)
+            self.order.set_time(self.now)
 
     def due_first(self) -> float:
         """When the first is due: its deadline, or when the oldest of its tenant's others is."""
@@ -108,7 +109,7 @@ def test_a_deadline_of_minutes_is_no_hurry() -> None:
     assert queue.order.due(queue.add("c", 3, first_token_by=PRESSING_WAIT_S)) == PRESSING_WAIT_S
 
 
-def test_what_a_tenant_owes_makes_what_it_asks_for_due_later_and_what_is_owed_to_another_sooner() -> None:
+def test_debt_makes_a_tenants_requests_due_later_and_credit_makes_them_due_sooner() -> None:
     queue = Queue()
     heavy, light = queue.add("a", 3), queue.add("b", 3)
     queue.share.charge(queue.share.account("a"), 1.0)
@@ -124,7 +125,7 @@ def test_of_one_tenant_the_shortest_that_can_be_in_time_goes_first_and_the_oldes
     short = queue.add("a", 0)
     assert queue.order.head() is short
     queue.now = 10.0
-    queue.order.at(queue.now)
+    queue.order.set_time(queue.now)
     assert queue.order.head() is long, "it can be in time no more, and nothing has gone first for it"
     queue.remove(long)
     others = [queue.add("a", 3 * n) for n in range(9)]
@@ -169,3 +170,59 @@ def test_inside_a_class_a_backlog_does_not_go_first_for_its_age_but_its_class_ha
     for _ in range(22):
         queue.happen("pass", "a", 9)
     assert queue.order.due(newcomer) < queue.order.due(queue.add("new and urgent", 0))
+
+
+def test_where_nobody_asks_for_a_more_urgent_class_a_request_yields_to_none_of_its_own_class() -> None:
+    """The first class of a policy is seldom the default one: its offset must not set deadlines above the rest."""
+    queue = Queue(Aging(20.0))
+    plain = queue.add("a", 1)
+    queue.happen("pass", "a", 2)
+    assert plain.request.priority_class == 1
+    dated = queue.add("b", 4, first_token_by=queue.now + 2.0)
+    assert queue.order.due(plain) == DUE_SHARE_OF_TARGET * 2.0 < queue.order.due(dated)
+    assert queue.order.head() is plain
+    queue.add("c", 0)
+    assert queue.order.due(plain) > 20.0
+    assert queue.order.head() is not plain
+    queue.remove(queue.waiting[-1])
+    queue.now += ASKING_S + 1.0
+    queue.order.at(queue.now)
+    assert queue.order.due(plain) == queue.now, "the urgent class is asked for no more"
+
+
+def test_an_edit_of_offsets_ranks_waiting_requests_by_the_new_ones() -> None:
+    queue = Queue(Aging(2.0))
+    low = queue.add("a", 2)
+    queue.now = 2.0
+    high = queue.add("a", 0)
+    assert queue.order.undated["a"].due_class == high.request.priority_class
+    queue.order.policy_changed(Aging(0.5))
+    assert queue.order.undated["a"].due_class == low.request.priority_class, "it is the older of two equals"
+
+
+def test_what_goes_before_a_newcomer_counts_though_its_class_is_lower() -> None:
+    """A lower class that has aged is due earlier than a newcomer's deadline, and so computed before it."""
+    queue = Queue(Aging(2.0))
+    aged = [queue.add("low", 8) for _ in range(5)]
+    queue.now = 9.0
+    newcomer = make_sequence("new", "high", 4, 4, priority_class=0, arrival=9.0, first_token_by=11.0)
+    queue.order.asked(newcomer, queue.now)
+    due = queue.order.due(newcomer)
+    assert queue.order.due(aged[0]) < due
+    assert queue.order.ahead(newcomer, due).tokens == sum(one.num_prompt_tokens for one in aged)
+
+
+def test_a_backlog_that_never_ends_keeps_no_request_that_has_left() -> None:
+    """A long request that left is behind shorter ones for ever, where the shortest go first."""
+    queue = Queue()
+    for _ in range(500):
+        left = [queue.add("lasting", 99)]
+        queue.remove(left[0])
+        queue.add("lasting", 0)
+        if len(queue.waiting) > 2 and (head := queue.order.head()) is not None:
+            queue.remove(head)
+            left.append(head)
+        for one in left:
+            queue.order.ended(one)
+    kept = [one for one in gc.get_objects() if isinstance(one, Sequence) and one.tenant == "lasting"]
+    assert len(kept) < 200

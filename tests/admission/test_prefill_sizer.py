@@ -43,7 +43,7 @@ def test_the_step_keeps_the_promise_or_carries_one_block(
     for start, length in chunks:
         fits = budget.fits(start, length)
         if fits:
-            budget.take(start, fits)
+            budget.spend(start, fits)
             step, taken = step + prefill_work(start, fits), taken + fits
         assert 0 <= fits <= length and taken <= most
         assert taken <= CONFIG.block_size or MODEL.fitted.seconds(step) <= allowed * (1 + 1e-9)
@@ -77,8 +77,8 @@ def test_noise_alone_takes_no_more_than_half_of_the_prefill(monkeypatch: pytest.
     assert tokens[2] == tokens[3] >= tokens[0] // 2
 
 
-def test_what_was_taken_counts_for_those_that_follow() -> None:
+def test_tokens_taken_shrink_the_budget_of_the_next_prompts() -> None:
     budget = PrefillSizer(CONFIG, MODEL, NO_COPIES).prefill_budget(8, 4000, 0.03, 504)
     whole = budget.fits(0, 4096)
-    budget.take(0, 100)
+    budget.spend(0, 100)
     assert whole - 101 <= budget.fits(0, 4096) <= whole - 99

@@ -116,7 +116,7 @@ def test_a_tenant_ceases_to_ask_some_time_after_its_last_request_and_keeps_its_c
     share.charge(heavy, 2.0)
     saved = share.credit(light)
     assert saved == pytest.approx(1.0)
-    share.at(1.0 + ASKING_S)
+    share.set_time(1.0 + ASKING_S)
     share.charge(heavy, 2.0)
     assert share.credit(light) == saved
     share.asked(light, 50.0)
@@ -129,7 +129,7 @@ def test_a_debtor_pays_while_it_is_away() -> None:
     share.charge(debtor, 8.0)
     share.closed(debtor)
     for second in range(3, 60):
-        share.at(float(second))
+        share.set_time(float(second))
         share.charge(other, 1.0)
     assert share.credit(debtor) >= 0.0, "half of what the other used was its share"
     assert share.credit(debtor) <= ASKING_S / 2, "and soon after it owes nothing it takes no more"
@@ -146,12 +146,12 @@ def test_weights_divide_what_is_granted() -> None:
 def test_an_edit_of_weights_keeps_what_each_is_owed() -> None:
     share, (acme, globex) = asking("acme", "globex")
     share.charge(acme, 4.0)
-    share.policy_changed({"globex": 4.0})
+    share.set_policy({"globex": 4.0})
     assert share.credit(globex) * globex.weight == pytest.approx(2.0)
     assert share.credit(acme) == pytest.approx(-2.0)
 
 
-def test_what_is_paid_ahead_and_returned_changes_nothing() -> None:
+def test_a_prepayment_that_is_returned_changes_no_credit() -> None:
     share = Share()
     acme = share.account("acme")
     share.opened(acme)
@@ -160,3 +160,28 @@ def test_what_is_paid_ahead_and_returned_changes_nothing() -> None:
     assert share.credit(acme) == -3.0
     share.spend(acme, -3.0)
     assert share.credit(acme) == 0.0
+
+
+def test_an_edit_of_weights_gives_a_tenant_that_has_saved_its_limit_no_more_seconds() -> None:
+    share, (saver, heavy) = asking("saver", "heavy")
+    for _ in range(100):
+        share.charge(heavy, 1.0)
+    assert share.credit(saver) * saver.weight == BURST_S
+    share.policy_changed({"saver": 8.0})
+    assert share.credit(saver) * saver.weight == pytest.approx(BURST_S)
+    for _ in range(200):
+        share.charge(heavy, 1.0)
+    assert share.credit(saver) == BURST_S, "it saves on, up to the limit of its weight"
+
+
+def test_an_edit_of_weights_leaves_nobody_beyond_the_most_debt() -> None:
+    share, (debtor, other) = asking("debtor", "other", weights={"debtor": 8.0})
+    share.waits(debtor, is_waiting=True)
+    for _ in range(300):
+        share.charge(debtor, 1.0)
+    share.policy_changed({"debtor": 0.5})
+    assert share.credit(debtor) == -DEBT_LIMIT_BURSTS * BURST_S
+    share.charge(debtor, 1.0)
+    share.waits(other, is_waiting=True)
+    share.spend(other, 500.0)
+    assert share.best() == max(map(share.credit, (debtor, other))), "and it is still found among those that wait"

@@ -19,7 +19,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from backend.worker.device_stream import CpuStream, Deferred, DeviceStream, Work
+from backend.worker.device_stream import CpuStream, DeferredWork, DeviceStream, Work
 from backend.worker.graph_shapes import StepShape
 from backend.worker.model_runner import ModelRunner
 
@@ -80,12 +80,12 @@ class AheadStream(CpuStream):
         self.failure: type[BaseException] = MemoryError
         self.launches = 0
 
-    def launch(self, work: Work, copies: Work | None = None) -> Deferred:
+    def launch(self, work: Work, copies: Work | None = None) -> DeferredWork:
         self.launches += 1
         if self.launches == self.fails_at:
             raise self.failure("a test has it fail")
-        super().launch(work, copies).wait()
-        return Deferred(self, [], 0)
+        super().launch(work, copies).synchronize()
+        return DeferredWork(self, [], 0)
 
 
 class PaddedOps(ReferenceOps):

@@ -90,7 +90,7 @@ class Bench:
         try:
             yield stream
         finally:
-            self.engine.finish(stream.sequence)
+            self.engine.finish_sequence(stream.sequence)
 
     async def settle(self) -> None:
         """Until the device has nothing more to do without a permit."""
@@ -105,7 +105,7 @@ async def running(bench: Bench) -> AsyncIterator[Bench]:
         yield bench
     finally:
         bench.executor.free()
-        await bench.engine.stop()
+        await bench.engine.shut_down()
 
 
 async def drain(stream: TokenStream) -> list[int]:

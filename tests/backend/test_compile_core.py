@@ -25,13 +25,14 @@ def test_without_mypy_the_core_stays_interpreted_and_the_remedy_is_named(
     assert "pip install mypy setuptools" in compiled_core.how_to_compile(), "where a wheel is installed"
 
 
-def test_what_cannot_be_compiled_leaves_nothing_and_the_log_has_the_place(
+@pytest.mark.nightly
+def test_a_failed_compilation_leaves_nothing_and_its_place_in_the_log(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     contents = compiled_core.sources()
     contents["admission/aging.py"] += b'\n\ndef mistaken() -> int:\n    return "a word"\n'
     monkeypatch.setattr(compile_core, "sources", lambda: contents)
     with caplog.at_level(logging.WARNING):
-        assert compile_core.build() is None
+        assert compile_core.compile_core() is None
     assert "admission/aging.py:" in caplog.text
     assert list(home.iterdir()) == []

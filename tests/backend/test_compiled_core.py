@@ -56,7 +56,7 @@ def test_a_core_of_which_something_was_imported_stays_as_it_is(
     assert not compiled_core.is_used()
 
 
-def test_what_cannot_be_loaded_is_not_used_and_the_log_says_so(
+def test_an_unloadable_compiled_core_is_not_used_and_the_log_says_so(
     untouched: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = untouched / directory_name(sources())

@@ -164,7 +164,7 @@ async def test_a_device_without_memory_for_a_single_token_has_failed(bench: Benc
 
 
 async def test_an_engine_that_never_started_stops_as_well() -> None:
-    await Bench().engine.stop()
+    await Bench().engine.shut_down()
 
 
 @pytest.mark.parametrize("call", ["schedule", "take_ended", "update_from_output", "rollback"])
@@ -201,7 +201,7 @@ async def test_an_idle_engine_learns_from_a_step_behind_one_that_wakes_the_devic
     assert not bench.scheduler.in_flight
 
 
-async def test_who_comes_during_a_calibration_step_waits_for_that_one_alone(bench: Bench) -> None:
+async def test_a_request_that_comes_during_a_calibration_step_waits_for_that_step_alone(bench: Bench) -> None:
     bench.engine.calibrate()
     with bench.admitted(bench.request()) as stream:
         await bench.settle()
@@ -245,7 +245,7 @@ async def test_a_device_that_fails_in_a_calibration_step_has_failed(bench: Bench
         raise await bench.engine.failed
 
 
-@pytest.mark.parametrize("call", ["calibrate", "calibrated", "calibration_batch", "next_job", "finish"])
+@pytest.mark.parametrize("call", ["calibrate", "calibrated", "calibration_batch", "next_job", "report"])
 async def test_an_error_beside_the_steps_ends_every_stream_as_one_in_them_does(
     monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

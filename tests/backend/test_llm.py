@@ -17,7 +17,7 @@ from backend.config import EngineOptions
 from backend.errors import ConfigError, InvalidRequest, MemoryExhausted
 from backend.grammar import Grammar, GrammarKind
 from backend.scheduler.batch import Batch, StepOutput
-from backend.worker.device_stream import CpuStream, Running, Work
+from backend.worker.device_stream import CpuStream, LaunchedWork, Work
 from backend.worker.executor import Executor, PendingStep
 from backend.worker.model_runner import ModelRunner
 from tests.backend.families import random_model, save_checkpoint
@@ -89,7 +89,7 @@ def test_greedy_tokens_are_those_of_transformers(checkpoints: dict[str, Path], f
 
 
 @pytest.mark.parametrize("family", ["llama3-scaling", "mistral-window", "qwen2"])
-def test_what_was_swapped_out_comes_back_bit_for_bit(checkpoints: dict[str, Path], family: str) -> None:
+def test_swapped_blocks_come_back_bit_for_bit(checkpoints: dict[str, Path], family: str) -> None:
     """Of fourteen blocks most are given up before anybody asks for them again."""
     llm = LLM(str(checkpoints[family]), replace(SCARCE, swap_space_bytes=2**22))
     assert outputs(llm, GREEDY) == outputs(llm, GREEDY) == oracle(family)
@@ -102,7 +102,7 @@ def test_what_was_swapped_out_comes_back_bit_for_bit(checkpoints: dict[str, Path
 class EarlyCopies(CpuStream):
     """Makes the copies of a step when it is launched, while the step before it has not begun."""
 
-    def launch(self, work: Work, copies: Work | None = None) -> Running:
+    def launch(self, work: Work, copies: Work | None = None) -> LaunchedWork:
         if copies is not None:
             copies()
         return super().launch(work)
@@ -188,7 +188,7 @@ def test_penalties_and_minimum_lengths_survive_preemption(checkpoints: dict[str,
         ([[{"role": "user", "content": "a\ud881"}]], "prompt 0 is not valid Unicode: it holds a lone surrogate"),
     ],
 )
-def test_what_is_no_prompt_or_does_not_fit_is_refused_before_anything_runs(
+def test_a_malformed_or_too_long_prompt_is_refused_before_anything_runs(
     checkpoints: dict[str, Path], asked: Any, message: str
 ) -> None:
     llm = LLM(str(checkpoints["qwen2"]), EngineOptions(max_model_len=50))

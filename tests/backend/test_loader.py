@@ -1,5 +1,7 @@
 """Loading a model by its name: what is refused, and what the engine is told."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from backend import loader
 from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.loader import load_model
+from backend.model.hub import resolve_model
 
 
 def test_no_memory_for_weights_ends_a_load_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +30,14 @@ def test_a_cpu_keeps_keys_and_values_in_8_bits_where_it_is_told_to() -> None:
     assert model.kv_bytes <= 2**24
     with pytest.raises(ConfigError, match="kv_cache_dtype auto"):
         load_model("embedded", narrow, device="cpu", kernels="native")
+
+
+def test_grammar_processes_find_the_tokenizer_though_the_program_has_gone_to_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").symlink_to(resolve_model("embedded"))
+    monkeypatch.chdir(tmp_path)
+    masks = load_model("model", EngineOptions(max_num_seqs=1), device="cpu", kernels="torch").runner.masks
+    monkeypatch.chdir("/")
+    assert masks is not None
+    assert Path(masks.processes.setup.tokenizer_path).is_file()

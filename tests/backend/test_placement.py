@@ -15,7 +15,7 @@ from tests.backend.runners import MODEL, make_runner
 GIB = 2**30
 
 
-def test_what_cannot_work_is_refused_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_options_are_refused_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (15 * GIB, 16 * GIB))
     with pytest.raises(ConfigError, match="the model does not fit"):
         check_size(EngineOptions(), LLAMA_3_8B, torch.bfloat16, torch.device("cuda:0"))

@@ -55,7 +55,7 @@ def test_values_in_range_are_taken(param: str, values: tuple[object, ...]) -> No
         "min_tokens": (-1, None),
         "stop": ("text", ["a"], ("",), (1,), ("x" * (MAX_STOP_CHARS + 1),), ("a",) * (MAX_STOPS + 1)),
         "logit_bias": (((-1, 1),), ((0, 101),), ((0, NAN),), tuple((i, 1.0) for i in range(MAX_BIASED + 1))),
-        "allowed_token_ids": ((), (-1,), (0, 2**31)),
+        "allowed_token_ids": ((), (-1,), (0, 2**31), (5, -1, 7), (5, 2**64, 7)),
         "bad_words": (((),), ((1,) * (MAX_BAD_WORD_TOKENS + 1),), ((1,),) * (MAX_BAD_WORDS + 1)),
         "logprobs": (-1, 21, 1.5),
         "prompt_logprobs": (-1, 21, True),

@@ -67,7 +67,7 @@ async def test_a_receiver_takes_what_comes_while_its_consumer_sleeps_on() -> Non
     assert await task == [13], "the end is the consumer's"
 
 
-async def test_what_a_receiver_cannot_take_its_consumer_gets_and_after_it_the_receiver_again() -> None:
+async def test_the_consumer_gets_tokens_that_its_receiver_declines_and_the_receiver_the_next() -> None:
     stream = new_stream()
     receiver = Receiver(stream)
     task = await waiting(stream, receiver)
@@ -98,7 +98,7 @@ async def test_a_receiver_of_a_consumer_that_is_cancelled_is_not_called() -> Non
     assert receiver.taken == []
 
 
-async def test_what_a_receiver_raises_is_its_consumers_alone() -> None:
+async def test_an_error_of_a_receiver_reaches_its_consumer_alone() -> None:
     broken, sound = new_stream(), new_stream()
     receiver = Receiver(sound)
     tasks = [await waiting(broken, lambda: 1 // 0 == 0), await waiting(sound, receiver)]

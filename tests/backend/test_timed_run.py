@@ -39,7 +39,7 @@ def wait_for_release(lock: Path) -> None:
     subprocess.run(["flock", lock, "true"], check=True, timeout=PATIENCE)
 
 
-def test_what_a_command_says_and_its_status_are_returned() -> None:
+def test_a_commands_output_and_status_are_returned() -> None:
     program = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
     done = run_within(PATIENCE, [sys.executable, "-c", program], check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
@@ -67,7 +67,7 @@ def test_nothing_outlives_a_command_that_ends_by_itself(tmp_path: Path) -> None:
     wait_for_release(tmp_path / "lock")
 
 
-def test_who_is_told_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_process_told_to_end_leaves_no_command_behind(tmp_path: Path) -> None:
     program = "import sys; from backend.timed_run import *; end_on_signals(); run_within(999.0, sys.argv[1:])"
     command = driver(tmp_path / "lock", "open(sys.argv[2], 'w').close(); process.wait()")
     os.mkfifo(tmp_path / "started")
@@ -89,3 +89,8 @@ def test_a_group_is_asked_first_and_then_its_last_member_is_ended(tmp_path: Path
     wait_for_release(tmp_path / "lock")
     end_group(process)
     process.stdout.close()
+
+
+def test_what_a_command_writes_need_not_be_unicode() -> None:
+    """A compiler quotes names of files and lines of sources as they are."""
+    assert run_within(240.0, ["printf", r"a\377b"]).stdout == "a\ufffdb"

@@ -28,7 +28,7 @@ def test_the_image_is_built_in_stages_and_runs_without_privileges() -> None:
     assert 'ENTRYPOINT ["entrypoint.sh"]' in final
 
 
-def test_what_the_image_copies_is_there_and_is_not_ignored() -> None:
+def test_files_copied_to_the_image_exist_and_are_not_ignored() -> None:
     ignored = (DEPLOY / "Containerfile.dockerignore").read_text().splitlines()
     for line in re.findall(r"^COPY (?!--from)(.+)$", CONTAINERFILE, re.MULTILINE):
         *sources, _ = [word for word in line.split() if not word.startswith("--")]
@@ -37,7 +37,7 @@ def test_what_the_image_copies_is_there_and_is_not_ignored() -> None:
             assert f"!{source}" in ignored
 
 
-def test_what_a_release_installs_is_pinned_with_hashes_to_the_tested_versions() -> None:
+def test_a_releases_packages_are_pinned_with_hashes_to_the_tested_versions() -> None:
     text = (ROOT / "constraints-hashed.txt").read_text()
     entries = re.findall(
         r"^([a-z0-9-]+)==([^ ;]+)[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}(?: \\)?)+)$", text, re.MULTILINE

@@ -58,7 +58,7 @@ def test_a_rule_asks_for_what_is_documented_or_recorded(rule: dict[str, Any]) ->
     assert not strangers(rule["expr"], RECORDED)
 
 
-def test_what_is_recorded_is_asked_for() -> None:
+def test_every_recording_rule_is_asked_for() -> None:
     asked = [alert["expr"] for alert in ALERTS] + [rule["seriesQuery"] for rule in ADAPTER]
     assert RECORDED.keys() <= set().union(*map(series_of, asked))
 

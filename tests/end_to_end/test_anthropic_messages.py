@@ -153,7 +153,7 @@ def test_the_key_comes_in_either_header(client: Client, server: ServerProcess) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_refused_in_anthropics_words(client: Client, stream: bool) -> None:
+def test_a_wrong_field_is_refused_in_anthropics_words(client: Client, stream: bool) -> None:
     for fields, status, kind, param in (
         ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
         ({"messages": [{"role": "user", "content": "fox " * 5000}]}, 400, "invalid_request_error", "messages"),

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from gateway.tenants.auth import new_key
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import PATIENCE, bearer, eventually
 from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 
@@ -32,7 +33,7 @@ class Site(TenantSite):
         return found
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "HTTP workers"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     flags = ("--http-workers", str(request.param), "--refused-per-second", "10000")
     with tenant_site(Site, tmp_path_factory.mktemp("isolation"), TENANTS + GROUP, *flags) as site:
@@ -67,7 +68,7 @@ def test_a_salt_that_is_no_text_is_refused(site: Site) -> None:
     assert (reply.status_code, error_of(reply)["type"]) == (400, "invalid_request_error")
 
 
-def test_what_a_member_still_computes_when_it_leaves_its_group_is_not_found_there(site: Site) -> None:
+def test_blocks_computed_by_a_member_that_leaves_its_group_are_not_hit_there(site: Site) -> None:
     """A request belongs to the group that it arrived in; a tenant alone finds a new one."""
     prompt = a_prompt()
     with site.client("acme-eu") as client:

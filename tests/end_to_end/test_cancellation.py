@@ -147,7 +147,7 @@ def test_a_reader_that_stops_reading_is_cut(impatient_server: ServerProcess) -> 
         leaves(impatient_server, client, lambda stays: None, most_tokens=64 * 1500)
 
 
-def test_what_others_are_told_does_not_change(server: ServerProcess) -> None:
+def test_answers_of_others_do_not_change(server: ServerProcess) -> None:
     def ask() -> str:
         body = chat(temperature=1.0, seed=5, max_tokens=120, ignore_eos=True)
         reply = server.post("/v1/chat/completions", **body)

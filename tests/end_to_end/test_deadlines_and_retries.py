@@ -266,7 +266,7 @@ def test_a_client_refused_repeatedly_gives_up_after_two_retries(site: Site, paus
     assert len(pauses.seconds) == 2
 
 
-def test_what_a_server_that_shuts_down_cannot_end_is_done_by_another(tmp_path: Path, pauses: Pauses) -> None:
+def test_a_request_that_a_server_cannot_end_at_shutdown_is_done_by_another(tmp_path: Path, pauses: Pauses) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     flags = ("--threads", "1", "--demo-key", KEY, "--drain-timeout", "0")
     one.mkdir()

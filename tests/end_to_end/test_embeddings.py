@@ -14,6 +14,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from labs.benchmarks.embeddings import save_encoder
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import PATIENCE
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
@@ -51,7 +52,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, An
     return {name: (folder / name, save_bert(folder / name, scores=name == "scorer")) for name in ("embedder", "scorer")}
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["alone", "with HTTP workers"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
@@ -114,7 +115,7 @@ def test_pairs_are_scored_by_the_model_that_reads_both_or_by_their_embeddings(si
     assert cosines[0]["score"] == pytest.approx(1.0) and cosines[1]["score"] < 1.0
 
 
-def test_what_cannot_be_encoded_is_refused_by_name(site: TenantSite) -> None:
+def test_an_input_that_cannot_be_encoded_is_refused_by_name(site: TenantSite) -> None:
     long = " ".join(["1"] * 80)
     for path, body, status, words in (
         ("/v1/embeddings", {"model": "embedder", "input": ["1", long]}, 400, "64 tokens of an input, and input\\[1\\]"),

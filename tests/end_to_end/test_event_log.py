@@ -108,9 +108,7 @@ def test_a_request_that_waited_is_told_why(
         assert "max_num_seqs sequences were running" in request_record
 
 
-def test_what_a_request_found_in_the_cache_is_replayed_explained_and_simulated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prefix_hit_is_replayed_explained_and_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, (key,) = tmp_path / "log", make_keys(tmp_path / "state", "acme").values()
     with running_server(tmp_path, *FLAGS, f"--event-log={log}") as server:
         prompts = (LONG_PROMPT, f"{LONG_PROMPT} and on, 11, 12, 13,")

@@ -26,7 +26,7 @@ def content(reply: httpx.Response) -> str:
     return text
 
 
-def test_what_is_ignored_is_told_to_the_client_the_log_and_the_metrics(server: ServerProcess) -> None:
+def test_ignored_fields_are_told_to_the_client_the_log_and_the_metrics(server: ServerProcess) -> None:
     counted = lambda name: server.metric("sluice_ignored_fields_total", f'field="{name}"')  # noqa: E731
     others = counted("other")
     reply = server.post(CHAT, model="embedded", messages=HI, temperature=0, **AGENT)

@@ -75,7 +75,7 @@ BAD_CHATS = [
     ({"messages": [{"role": "user", "content": SECRET}] * 2500}, "messages"),
     ({"model": None}, "model"),
     ({"model": 7}, "model"),
-    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 2**63}, "max_tokens"),
     ({"max_tokens": 10**40}, "max_tokens"),

@@ -71,7 +71,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-def test_what_is_not_http_is_400_and_the_connection_is_closed(server: ServerProcess, garbage: bytes) -> None:
+def test_bytes_that_are_no_http_get_400_and_the_connection_is_closed(server: ServerProcess, garbage: bytes) -> None:
     with connected(server) as client:
         client.send(garbage)
         reply = client.reply()

@@ -77,6 +77,8 @@ EXCHANGES: dict[str, tuple[str, object]] = {
     "completion": ("/v1/completions", completion(**SAMPLED)),
     "completions of several prompts": ("/v1/completions", completion(prompt=["1, 2,", "Hi", "3"], **SAMPLED)),
     "completions of tokens": ("/v1/completions", completion(prompt=[[5, 6], [7]], **SAMPLED, stop=["e", "7"])),
+    "several answers": ("/v1/completions", completion(n=2, **SAMPLED)),
+    "a prompt under a salt": ("/v1/completions", completion(prompt=[[5] * 40], max_tokens=1, cache_salt="mine")),
     "a token": ("/v1/completions", completion(max_tokens=1, **USAGE)),
     "no such model": ("/v1/completions", completion(model="none")),
     "a wrong field": ("/v1/completions", completion(temperature=-1)),
@@ -183,7 +185,7 @@ def test_all_workers_are_looked_at_as_one(site: Site) -> None:
     assert server.metric("sluice_http_workers") == NUM_WORKERS == len(workers(server))
 
 
-def test_what_is_served_is_seen_and_cancelled_whichever_worker_has_it(site: Site) -> None:
+def test_a_running_request_is_seen_and_cancelled_on_any_worker(site: Site) -> None:
     server = site.server
     with clients_of_each(server) as clients:
         for number, (client,) in enumerate(clients.values()):
@@ -377,7 +379,7 @@ def test_a_worker_is_killed_and_only_its_own_clients_notice(tmp_path: Path, caps
         with clients_of_each(server, 3) as clients:
             killed, kept = clients
             begin(site, clients[killed], ENDLESS)
-            begin(site, clients[kept], STREAM | {"max_tokens": 600})
+            begin(site, clients[kept], STREAM | {"max_tokens": 250})
             os.kill(killed, signal.SIGKILL)
             for client in clients[killed]:
                 assert b"[DONE]" not in rest(client)
@@ -391,9 +393,9 @@ def test_a_worker_is_killed_and_only_its_own_clients_notice(tmp_path: Path, caps
         assert server.metric("sluice_http_worker_restarts_total") == 1
         eventually(lambda: site.limits("acme")["concurrent_requests"]["remaining"] == 100)
         used = 10_000_000 - site.limits("acme")["tokens"]["remaining"]
-        assert 3 * 600 < used < 3 * 600 + 3 * 8 * 1900, "of the killed worker's, what was computed is paid and no more"
+        assert 3 * 250 < used < 3 * 250 + 3 * 8 * 1900, "of the killed worker's, what was computed is paid and no more"
         with clients_of_each(server) as clients:  # also the one that came after
-            begin(site, [client for (client,) in clients.values()], STREAM | {"max_tokens": 600})
+            begin(site, [client for (client,) in clients.values()], STREAM | {"max_tokens": 250})
             started = children(server)
             terminate_all(server)
             for (client,) in clients.values():

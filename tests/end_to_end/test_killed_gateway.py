@@ -11,7 +11,7 @@ POLICY = f"tenants: {{acme: {{limits: {{tokens: {AMOUNT}/month, requests: {AMOUN
 LEASE = 3
 
 
-def test_what_three_kills_leave_of_a_budget_is_what_was_not_used(tmp_path: Path) -> None:
+def test_a_budget_after_three_kills_lacks_only_what_was_used(tmp_path: Path) -> None:
     used = 0
     for life in range(4):
         with tenant_site(TenantSite, tmp_path, POLICY, "--quota-lease", str(LEASE)) as site:

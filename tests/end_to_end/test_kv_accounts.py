@@ -73,7 +73,7 @@ def test_the_map_shows_whose_idle_blocks_were(site: Site) -> None:
     )
 
 
-def test_what_was_looked_for_and_found_is_counted(site: Site) -> None:
+def test_cache_queries_and_hits_are_counted(site: Site) -> None:
     before, prompt = site.page(), a_prompt(5)
     for _ in range(2):
         site.ask("plain", prompt)

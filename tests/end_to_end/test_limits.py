@@ -138,7 +138,7 @@ def test_a_spent_budget_is_not_retried(site: Site) -> None:
     assert refused.headers["x-ratelimit-remaining-tokens"] == str(error_of(refused)["left"])
 
 
-def test_what_never_fits_is_a_bad_request_and_costs_nothing(site: Site) -> None:
+def test_a_request_that_never_fits_is_a_bad_request_and_costs_nothing(site: Site) -> None:
     before = site.left("small")["tokens"]
     refused = site.post("small", max_tokens=400)
     assert (refused.status_code, error_of(refused)["code"]) == (400, "quota_unsatisfiable")
@@ -173,9 +173,20 @@ def test_a_slot_is_free_again_when_its_answer_is_there_or_its_client_is_not(site
 
 
 def test_an_answer_of_undeclared_length_reserves_more_as_it_goes(site: Site) -> None:
-    reply = site.post("chatty", messages=[{"role": "user", "content": LONG}], ignore_eos=True, seed=1)
-    assert reply.status_code == 200
-    assert reply.json()["usage"]["completion_tokens"] > 700, "more than the burst holds at once"
+    """It is read until it is longer than the burst holds at once."""
+    left_before = site.ended(Outcome.DISCONNECTED)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = BODY | {"messages": [{"role": "user", "content": LONG}], "ignore_eos": True, "seed": 1, "stream": True}
+    with httpx.stream(
+        "POST",
+        f"{site.server.url}/v1/chat/completions",
+        json=body | {"stream_options": options},
+        headers=site.authorization("chatty"),
+        timeout=PATIENCE,
+    ) as reply:
+        usages = (json.loads(line[6:])["usage"] for line in reply.iter_lines() if line.startswith("data: {"))
+        assert any(usage["completion_tokens"] > 700 for usage in usages)
+    eventually(lambda: site.ended(Outcome.DISCONNECTED) == left_before + 1)
 
 
 def test_an_answer_that_outlasts_the_budget_ends_as_refused(site: Site) -> None:
@@ -215,7 +226,7 @@ def test_more_prompts_than_may_wait_are_no_matter_of_time(site: Site) -> None:
     assert (refused.value.code, refused.value.param) == ("quota_unsatisfiable", "prompt")
 
 
-def test_what_is_served_when_the_kv_limit_is_lowered_comes_to_its_end(site: Site) -> None:
+def test_a_running_request_ends_normally_when_the_kv_limit_is_lowered(site: Site) -> None:
     replies: list[httpx.Response] = []
 
     def ask() -> None:

@@ -73,7 +73,9 @@ def left(site: FleetSite) -> dict[str, int]:
     return {limit["resource"]: int(limit["remaining"]) for limit in limits}
 
 
-@pytest.mark.parametrize("policy", [LIMITED, UNLIMITED], ids=["limited", "unlimited"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param(LIMITED, id="limited"), pytest.param(UNLIMITED, id="unlimited", marks=pytest.mark.nightly)]
+)
 def test_streams_are_charged_by_what_was_delivered_whether_their_replica_is_killed_or_not(
     tmp_path: Path, redis_url: str, policy: str
 ) -> None:

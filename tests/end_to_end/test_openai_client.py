@@ -197,6 +197,12 @@ def test_an_unknown_url_is_not_found_and_has_a_request_id(client: openai.OpenAI)
         client.images.generate(model=MODEL, prompt="text")
     assert caught.value.code == "unknown_url"
     assert caught.value.request_id
+    for wrong, path in (("", "/models"), ("/v1/v1", "/v1/v1/models")):
+        base = str(client.base_url).rstrip("/").removesuffix("/v1")
+        with pytest.raises(
+            openai.NotFoundError, match=f"{path}. It is /v1/models here: correct the client's base URL."
+        ):
+            client.with_options(base_url=f"{base}{wrong}").models.list()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +210,7 @@ def test_an_unknown_url_is_not_found_and_has_a_request_id(client: openai.OpenAI)
     [
         ("n", {"n": 0}),
         ("temperature", {"temperature": 3}),
-        ("max_tokens", {"max_tokens": -1}),
+        ("max_tokens", {"max_tokens": -2}),
         ("stream_options", {"stream_options": {"include_usage": True}}),
         ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "f g"}}]}),
         ("functions", {"functions": [{"name": "f"}]}),

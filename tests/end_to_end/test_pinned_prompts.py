@@ -115,7 +115,7 @@ def test_a_pin_is_within_its_tenants_limit_and_keeps_none_of_its_requests_from_r
     assert 0 < (said["kept"] or 0) <= (said["leased"] or 0) <= 2**20
 
 
-def test_what_is_pinned_is_on_the_bill_of_its_tenant(site: Site) -> None:
+def test_pinned_blocks_are_on_the_bill_of_their_tenant(site: Site) -> None:
     site.ask("twin")
     eventually(site.server.is_idle)
     name = "sluice_kv_byte_seconds_total"

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.telemetry.event_log_file import read_event_log
 from gateway.tenants.usage import EXACT
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import eventually, sluice
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
@@ -49,7 +50,7 @@ class Site(TenantSite):
         return found
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "HTTP workers"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, flags = tmp_path_factory.mktemp("cache"), ("--http-workers", str(request.param))
     log = f"--event-log={folder / LOG}"
@@ -206,7 +207,7 @@ def test_when_a_client_comes_again_is_told_to_the_core(site: Site, seconds: str 
 
 
 @pytest.mark.parametrize("seconds", ["0", "3600.5", "soon", "-1", "1e2", ""])
-def test_what_is_no_time_to_come_again_in_is_refused_by_name(site: Site, seconds: str) -> None:
+def test_a_malformed_follow_up_time_is_refused_by_name(site: Site, seconds: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         site.ask("gamma", a_prompt(5), extra_headers={"x-sluice-expect-followup": seconds})
     assert refused.value.param == "x-sluice-expect-followup"

@@ -56,7 +56,7 @@ def test_after_a_tenant_left_a_group_neither_side_finds_earlier_prefixes(site: S
     site.edit(TENANTS + GROUP)
 
 
-def test_what_a_floor_keeps_is_found_however_much_others_cached_since_and_nothing_else_is(site: Site) -> None:
+def test_only_blocks_under_the_floor_are_hit_after_others_have_cached_more(site: Site) -> None:
     kept, not_kept = a_prompt(), a_prompt()
     assert [site.cached("floored", kept), site.cached("plain", not_kept)] == [0, 0]
     for _ in range(60):

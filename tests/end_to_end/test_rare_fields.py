@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.tenant_site import PATIENCE, TenantSite, tenant_site
 
 EMBEDDED = Path(__file__).parents[2] / "backend" / "embedded"
@@ -48,7 +49,7 @@ class Site(TenantSite):
         return [entries[name]["remaining"] for name in ("input_tokens", "output_tokens")]
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "an HTTP worker"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     flags = ("--http-workers", str(request.param), "--refused-per-second", "10000")
     with tenant_site(Site, tmp_path_factory.mktemp("logprobs"), POLICY, *flags) as site:

@@ -150,7 +150,7 @@ def test_a_schema_holds_after_the_reasoning(chat: Any) -> None:
         ({"grammar": 'start: "<think>" /[ab]/'}, "<think>[ab]", False),
     ],
 )
-def test_what_matches_is_the_content_after_the_reasoning(
+def test_the_content_after_the_reasoning_matches_the_grammar(
     chat: Any, structured: Any, expected: str, reasons: bool
 ) -> None:
     asked: Any = {"extra_body": {"structured_outputs": structured}, "max_tokens": 200, "seed": 1, "temperature": 1.5}

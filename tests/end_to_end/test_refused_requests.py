@@ -110,7 +110,7 @@ def test_a_tenant_whose_limit_is_spent_is_told_so_before_its_body_has_come(site:
         assert client.recv(100).startswith(b"HTTP/1.1 429")
 
 
-def test_what_is_asked_of_the_tokenizer_counts_as_a_request_unless_it_is_refused(site: Site) -> None:
+def test_a_call_of_the_tokenizer_counts_as_a_request_unless_it_is_refused(site: Site) -> None:
     for path, body, status in (
         ("/tokenize", {"prompt": "Hi."}, 200),
         ("/tokenize", {"prompt": 7}, 400),

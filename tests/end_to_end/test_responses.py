@@ -15,7 +15,7 @@ COUNTED = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
 MODEL = "embedded"
 ASK = [{"role": "user", "content": "What is the weather in Oslo?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
-WRONG = {"type": "strin"}
+WRONG = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 2, "maximum": 1}}, "required": ["n"]}
 BAD = openai.BadRequestError
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {**SCHEMA, "additionalProperties": False}}
 
@@ -90,6 +90,9 @@ def test_a_text_is_parsed_as_the_model_that_it_was_asked_for(client: openai.Open
     *_, last = respond(stream=True, **asked)
     assert json.loads(last.response.output_text)["city"] in ("Oslo", "Rome")
     assert respond(text={"format": {"type": "json_object"}}, max_output_tokens=9).output_text.startswith("{")
+    assert json.loads(respond(text={"format": {"type": "json_object", "schema": {"const": {"a": 1}}}}).output_text) == {
+        "a": 1
+    }
 
 
 def test_a_function_is_called_and_its_result_answered(respond: Any, client: openai.OpenAI) -> None:
@@ -127,7 +130,7 @@ def test_log_probabilities_belong_to_the_text(respond: Any) -> None:
     assert {item.type for item in respond(**asked).output} == {"function_call"}
 
 
-def test_what_is_ignored_is_told(client: openai.OpenAI) -> None:
+def test_ignored_fields_are_told(client: openai.OpenAI) -> None:
     extra = {"tools": [{"type": "web_search"}], "text": {"verbosity": "low"}, "reasoning": {"effort": "high"}}
     reply = client.responses.with_raw_response.create(model=MODEL, input=COUNT, temperature=0, extra_body=extra)
     told = reply.headers["x-sluice-ignored"]
@@ -147,7 +150,7 @@ def test_what_is_ignored_is_told(client: openai.OpenAI) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_refused_before_anything_is_streamed(
+def test_a_wrong_field_is_refused_before_anything_is_streamed(
     respond: Any, fields: Any, kind: type[openai.APIStatusError], param: str, stream: bool
 ) -> None:
     with pytest.raises(kind) as caught:

@@ -67,6 +67,24 @@ def test_a_stream_is_the_replicas_own(site: FleetSite) -> None:
     assert [*map(repr, texts[0])] == [*map(repr, texts[1])]
 
 
+def test_a_batch_goes_through_it_and_any_replica_knows_it(site: FleetSite) -> None:
+    client = site.client("acme")
+    body = {"model": "embedded", "prompt": "One, two,", "max_tokens": 4}
+    asked = [{"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body} for n in range(4)]
+    file = client.files.create(file=("in.jsonl", b"\n".join(map(orjson.dumps, asked))), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="1h")
+    for replica in site.replicas:
+        direct = site.client("acme", replica.url)
+        eventually(lambda direct=direct: direct.batches.retrieve(batch.id).status == "completed")
+    done = client.batches.retrieve(batch.id)
+    assert done.output_file_id is not None
+    output = client.files.content(done.output_file_id).text.splitlines()
+    assert [orjson.loads(one)["custom_id"] for one in output] == ["0", "1", "2", "3"]
+    assert client.files.delete(file.id).deleted and [one.id for one in client.batches.list()] == [batch.id]
+    with pytest.raises(openai.BadRequestError):
+        client.batches.cancel(batch.id)
+
+
 def test_each_dialect_goes_through_it(site: FleetSite) -> None:
     client = site.client("acme")
     asked: Any = {"model": "embedded", "input": "Count from 3 to 12.", "temperature": 0}
@@ -200,7 +218,7 @@ def test_a_gateways_second_attempt_takes_back_what_the_first_has_charged(site: F
     eventually(lambda: left() == before - 1)  # it is settled behind its end
 
 
-def test_what_a_killed_replica_had_not_begun_is_served_by_another_and_charged_once(
+def test_a_request_not_begun_by_a_killed_replica_is_served_by_another_and_charged_once(
     tmp_path: Path, redis_url: str
 ) -> None:
     """Each replica has one seat. Of three streams two are being answered, and the third waits behind one of them."""

@@ -62,7 +62,7 @@ def test_a_tls_handshake_has_the_time_that_headers_have(certificate: tuple[Path,
                 assert silent.recv(1) == b"", "the loop's own timeout is 60 s"
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_a_stop_lets_answers_end_and_takes_no_more(tmp_path: Path, stop: signal.Signals) -> None:
     with running_server(tmp_path, "--threads", "1") as server:
         busy, idle = RawClient(server), RawClient(server)
@@ -123,8 +123,8 @@ def test_a_demo_key_that_others_can_use_is_not_printed(tmp_path: Path) -> None:
 
 def test_the_demo_key_stays_the_same_over_a_restart(tmp_path: Path) -> None:
     keys = []
-    for _ in range(2):
-        with running_server(tmp_path, "--threads", "1") as server:
+    for warm in (False, True):  # once as a shell starts it
+        with running_server(tmp_path, "--threads", "1", warm=warm) as server:
             keys.append(server.key)
     assert keys[0] == keys[1]
 
@@ -172,7 +172,7 @@ def test_a_key_is_good_for_its_scopes_alone(server: ServerProcess, state: Path) 
     assert chat(server, other).status_code == 200
 
 
-def test_what_a_running_gateway_served_is_in_the_ledger(server: ServerProcess, state: Path) -> None:
+def test_requests_of_a_running_gateway_are_in_the_ledger(server: ServerProcess, state: Path) -> None:
     key = printed(state, "keys", "create", "ledger.tenant")
     eventually(lambda: limits_status(server, key) == 200)
     used = chat(server, key).json()["usage"]

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import eventually
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
@@ -35,7 +36,7 @@ class Site(TenantSite):
         return {resource: entry["remaining"] for resource, entry in self.limits(tenant).items()}
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["one process", "HTTP workers"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, flags = tmp_path_factory.mktemp("answers"), ("--http-workers", str(request.param))
     with tenant_site(Site, folder, POLICY, *flags, "--refused-per-second", "10000") as site:

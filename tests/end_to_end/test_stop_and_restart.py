@@ -128,7 +128,7 @@ def test_a_drain_loses_no_request_and_settles_all(tmp_path: Path, redis_url: str
     assert reservations(redis_url) == []
 
 
-def test_what_a_drain_has_no_time_for_ends_with_an_error_and_is_settled(tmp_path: Path, redis_url: str) -> None:
+def test_a_request_that_outlasts_a_drain_ends_with_an_error_and_is_settled(tmp_path: Path, redis_url: str) -> None:
     with running_server(tmp_path, *flags(tmp_path, redis_url=redis_url, drain_timeout=0.2)) as server:
         streams = Streams(server, 8, max_tokens=1900)
         with connected(server) as buffered, connected(server) as sending:
@@ -185,7 +185,7 @@ def stream_until_broken(server: ServerProcess, begun: threading.Barrier) -> None
             pass
 
 
-def test_what_a_killed_gateway_held_in_its_own_store_is_free_again_after_its_lease(tmp_path: Path) -> None:
+def test_reservations_of_a_killed_gateway_in_its_own_store_are_free_after_its_lease(tmp_path: Path) -> None:
     given = flags(tmp_path, quota_lease=3)
     with running_server(tmp_path, *given) as server:
         begun = threading.Barrier(4)

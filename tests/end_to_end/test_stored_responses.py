@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import PATIENCE, eventually
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
@@ -32,7 +33,7 @@ ASK = "What is the weather in Paris?"
 UNKNOWN = f"resp_{'0' * 48}"
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["alone", "with HTTP workers"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantSite]:
     folder = tmp_path_factory.mktemp("stored")
     with tenant_site(TenantSite, folder, POLICY, "--http-workers", str(request.param)) as site:
@@ -61,9 +62,10 @@ def test_a_turn_goes_on_from_the_one_before_and_finds_its_prompt_in_the_cache(si
             streamed = stream.get_final_response()
         assert client.responses.retrieve(streamed.id).output_text == streamed.output_text == "3, 4, 5, 6"
         client.responses.delete(first.id)
+        client.responses.delete(first.id)  # a client repeats what it got no answer to
         for call_it in (
             lambda: client.responses.retrieve(first.id),
-            lambda: client.responses.delete(first.id),
+            lambda: client.responses.delete(UNKNOWN),
             lambda: client.responses.cancel(UNKNOWN),
             lambda: client.responses.input_items.list(UNKNOWN),
         ):
@@ -76,7 +78,7 @@ def test_a_turn_goes_on_from_the_one_before_and_finds_its_prompt_in_the_cache(si
         assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-def test_what_is_not_stored_is_said_not_to_be(site: TenantSite) -> None:
+def test_a_response_that_is_not_stored_says_so(site: TenantSite) -> None:
     with site.client("none") as client:
         assert client.responses.create(input=ASK, **ASKED).store is False
     with site.client("small") as client:
@@ -120,7 +122,7 @@ def told(site: TenantSite, method: str, path: str, body: Any, name: str) -> tupl
     return reply.status_code, reply.text.replace(name, "ID"), sorted(reply.headers)
 
 
-def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
+def test_a_stored_response_survives_a_kill(tmp_path: Path) -> None:
     with tenant_site(TenantSite, tmp_path, POLICY) as site, site.client("acme") as client:
         answered = [client.responses.create(input=f"Count from 3 to {n}.", **ASKED) for n in range(5, 9)]
         site.server.process.send_signal(signal.SIGKILL)

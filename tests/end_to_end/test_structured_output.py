@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.backend.structured_output.grammars import crossing, optional
+from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import eventually, sluice
 from tests.gateway.tenant_site import TenantSite, tenant_site
 
@@ -47,7 +48,7 @@ class Site(TenantSite):
         return refusal.value
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "HTTP worker"])
+@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     path = tmp_path_factory.mktemp("structured")
     flags = ("--http-workers", str(request.param), "--refused-per-second", "10000", "--event-log", str(path / "events"))
@@ -131,13 +132,20 @@ def test_several_answers_and_their_neighbours_keep_to_themselves(site: Site) -> 
     assert site.text(temperature=0) == free
 
 
-def test_what_cannot_be_enforced_is_refused_by_its_place(site: Site) -> None:
+def test_an_unenforceable_grammar_is_refused_by_its_place(site: Site) -> None:
     refusal = site.refused(response_format=schema({"properties": {"a": {"not": {"const": 1}}}}))
     assert (refusal.status_code, refusal.code) == (400, "invalid_grammar")
     assert refusal.param == "response_format.json_schema.schema"
     assert "#/properties/a/not" in refusal.message
     refusal = site.refused(response_format=schema({"oneOf": [{"type": "object"}, {"required": ["a"]}]}))
     assert "(at #/oneOf)" in refusal.message
+    key = f"sk-sluice-{'7' * 40}"  # which somebody put into a schema by mistake
+    refusal = site.refused(response_format=schema({"properties": {key: {"type": "string", "pattern": "["}}}))
+    assert "(at #/properties/***" in refusal.message and "7777" not in refusal.message
+    refusal = site.refused(response_format=schema({"type": "array", "minItems": 2, "maxItems": 1}))
+    assert "response_format.json_schema.schema: Unsatisfiable schema" in refusal.message
+    refusal = site.refused(structured={"grammar": "start: nowhere"})
+    assert "structured_outputs.grammar: At 1(8): unknown name" in refusal.message
     refusal = site.refused(structured={"regex": "(a"})
     assert (refusal.param, refusal.code) == ("structured_outputs.regex", "invalid_grammar")
 

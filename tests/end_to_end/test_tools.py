@@ -142,7 +142,7 @@ def test_only_tools_that_are_allowed_are_called(chat: Any) -> None:
             assert {call.function.name for call in calls} <= {"get_time"} and (calls or mode == "auto")
 
 
-def test_what_is_not_enforced_of_arguments_is_said_in_a_header(client: openai.OpenAI) -> None:
+def test_unenforced_parts_of_arguments_are_told_in_a_header(client: openai.OpenAI) -> None:
     parameters = {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "if": {}, "then": {}}
     tools: Any = tool(parameters={**parameters, "additionalProperties": False})
     asked: Any = {"model": MODEL, "messages": ASK, "tools": tools, "tool_choice": "required", "max_tokens": 60}
@@ -239,7 +239,7 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
         ),
     ],
 )
-def test_what_is_wrong_is_refused_by_its_place(
+def test_a_wrong_value_is_refused_by_its_place(
     server: ServerProcess, fields: dict[str, Any], param: str, message: str
 ) -> None:
     body = {"model": MODEL, "messages": ASK, "tools": tool(), "max_tokens": 1, **fields}

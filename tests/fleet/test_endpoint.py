@@ -34,7 +34,7 @@ async def test_a_stream_comes_byte_for_byte_in_the_parts_it_came_in() -> None:
     assert answer.header(b"content-type") == b"text/event-stream"
 
 
-async def test_what_a_client_says_reaches_the_replica_but_for_what_is_about_its_connection() -> None:
+async def test_all_headers_but_those_of_the_connection_reach_the_replica() -> None:
     fleet = PaperFleet(a=answering(whole(b'{"x": 1}', x_sluice_estimate_ms="5")))
     given = [
         (b"traceparent", b"00-1-2-01"),
@@ -68,7 +68,7 @@ async def test_without_a_good_key_no_replica_is_asked() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/x/y", "//v1/models/", "/v1/limits", "/tokenizer_info"])
-async def test_what_generates_nothing_is_answered_by_a_replica_too(path: str) -> None:
+async def test_a_call_that_generates_nothing_is_answered_by_a_replica_too(path: str) -> None:
     fleet = PaperFleet(a=answering(whole(b"[]")))
     assert (await fleet.request("GET", path)).body == b"[]"
     assert fleet.seen[0].url.path == path
@@ -76,7 +76,7 @@ async def test_what_generates_nothing_is_answered_by_a_replica_too(path: str) ->
 
 @pytest.mark.parametrize("status", [503, 529])
 @pytest.mark.parametrize("reason", ["queue_full", "deadline", "draining", "preempted"])
-async def test_what_one_replica_refuses_for_its_own_reasons_another_is_asked_for(reason: str, status: int) -> None:
+async def test_a_request_refused_for_a_replicas_own_reasons_goes_to_another(reason: str, status: int) -> None:
     fleet = PaperFleet(a=answering(refusal(reason, status)), b=answering(whole(b"yes")))
     assert (await fleet.request()).body == b"yes"
     assert fleet.asked == ["a", "b"]
@@ -87,7 +87,7 @@ async def test_what_one_replica_refuses_for_its_own_reasons_another_is_asked_for
     ("reason", "status"),
     [("rate", 429), ("budget", 429), ("deadline", 429), ("quota_store", 503), ("cancelled", 503), ("invalid", 400)],
 )
-async def test_what_is_the_tenants_own_is_never_asked_for_again(reason: str, status: int) -> None:
+async def test_a_refusal_of_the_tenant_is_never_retried(reason: str, status: int) -> None:
     fleet = PaperFleet(a=answering(refusal(reason, status)), b=answering(whole()))
     answer = await fleet.request()
     assert (answer.status, answer.code) == (status, reason)
@@ -152,7 +152,7 @@ async def test_anthropics_clients_read_the_routers_own_errors() -> None:
 
 
 @pytest.mark.parametrize("split", range(1, 30, 3))
-async def test_what_was_delivered_of_a_lost_stream_is_settled_as_its_replica_said(split: int) -> None:
+async def test_delivered_tokens_of_a_lost_stream_are_settled_as_its_replica_told(split: int) -> None:
     """However it comes in parts; what came without being said is not counted."""
     said = b"data: 1\n\n: 1 tokens\n\ndata: 2\n\n: 23 tokens\n\n"
     parts = said[:-split], *(said[-split:][at : at + 1] for at in range(split)), b"data: 3\n\n"
@@ -162,21 +162,21 @@ async def test_what_was_delivered_of_a_lost_stream_is_settled_as_its_replica_sai
     assert await fleet.settled() == [{"tenant": "demo", "has_begun": True, "output_tokens": 23}]
 
 
-async def test_what_was_lost_before_its_answer_and_is_not_asked_for_again_costs_nothing() -> None:
+async def test_an_attempt_lost_before_its_answer_costs_nothing() -> None:
     fleet = PaperFleet(a=answering(RESET), b=answering(RESET), c=answering(whole()))
     assert (await fleet.request()).code == "replica_lost"
     assert await fleet.settled() == [{"tenant": "demo", "has_begun": False, "output_tokens": None}]
 
 
 @pytest.mark.parametrize(("reason", "status"), [("draining", 503), ("rate", 429), ("invalid", 400)])
-async def test_what_was_lost_costs_nothing_either_where_the_next_replica_refuses(reason: str, status: int) -> None:
+async def test_a_lost_attempt_costs_nothing_when_the_next_replica_refuses(reason: str, status: int) -> None:
     fleet = PaperFleet(a=answering(RESET), b=answering(refusal(reason, status)))
     answer = await fleet.request()
     assert (answer.status, answer.code) == (status, reason)
     assert await fleet.settled() == [{"tenant": "demo", "has_begun": False, "output_tokens": None}]
 
 
-async def test_what_the_next_replica_answers_is_settled_by_it_alone() -> None:
+async def test_an_answer_of_the_next_replica_is_settled_by_it_alone() -> None:
     fleet = PaperFleet(a=answering(RESET), b=answering(stream(*EVENTS)))
     assert (await fleet.request()).status == 200
     assert await fleet.settled() == []

@@ -40,7 +40,7 @@ def test_it_is_the_gateway_that_is_said() -> None:
 
 
 @pytest.mark.parametrize("name", SENT_ON)
-async def test_what_envoy_tells_of_a_request_that_is_sent_on_is_answered_as_it_was(name: str) -> None:
+async def test_a_recorded_exchange_of_envoy_is_answered_as_it_was(name: str) -> None:
     gateway = Told(name)
     await gateway.exchange(*gateway.says)
     assert kinds(gateway.told) == kinds(gateway.was_told)

@@ -92,7 +92,7 @@ def test_failures_leave_it_out_for_a_while_unless_most_fail(three: Three) -> Non
     assert three.names == "bc"
 
 
-def test_what_was_cached_is_forgotten_with_a_restart_a_loss_and_the_file(three: Three) -> None:
+def test_known_prefixes_are_forgotten_at_a_restart_a_loss_and_a_change_of_the_file(three: Three) -> None:
     for name in "abc":
         three.answered(ASK, three.views[f"{name}:8000"])
     assert [three.cached(name) for name in "abc"] == [2, 2, 2]

@@ -57,7 +57,7 @@ def test_a_request_waits_for_a_seat_only_where_none_is_left() -> None:
     assert first_token_seconds(request, full, {"a": work(2.0)}, 0.0, equal) == pytest.approx(0.01 + 5.0 + 0.1)
 
 
-def test_what_is_cached_is_not_computed_but_for_the_last_token() -> None:
+def test_cached_tokens_are_not_computed_except_the_last() -> None:
     request = RoutedRequest("a", 4000)
     assert first_token_seconds(request, IDLE, {}, 0.0, equal) == pytest.approx(1.0)
     assert first_token_seconds(request, IDLE, {}, 0.9, equal) == pytest.approx(0.1)

@@ -29,7 +29,7 @@ def test_it_is_forgotten_at_eviction_restart_and_with_time() -> None:
     assert prefixes.cached_bytes("b", CHAIN, LIFETIME_SECONDS + 0.5) == 0
 
 
-def test_what_is_behind_the_last_known_digest_counts_and_no_other() -> None:
+def test_only_the_rest_behind_the_last_known_digest_counts() -> None:
     prefixes = PrefixMap()
     prefixes.learn("a", CHAIN, 0.0, {b"2": 100, b"3": 700})
     assert prefixes.cached_bytes("a", CHAIN, 1.0) == 3 * BLOCK_BYTES + 700

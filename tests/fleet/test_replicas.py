@@ -33,7 +33,7 @@ def test_a_file_names_replicas(file: Path) -> None:
         ("replicas: [{url: 'http://a:1', admin: 'http://a:2'}, {url: 'https://a:1', admin: 'http://a:3'}]", "twice"),
     ],
 )
-def test_what_makes_no_sense_is_refused(file: Path, text: str, said: str) -> None:
+def test_a_nonsensical_file_of_replicas_is_refused(file: Path, text: str, said: str) -> None:
     file.write_text(text)
     with pytest.raises(ReplicasError, match=said):
         read_replicas(file)

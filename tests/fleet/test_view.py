@@ -4,7 +4,7 @@ from fleet.view import SILENCE_SECONDS, Condition
 from tests.fleet.states import IDLE, view, work
 
 
-def test_what_is_on_its_way_counts_until_a_state_was_asked_for_after_it() -> None:
+def test_a_request_on_its_way_counts_until_a_later_state_is_read() -> None:
     one = view("a", now=1.0, waiting={"t": work(2.0)})
     attempt = one.sent("t", work(1.0), 1.5)
     assert one.waiting["t"] == work(3.0, 2)

@@ -4,10 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 from tests.gateway.raw_client import RawClient
 from tests.gateway.server_process import ServerProcess, eventually
 
 MODULE = b"gateway.workers.worker_process"
+NUMBERS_OF_WORKERS = [pytest.param(0, id="one process", marks=pytest.mark.nightly), pytest.param(1, id="HTTP worker")]
+"""What a whole gateway is tested with where a worker might make a difference; most are tested in one process."""
 
 
 def children(server: ServerProcess) -> list[int]:

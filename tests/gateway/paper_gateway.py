@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import cast
 from unittest.mock import patch
 
@@ -34,6 +35,8 @@ from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app
 from gateway.api.service import Service
+from gateway.batches.file_bytes import FileBytes
+from gateway.batches.records import BatchRecords
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.request_scope import ActiveRequests
 from gateway.openai.limits import Limits
@@ -166,6 +169,7 @@ class Gateway:
             effective_policies=EffectivePolicies(policies),
             quotas=Quotas(self.store, heartbeat=3600),
             responses=cast(ResponseStore, PaperResponses()),
+            batches=cast(BatchRecords, None),
             kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
             cache_limiter=CacheLimiter(admission, KVPool.of(CONFIG, 1024), policies.current),
             prompt_pinner=PromptPinner(admission, PinnedPrompts(tokenizer, CONFIG.block_size), prompt_names),
@@ -195,6 +199,7 @@ class Gateway:
             body_reader=BodyReader(2**20, 2**30, timeout=3600, max_model_len=CONFIG.max_model_len),
             engine=self.client,
             sealer=Sealer([pepper]),
+            files=FileBytes(Path("/nonexistent"), Sealer([pepper])),
         )
         self.app: ASGIApp = make_app(self.frontend, {})
 

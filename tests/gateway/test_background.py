@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gateway.background import ITEMS_PER_TURN, beside, map_in_slices, tell_all
+from gateway.background import ITEMS_PER_TURN, LOOK_SECONDS, beside, map_in_slices, tell_all, wait_awake
 
 
 async def test_everything_is_made_in_order_and_others_have_their_turn() -> None:
@@ -20,7 +20,7 @@ async def test_everything_is_made_in_order_and_others_have_their_turn() -> None:
     assert turns >= 9
 
 
-async def test_what_comes_while_it_is_made_is_not_in_it() -> None:
+async def test_items_added_during_a_map_in_slices_are_left_out() -> None:
     items = list(range(2 * ITEMS_PER_TURN))
 
     def make(item: int) -> int:
@@ -34,7 +34,26 @@ async def test_nothing_makes_nothing() -> None:
     assert await map_in_slices([], str) == []
 
 
-async def test_what_runs_beside_a_block_ends_with_it() -> None:
+async def test_time_in_which_the_process_stood_still_uses_up_no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, stood_still = asyncio.get_running_loop(), 0.0
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + stood_still)
+    ended = loop.create_future()
+    patient = asyncio.create_task(wait_awake(1000 * LOOK_SECONDS, ended))
+    for _ in range(100):
+        await asyncio.sleep(0)
+        stood_still += 3600.0
+    assert not patient.done()
+    ended.set_result(None)
+    await patient
+    impatient = asyncio.create_task(wait_awake(3 * LOOK_SECONDS, loop.create_future()))
+    for _ in range(100):
+        await asyncio.sleep(0)
+        stood_still += 3600.0
+    assert impatient.done()
+
+
+async def test_a_task_beside_a_block_ends_with_the_block() -> None:
     before = asyncio.all_tasks()
     async with beside(asyncio.sleep(3600)):
         assert len(asyncio.all_tasks()) == len(before) + 1

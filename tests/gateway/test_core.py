@@ -55,7 +55,7 @@ def test_an_unknown_order_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize("overload", ["unbounded", "bounded"])
 def test_unbounded_lifts_the_queues_of_the_policys_classes_too(overload: str) -> None:
     core = make_core(core_config(Settings(overload=overload, max_waiting=200_000)), ENGINE)
-    core.policy_changed(scheduling_policy(DEFAULT_POLICY), 0.0)
+    core.set_policy(scheduling_policy(DEFAULT_POLICY), 0.0)
     refused: list[QueueFull] = []
     for n in range(1200):
         try:

@@ -39,6 +39,8 @@ TABLE = [
     (errors.DeadlineUnmeetable("m", 9, 3, True), 503, UNAVAILABLE, "deadline_unmeetable", "3", None),
     (errors.DeadlineExceeded("m"), 504, "timeout_error", "deadline_exceeded", None, "false"),
     (errors.ResponseNotFound("m"), 404, INVALID, "response_not_found", None, None),
+    (errors.StoredFileNotFound("m"), 404, INVALID, "file_not_found", None, None),
+    (errors.BatchNotFound("m"), 404, INVALID, "batch_not_found", None, None),
     (errors.ShuttingDown(), 503, UNAVAILABLE, "shutting_down", "1", "true"),
     (errors.Preempted(), 503, UNAVAILABLE, "preempted", "1", "true"),
     (errors.CancelledByAdmin(), 503, UNAVAILABLE, "cancelled", None, "false"),

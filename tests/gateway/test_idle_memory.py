@@ -45,7 +45,7 @@ async def test_the_heap_is_trimmed_once_idle_and_only_where_it_has_grown(monkeyp
     assert trimmed == [10, 9]
 
 
-def test_what_this_process_has_is_known_and_its_library_can_trim() -> None:
+def test_memory_of_this_process_is_known_and_its_library_can_trim() -> None:
     assert idle_memory._resident_bytes() > 2**20
     trim = idle_memory._malloc_trim()
     assert trim is None or trim() in (0, 1)

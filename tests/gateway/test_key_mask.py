@@ -10,12 +10,19 @@ from gateway import key_mask
 from gateway.errors import BadRequest, RouteNotFound
 from gateway.http.responses import request_id
 from gateway.key_mask import MASK, hide, masked
+from gateway.quoting import quoted
 from gateway.settings.settings import Settings
 from gateway.telemetry.logs.logs import logging_to
 from gateway.tenants.auth import new_key
 
 KEY, _ = new_key("acme", b"pepper")
 around = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+
+
+def test_a_quote_that_is_cut_says_so_and_holds_no_key() -> None:
+    assert [quoted(text, 5) for text in ("a'b", "12345", "123456")] == ['"a\'b"', "'12345'", "'12345…'"]
+    assert quoted(f"{'a' * 70}{KEY}") == f"'{'a' * 70}{MASK}'"
+    assert KEY[:15] not in quoted(KEY, 20)
 
 
 @given(around, around)
@@ -60,7 +67,7 @@ def test_forms_of_a_key(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "task-management-of-a-long-project-name", "sk-", "sk-short", "/v1/models/desk-lamp"]
 )
-def test_what_is_no_key_stays(text: str) -> None:
+def test_a_text_that_is_no_key_stays(text: str) -> None:
     assert masked(text) == text
 
 

@@ -57,7 +57,7 @@ async def watched(prior: StepTime = PRIOR_STEP_TIME) -> AsyncIterator[Bench]:
         yield bench
     finally:
         bench.executor.free()
-        await bench.engine.stop()
+        await bench.engine.shut_down()
 
 
 async def test_a_step_that_does_not_come_back_fails_the_engine_and_every_stream(

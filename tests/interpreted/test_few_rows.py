@@ -33,6 +33,7 @@ def test_a_product_with_its_activation_or_added_is_that_of_the_operations(
     assert_close(few_rows.multiply(residual, x, linear, adds=True), expected)
 
 
+@pytest.mark.nightly
 def test_a_decoder_computes_the_same_with_few_rows_and_operation_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     def logits() -> list[torch.Tensor]:
         decoder = Decoder(WIDE, random_weights(WIDE, torch.float32), TritonOps(), 64)

@@ -96,7 +96,7 @@ def test_tokens_are_those_of_the_sampler_in_torch(
     assert torch.equal(sampling.sample_rows(logits.clone(), batch), in_torch(logits, batch))
 
 
-@pytest.mark.parametrize("capacity", [1, 256])
+@pytest.mark.parametrize("capacity", [1, pytest.param(256, marks=pytest.mark.nightly)])
 def test_candidates_are_gathered_or_the_row_is_read_whole(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "CAPACITY", capacity)
     kinds = KINDS[3::2]

@@ -29,7 +29,7 @@ def test_rules_of_requests_are_applied_as_by_torch() -> None:
     for ops in (TritonOps(), TorchOps()):
         processors = LogitsProcessors(4, 70, torch.device("cpu"), ops)
         for slot, sampling in enumerate(kinds):
-            processors.admit(NewSequence(slot, sampling, 0, [1, 2], 1))
+            processors.fill_slot(NewSequence(slot, sampling, 0, [1, 2], 1))
         rows = processors.of(np.array([2, 1, 0]))
         assert rows is not None
         logits = torch.arange(210.0).view(3, 70)

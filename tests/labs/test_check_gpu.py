@@ -38,12 +38,14 @@ for package in (backend, labs.benchmarks.gpu_check):
 """
 PARTS_AND_RATES = """
 from scripts.check_gpu import PARTS, Finding, Result, over_http
+from scripts.gpu_visit import ROWS
 first = "environment compile correctness serving agreement engine llama-3-8b http".split()
 assert list(PARTS)[: len(first)] == first, "in another order"
 assert sum(PARTS[name].seconds for name in first) <= 320
 assert PARTS["kernels"].seconds <= 100
 http, engine = (Result(part, [Finding("", rate, "tok/s")]) for part, rate in (("http", 80.0), ("engine", 100.0)))
 assert [found.value for found in over_http([http, engine])] == [0.8] and over_http([http]) == []
+assert PARTS.keys() - {"environment", "compile"} <= {name for row in ROWS for name in row.shown_by}
 """
 ENVIRON = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -97,7 +99,7 @@ def test_a_part_in_a_process_of_its_own_is_reported_alike(tmp_path: Path) -> Non
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_is_ended_in_the_midst_of_a_part_leaves_its_figures_and_no_process(tmp_path: Path, number: int) -> None:
+def test_a_part_ended_midway_leaves_its_figures_and_no_process(tmp_path: Path, number: int) -> None:
     file = tmp_path / "figures.json"
     command = bound(
         [sys.executable, SCRIPT, "--json", file, "--apart", "--parts", "environment", "kernels", "agreement"]
@@ -121,8 +123,8 @@ def test_what_is_ended_in_the_midst_of_a_part_leaves_its_figures_and_no_process(
         assert "FAILED: ended by SIGTERM" in printed
 
 
-def test_the_parts_of_a_visit_fit_its_time_and_http_is_held_against_offline_in_either_order() -> None:
-    """Both in one process, which takes five seconds to import it all."""
+def test_parts_fit_the_time_of_a_visit_each_has_a_row_and_http_is_held_against_offline_in_either_order() -> None:
+    """All in one process, which takes five seconds to import it all."""
     subprocess.run([sys.executable, "-c", PARTS_AND_RATES], cwd=ROOT, check=True)
 
 
@@ -136,10 +138,12 @@ def test_a_part_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
     assert "FAILED" in printed
 
 
+@pytest.mark.nightly
 def test_a_part_that_crashes_is_told_with_the_end_of_its_errors() -> None:
     subprocess.run([sys.executable, "-c", CRASHED], cwd=ROOT, check=True)
 
 
+@pytest.mark.nightly  # for every change lint-imports says that backend needs none of them
 def test_the_engine_imports_on_a_machine_without_the_gateways_packages() -> None:
     command = [sys.executable, "-c", IMPORT_ALL, ",".join(NOT_ON_A_BARE_MACHINE)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -54,14 +53,14 @@ def test_a_visit_asks_what_is_right_before_what_is_fast(tmp_path: Path) -> None:
     assert len(files) <= 8, "no more come back from some machines"
 
 
-def test_what_computes_wrongly_is_searched_for_its_fault_and_not_measured(tmp_path: Path) -> None:
+def test_a_kernel_that_computes_wrongly_is_searched_for_its_fault_and_not_measured(tmp_path: Path) -> None:
     _, parts, files = visit(tmp_path, WRONG="3")
     assert parts[1:] == [["sanitize"]]
     assert len(files) <= 8
 
 
 @pytest.mark.parametrize("status", ["1", "143"])
-def test_what_had_no_time_or_failed_keeps_nothing_from_being_measured(status: str, tmp_path: Path) -> None:
+def test_a_part_that_failed_or_had_no_time_keeps_no_other_from_being_measured(status: str, tmp_path: Path) -> None:
     assert visit(tmp_path, WRONG=status)[1][1:] == [["engine", "llama-3-8b", "http"], ["kernels"]]
 
 
@@ -77,7 +76,7 @@ def test_commands_fit_what_a_machine_takes() -> None:
     assert len(gpu_visit.COMMAND) < len(gpu_visit.AGAIN) < 2000
 
 
-def test_what_a_machine_has_is_not_carried_unless_it_is_too_old() -> None:
+def test_a_package_that_the_machine_has_is_carried_only_if_it_is_too_old() -> None:
     every = gpu_visit.lacking({})
     names = {wheel.partition("==")[0] for wheel in every}
     assert names >= {"starlette", "orjson", "pydantic", "pydantic-core", "redis", "hiredis", "pytest-asyncio", "httpx"}
@@ -102,7 +101,7 @@ def write(file: Path, *parts: dict[str, Any]) -> None:
     file.write_text(json.dumps(about | {"parts": list(parts)}))
 
 
-def test_what_came_back_is_kept_row_by_row(
+def test_figures_of_a_visit_are_kept_row_by_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_visit, "RESULTS", gpu_visit.ROOT / "benchmarks" / tmp_path / "results")
@@ -127,15 +126,3 @@ def test_what_came_back_is_kept_row_by_row(
     assert "/root" not in json.dumps(kept)
     assert (tmp_path / "gathered" / "triton.txz").exists(), "the next visit finds the kernels"
     assert "heads" in capsys.readouterr().out
-
-
-def test_every_part_has_a_row() -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", "from scripts.check_gpu import PARTS; print(*PARTS)"],
-        cwd=gpu_visit.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    shown = {name for row in gpu_visit.ROWS for name in row.shown_by}
-    assert set(told.stdout.split()) - {"environment", "compile"} <= shown

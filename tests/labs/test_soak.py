@@ -31,7 +31,7 @@ def missed(table: list[Row], wrong: int = 0, *complaints: str) -> list[str]:
     return [target.what for target in report.targets if not target.met]
 
 
-def test_what_stays_is_flat_and_what_grows_is_not() -> None:
+def test_a_steady_series_is_flat_and_a_growing_one_is_not() -> None:
     assert missed(rows()) == []
     assert missed(rows(**{"RSS, MiB": 11.0, "descriptors": 0.9, "threads": 1.0, "tasks": -50.0})) == []
     assert missed(rows(**{"RSS, MiB": 14.0})) == ["RSS, MiB: median of the last quarter"]

@@ -82,4 +82,4 @@ async def test_answers_are_let_in_together_or_not_at_all(embedded_tokenizer: Tok
     assert [len(reply["choices"]) for reply in found] == [30, 18]
     gateway.scheduler.check_integrity()
     assert gateway.scheduler.kv_manager.num_held == 0 and not gateway.store.outstanding
-    await gateway.engine.stop()
+    await gateway.engine.shut_down()

@@ -85,7 +85,7 @@ def found(turns: list[Turn], with_others: bool, floor: int = 0, **config: object
     return counts
 
 
-@settings(max_examples=examples(60, at_night=1500), deadline=None)
+@settings(max_examples=examples(30, at_night=1500), deadline=None)
 @given(turns(), st.sampled_from([{}, {"steps_in_flight": 1}, {"prefill_chunk": 3}, {"max_num_seqs": 2}]))
 def test_with_memory_for_all_a_tenant_finds_the_same_beside_any_others(
     turns: list[Turn], config: dict[str, object]
@@ -94,7 +94,7 @@ def test_with_memory_for_all_a_tenant_finds_the_same_beside_any_others(
     assert found(turns, with_others=True, num_blocks=400, **config) == alone
 
 
-@settings(max_examples=examples(60, at_night=1500), deadline=None)
+@settings(max_examples=examples(30, at_night=1500), deadline=None)
 @given(turns(), st.sampled_from([0, 7]))
 def test_under_pressure_a_tenant_finds_the_same_as_long_as_its_floor_keeps_all_of_it(
     turns: list[Turn], num_host_blocks: int
@@ -106,7 +106,7 @@ def test_under_pressure_a_tenant_finds_the_same_as_long_as_its_floor_keeps_all_o
 
 
 @pytest.mark.parametrize(("floor", "again"), [(0, 0), (8, 24)])
-def test_what_no_floor_keeps_tells_how_much_others_need(floor: int, again: int) -> None:
+def test_idle_blocks_above_the_floor_reveal_the_demand_of_others(floor: int, again: int) -> None:
     """As the documents say: a tenant that looks whether its prefix is still there learns of others' pressure."""
     mine, long = Ask(0, 25, (), 1), [Ask(1, 26, (n,), 9) for n in range(12)]
     turns = [Turn(mine), Turn(Ask(2, 1, (), 9), [(0, ask) for ask in long]), Turn(mine)]

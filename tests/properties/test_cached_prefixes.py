@@ -181,7 +181,7 @@ CONFIGS = st.builds(
 )
 
 
-@settings(max_examples=examples(6, at_night=120))
+@settings(max_examples=examples(3, at_night=120))
 @given(
     rounds=st.lists(
         st.lists(st.tuples(PROMPTS, st.booleans(), st.integers(1, 3)), min_size=1, max_size=7), min_size=1, max_size=3

@@ -21,11 +21,14 @@ from quotas.policy.limit import (
     Resource,
 )
 from quotas.policy.policy import (
+    MAX_BATCH_LINES,
     MAX_N,
+    MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
     MAX_TOP_LOGPROBS,
     SCOPES,
     SERVICE_TIERS,
+    BatchLimits,
     CacheLimits,
     ClassPolicy,
     KeyPolicy,
@@ -159,6 +162,12 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> Ten
         price=draw(st.none() | price),
         prefix_cache=draw(cache_limits()),
         stored_responses=StoredResponseLimits(draw(st.integers(0, 2**40)), draw(st.integers(1, 10**6)) / 100),
+        batches=BatchLimits(
+            draw(st.integers(0, 2**40)),
+            draw(st.integers(1, 10**6)) / 100,
+            draw(st.integers(1, MAX_BATCH_LINES)),
+            draw(st.integers(1, MAX_OPEN_BATCHES)),
+        ),
         max_n=draw(st.integers(1, MAX_N)),
         max_schema_bytes=draw(st.integers(0, MAX_SCHEMA_BYTES)),
         max_top_logprobs=draw(st.integers(0, MAX_TOP_LOGPROBS)),

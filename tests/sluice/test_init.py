@@ -15,7 +15,7 @@ def test_the_public_names_are_the_engines() -> None:
     assert sluice.__all__ == backend.__all__
 
 
-def test_what_is_not_public_is_not_there() -> None:
+def test_an_internal_class_is_no_attribute_of_the_package() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Engine'"):
         _ = sluice.Engine
 

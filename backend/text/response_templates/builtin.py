@@ -1,4 +1,4 @@
-"""Response templates for checkpoints that have none, chosen by what their chat templates say.
+"""Response templates for checkpoints that have none, chosen by the delimiters in their chat templates.
 
 A chat template writes earlier calls into the prompt as the model writes its own, so it holds the same delimiters.
 """
@@ -121,7 +121,7 @@ _HARMONY: _Source = {
 
 
 def builtin_template(chat_template: str) -> ResponseTemplate | None:
-    """Return the template for answers to what this chat template writes, or None where it marks no part of them."""
+    """Return the response template of models with this chat template, or None if it marks no part of an answer."""
     source = builtin_source(chat_template)
     return None if source is None else ResponseTemplate(source)
 

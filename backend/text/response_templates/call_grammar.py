@@ -1,8 +1,8 @@
-"""The grammar of an answer with calls is derived from the template that parses it, so that both always agree.
+"""The grammar of an answer with calls, derived from the template that parses the answer, so that both always agree.
 
-A call is the template's delimiters and its transform around a JSON document of the arguments' schema. Where a delimiter
-is a regular expression, the grammar has its simplest match. Text before the opening of a call is free if calls are not
-required, and so is a block of reasoning always.
+A call is the template's delimiters and its transform around a JSON document of the arguments' schema. For a delimiter
+that is a regular expression, the grammar has its simplest match. Text before the opening of a call is free unless calls
+are required; a block of reasoning always is.
 """
 
 import json
@@ -12,15 +12,22 @@ from typing import Any
 
 from backend.grammar import Grammar, GrammarKind
 from backend.text.response_templates.calls import object_keys, takes_plain_json
-from backend.text.response_templates.lark import SPACE, TEXT, Lark, Vocabulary, literal_start, parts
+from backend.text.response_templates.lark import SPACE, TEXT, Lark, Vocabulary, literal_start, ways_to_begin
 from backend.text.response_templates.pattern import Pattern
-from backend.text.response_templates.pattern_syntax import CharClass, Concat, Literal, LookAhead, Node, Repeat, Start
+from backend.text.response_templates.pattern_syntax import Character, CharClass, Concat, LookAhead, Node, Repeat, Start
 from backend.text.response_templates.tag_grammar import tag_arguments
-from backend.text.response_templates.template import CALLS, CONTENT, REASONING, CallShape, Field, ResponseTemplate
+from backend.text.response_templates.template import (
+    CALLS,
+    CONTENT,
+    REASONING,
+    CallShape,
+    ResponseField,
+    ResponseTemplate,
+)
 
 
 class UnsupportedCalls(ValueError):
-    """No grammar can be derived for calls as the template has them. The message says why."""
+    """No grammar can be derived for calls in the template's format. The message says why."""
 
 
 class UnsupportedReasoning(ValueError):
@@ -29,8 +36,8 @@ class UnsupportedReasoning(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that may be called: its name, and the schema of its arguments. If that is not strict, the grammar may
-    have less of it, where a format of calls cannot have more.
+    """A function that may be called: its name, and the schema of its arguments. If it is not strict, the grammar may
+    enforce less of the schema, where the format of calls cannot express more.
     """
 
     name: str
@@ -49,9 +56,9 @@ def call_grammar(
     content: Grammar | None = None,
     most_reasoning: int | None = None,
 ) -> str:
-    """Return the grammar of an answer that may call these tools, or has to; at most one if `is_single`. `is_reasoning`:
-    the prompt has opened a block of reasoning. `content` is the grammar of an answer that calls none. A block of
-    reasoning has at most `most_reasoning` tokens, if that is set.
+    """Return the grammar of an answer that may call these tools, or must; at most one call if `is_single`.
+    `is_reasoning`: the prompt has opened a block of reasoning. `content` is the grammar of an answer without calls.
+    `most_reasoning` bounds the tokens of a block of reasoning.
 
     Raises `UnsupportedCalls`, `UnsupportedSchema` about one tool, and `UnsupportedReasoning`.
     """
@@ -77,8 +84,8 @@ def content_grammar(
     is_reasoning: bool,
     most_reasoning: int | None = None,
 ) -> str:
-    """Return the grammar of an answer whose content matches this one, after a block of reasoning if there is one, as
-    for `call_grammar`.
+    """Return the grammar of an answer whose content matches this grammar, after an optional block of reasoning, as for
+    `call_grammar`.
     """
     writer = _Writer(template, None, Lark(vocabulary), True, most_reasoning)
     return f"start: {writer.reasoning(is_reasoning)} {writer.content(content, not is_reasoning)}\n{writer.lark}"
@@ -89,11 +96,11 @@ def reasoning_grammar(
 ) -> str:
     """Return the grammar of any answer whose first block of reasoning has at most `most_reasoning` tokens.
 
-    Raises `UnsupportedReasoning` where no single tokens open and end it.
+    Raises `UnsupportedReasoning` unless single tokens open and end the block.
     """
     writer = _Writer(template, None, Lark(vocabulary), True, most_reasoning)
     field = template.field(REASONING)
-    opening = next(parts(field.open.node), ()) if field is not None and field.open is not None else ()
+    opening = next(ways_to_begin(field.open.node), ()) if field is not None and field.open is not None else ()
     opens = writer.lark.token(literal_start(opening))
     if opens is None:
         raise UnsupportedReasoning("no token of its own opens the model's reasoning")
@@ -109,18 +116,20 @@ def reasoning_grammar(
 @dataclass(frozen=True, slots=True)
 class _Writer:
     template: ResponseTemplate
-    field: Field | None  # of calls
+    field: ResponseField | None  # the field of calls
     lark: Lark
     is_single: bool
     most_reasoning: int | None  # tokens
 
     @property
-    def calls(self) -> Field:
+    def calls(self) -> ResponseField:
         assert self.field is not None, "there are tools to call"
         return self.field
 
     def reasoning(self, is_open: bool) -> str:
-        """Return what a block of reasoning at the beginning is: there, if the prompt has opened one, else perhaps."""
+        """Return the rule of a block of reasoning at the beginning: required if the prompt has opened it, else
+        optional.
+        """
         field = self.template.field(REASONING)
         closing = next(filter(None, self._endings(field)), None) if field else None
         if field is None or field.open is None or closing is None:
@@ -138,7 +147,7 @@ class _Writer:
         return f"({opening} {after})?" if opening else ""
 
     def content(self, grammar: Grammar, at_start: bool) -> str:
-        """Return what content is that matches a grammar, which is none of Lark's."""
+        """Return the rule of content that matches a grammar of any kind but Lark's."""
         field, source = self.template.field(CONTENT), grammar.source
         opening = self.lark.node(field.open.node, {}, at_start) if field and field.open else ""
         match grammar.kind:
@@ -152,7 +161,7 @@ class _Writer:
         return f"{opening or ''} {written}"
 
     def required(self, tools: Sequence[Tool], at_start: bool) -> str:
-        """Return what one call is, and as many more as may follow."""
+        """Return the rule of one call, and of further calls where they may follow."""
         first = self._calls(tools, [self._open.node], at_start)
         if not self._repeats:
             return first
@@ -160,16 +169,16 @@ class _Writer:
         return f"{first} ({SPACE} {more})*"
 
     def optional(self, tools: Sequence[Tool], at_start: bool) -> str:
-        """Return what free text with calls in it is."""
+        """Return the rule of free text with calls in it."""
         if self.template.implicit is None:
             return self._regions(tools, at_start)
         free, options = TEXT, []
-        for way in map(_without_space, parts(self._open.node)):
+        for way in map(_without_space, ways_to_begin(self._open.node)):
             if at_start and way and isinstance(way[0], Start):
                 options.append(self._calls(tools, way, True))
                 free = self._not_beginning_with(way[-1])
         segments = []
-        for way in map(_without_space, parts(self._open.node)):
+        for way in map(_without_space, ways_to_begin(self._open.node)):
             trigger = literal_start(way)
             if trigger:
                 segments.append(f"{self.lark.until(trigger, free)} {self._calls(tools, way[len(trigger) :], False)}")
@@ -180,7 +189,7 @@ class _Writer:
         return " | ".join([*options, *segments, f"{free}?"])
 
     def _regions(self, tools: Sequence[Tool], at_start: bool) -> str:
-        """Return what regions of text are, of which the last may be one of calls."""
+        """Return the rule of regions of text, the last of which may be a region of calls."""
         whole, last = [], []
         for field in self.template.fields:
             opening = self.lark.node(field.open.node, {}, at_start) if field.open and field.name not in CALLS else None
@@ -192,7 +201,7 @@ class _Writer:
         return f"({' | '.join(whole)})* ({' | '.join([*last, calls])})?"
 
     def _calls(self, tools: Sequence[Tool], opening: Sequence[Node], at_start: bool) -> str:
-        """Return what a region of calls is, from this part of its opening delimiter on."""
+        """Return the rule of a region of calls, from this part of its opening delimiter on."""
         if self.calls.is_each:
             header = self._written(opening, {}, at_start)
             call = self.lark.rule("call", " | ".join([self._object(tool) for tool in tools]))
@@ -227,7 +236,7 @@ class _Writer:
         return written
 
     def _close(self) -> str:
-        """Return what ends a region: nothing, where the end of the answer does."""
+        """Return the rule of a region's end: empty if the end of the answer ends it."""
         if self.calls.close is None or None in self._endings(self.calls):
             return ""
         return self.lark.node(self.calls.close.node, {}) or ""
@@ -236,22 +245,24 @@ class _Writer:
         return SPACE if self._close() else ""
 
     def _between(self) -> str:
-        """Return what stands between two regions: space, or what begins a message anew."""
+        """Return the rule of the text between two regions: space, or the beginning of a new message."""
         if self.template.implicit is not None:
             return SPACE
         anchors = self.template.anchor_literals
         return f"({self.lark.text(anchors[0])})?" if anchors else ""
 
-    def _endings(self, field: Field) -> list[str | None]:
-        """Return the texts that close a field, "" for what is no text, and None for those that end the answer."""
+    def _endings(self, field: ResponseField) -> list[str | None]:
+        """Return the texts that close a field: "" for an empty text, and None for a token that ends the answer."""
         if field.close is None:
             return [None]
-        texts = ["".join([one.char for one in way if isinstance(one, Literal)]) for way in parts(field.close.node)]
+        texts = [
+            "".join([one.char for one in way if isinstance(one, Character)]) for way in ways_to_begin(field.close.node)
+        ]
         return [None if self.lark.is_end(text) else text for text in texts]
 
     def _not_beginning_with(self, ahead: Node) -> str:
-        """Return free text that is no call at its beginning."""
-        first = next(iter(literal_start(next(parts(ahead.part)))), "") if isinstance(ahead, LookAhead) else ""
+        """Return the rule of free text that does not begin with a call."""
+        first = next(iter(literal_start(next(ways_to_begin(ahead.part)))), "") if isinstance(ahead, LookAhead) else ""
         if not first:
             raise UnsupportedCalls("the model's response template does not say with which character a call begins")
         self.lark.rules.append(f"FREE: /[^ \\n{first if first.isalnum() else chr(92) + first}](.|\\n)*/")
@@ -269,15 +280,15 @@ class _Writer:
 
     @property
     def _repeats(self) -> bool:
-        """Whether several regions of calls may follow one another."""
+        """True if several regions of calls may follow one another."""
         if self.is_single or self.calls.is_each or self.template.implicit is None:
             return False
         endings = self._endings(self.calls)
-        return None not in endings or "" in endings  # the latter: the next one begins where it ends
+        return None not in endings or "" in endings  # "": the next region begins where this one ends
 
 
 def _without_space(way: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Return a sequence without space that may stand at its beginning."""
+    """Return a sequence without the optional space at its beginning."""
     match way:
         case (Repeat(CharClass("\\s"), 0), *rest):
             return tuple(rest)

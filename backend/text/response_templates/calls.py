@@ -1,7 +1,7 @@
-"""Readers make calls of the text in a region of calls: names as soon as they are known, and arguments as they come.
+"""Readers turn the text of a region of calls into calls: names as soon as they are known, and arguments as they come.
 
-A call is one once its name and the first character of its arguments have come. What comes after that is delivered as it
-was written, even where it is malformed or cut short: nothing is repaired. What does not get that far is no call, and
+Text becomes a call once its name and the first character of its arguments have come. Later text is delivered as it was
+written, even if it is malformed or cut short: nothing is repaired. Text that does not get that far is no call, and
 stays content.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from backend.text.response_templates.contents import ContentError, TagReader, coerced, parse, tag_pattern, value_of
 from backend.text.response_templates.held_space import HeldSpace
 from backend.text.response_templates.json_value import JsonValue
-from backend.text.response_templates.template import Field
+from backend.text.response_templates.template import ResponseField
 
 _SPACE = " \t\r\n"
 _DIALECT = ("unquoted_keys", "string_delims", "allow_non_json")
@@ -22,41 +22,41 @@ _DIALECT = ("unquoted_keys", "string_delims", "allow_non_json")
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call begins: the next of the message."""
+    """The next call of the message begins."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of the last call's arguments, which are JSON when it has ended."""
+    """The next piece of the last call's arguments, which are JSON when the call has ended."""
 
     text: str
 
 
 CallEvent = CallStart | CallArguments
-Properties = Mapping[str, Mapping[str, Any]]  # of the tools by name: the schemas of their arguments
+Properties = Mapping[str, Mapping[str, Any]]  # the schemas of arguments, by tool
 
 
 class CallReader(Protocol):
-    """Reads one region. `unread` is text of it that was no part of a call, when it has ended: all, if nothing was."""
+    """Reads one region. `unread` is the text that was part of no call, when the region has ended."""
 
     @property
     def unread(self) -> str: ...
 
     @property
     def is_in_string(self) -> bool:
-        """Whether what comes next belongs to a string, where no delimiter ends the region."""
+        """True if the next text belongs to a string, in which no delimiter ends the region."""
         ...
 
-    def push(self, text: str) -> list[CallEvent]: ...
+    def feed(self, text: str) -> list[CallEvent]: ...
 
     def close(self, is_cut: bool) -> list[CallEvent]:
-        """End the region. `is_cut`: its text is not whole, since the answer has reached its limit in it."""
+        """End the region. `is_cut`: its text is not whole, because the answer has reached its limit in it."""
         ...
 
 
-def call_reader(field: Field, groups: Mapping[str, str], tools: Properties) -> CallReader:
+def call_reader(field: ResponseField, groups: Mapping[str, str], tools: Properties) -> CallReader:
     """Return the reader for a region of calls whose opening delimiter had these groups."""
     shape = field.shape
     assert shape is not None, "a field of calls has a shape"
@@ -73,13 +73,13 @@ def call_reader(field: Field, groups: Mapping[str, str], tools: Properties) -> C
     return _WholeReader(field, groups, tools)
 
 
-def takes_plain_json(field: Field) -> bool:
-    """Return True if the text of a region is JSON as it is standardised."""
+def takes_plain_json(field: ResponseField) -> bool:
+    """Return True if the text of a region is standard JSON."""
     return field.content == "json" and not any(field.args.get(key) for key in _DIALECT)
 
 
-def object_keys(field: Field) -> tuple[str, str] | None:
-    """Return the keys of a body's object for the name and the arguments, if both stand there."""
+def object_keys(field: ResponseField) -> tuple[str, str] | None:
+    """Return the keys of a body's object for the name and the arguments, if both are in the body."""
     shape = field.shape
     assert shape is not None
     match field.is_each, shape.name, shape.arguments:
@@ -89,7 +89,7 @@ def object_keys(field: Field) -> tuple[str, str] | None:
 
 
 class _Unread:
-    """Keeps what was read and is no part of a call. A piece costs by its own length, however much is kept."""
+    """Keeps text that was read and is part of no call. A piece costs by its own length, however much is kept."""
 
     def __init__(self) -> None:
         self._unread: list[str] = []
@@ -105,7 +105,7 @@ class _ArgumentsReader(_Unread):
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
-        self._has_begun = self._is_other = False  # the arguments have, or anything else
+        self._has_begun = self._is_other = False  # the arguments have begun; other text has
         self._held = HeldSpace()
         self._value = JsonValue("{")
 
@@ -113,7 +113,7 @@ class _ArgumentsReader(_Unread):
     def is_in_string(self) -> bool:
         return self._value.is_in_string
 
-    def push(self, text: str) -> list[CallEvent]:
+    def feed(self, text: str) -> list[CallEvent]:
         if not self._has_begun:
             self._unread.append(text)
             text = text.lstrip(_SPACE)
@@ -121,9 +121,9 @@ class _ArgumentsReader(_Unread):
             if not text or self._is_other:
                 return []
             self._unread.clear()
-            self._value.push(text, 1)
+            self._value.advance(text, 1)
         else:
-            self._value.push(text, 0)
+            self._value.advance(text, 0)
         stripped = self._held.push(text, text.rstrip(_SPACE))
         events: list[CallEvent] = [] if self._has_begun else [CallStart(self._name)]
         self._has_begun = True
@@ -133,9 +133,9 @@ class _ArgumentsReader(_Unread):
         return []
 
 
-class _At(Enum):
+class _ReadState(Enum):
     LIST = auto()
-    OBJECT = auto()  # before one
+    OBJECT = auto()  # before an object
     KEY = auto()
     IN_KEY = auto()
     COLON = auto()
@@ -147,39 +147,41 @@ class _At(Enum):
     FAILED = auto()
 
 
-_NEXT = {
-    (_At.LIST, "["): _At.OBJECT,
-    (_At.COLON, ":"): _At.VALUE,
-    (_At.COMMA, ","): _At.KEY,
-    (_At.NEXT, ","): _At.OBJECT,
+_NEXT_STATE = {
+    (_ReadState.LIST, "["): _ReadState.OBJECT,
+    (_ReadState.COLON, ":"): _ReadState.VALUE,
+    (_ReadState.COMMA, ","): _ReadState.KEY,
+    (_ReadState.NEXT, ","): _ReadState.OBJECT,
 }
 
 
 class _ObjectReader(_Unread):
-    """The body is an object with the name and the arguments under keys of its own, or a list of such objects."""
+    """The body is an object with the name and the arguments under keys of its own, or a list of objects of this
+    form.
+    """
 
     def __init__(self, name_key: str, arguments_key: str, is_list: bool) -> None:
         super().__init__()
         self._name_key, self._arguments_key = name_key, arguments_key
         self._is_list = is_list
-        self._at = _At.LIST if is_list else _At.OBJECT
+        self._at = _ReadState.LIST if is_list else _ReadState.OBJECT
         self._begin()
 
     def _begin(self) -> None:
         self._key = ""
-        self._raw = ""  # of the key or the value that is being read
+        self._raw = ""  # the key or the value that is being read
         self._value = JsonValue("0")
         self._name: str | None = None
-        self._early = ""  # arguments that have come before the name
+        self._early = ""  # arguments that came before the name
         self._has_arguments = False
         self._has_begun = False
 
-    def push(self, text: str) -> list[CallEvent]:
+    def feed(self, text: str) -> list[CallEvent]:
         events: list[CallEvent] = []
         at = start = 0
         while at < len(text) and not self._has_failed:
-            if self._at in (_At.IN_KEY, _At.IN_VALUE):
-                end = self._value.push(text, at)
+            if self._at in (_ReadState.IN_KEY, _ReadState.IN_VALUE):
+                end = self._value.advance(text, at)
                 self._take(text[at:end], events)
                 at = end
             elif text[at] in _SPACE:
@@ -200,41 +202,41 @@ class _ObjectReader(_Unread):
 
     @property
     def is_in_string(self) -> bool:
-        return self._at in (_At.IN_KEY, _At.IN_VALUE) and self._value.is_in_string
+        return self._at in (_ReadState.IN_KEY, _ReadState.IN_VALUE) and self._value.is_in_string
 
     @property
     def _has_failed(self) -> bool:
-        return self._at is _At.FAILED
+        return self._at is _ReadState.FAILED
 
     def _step(self, char: str, events: list[CallEvent]) -> None:
-        """Go on by one character between keys and values."""
-        if (self._at, char) in _NEXT:
-            self._at = _NEXT[self._at, char]
+        """Read one character between keys and values."""
+        if (self._at, char) in _NEXT_STATE:
+            self._at = _NEXT_STATE[self._at, char]
             return
         match self._at, char:
-            case (_At.OBJECT, "{"):
+            case (_ReadState.OBJECT, "{"):
                 self._begin()
-                self._at = _At.KEY
-            case (_At.KEY, '"'):
-                self._at, self._value, self._raw = _At.IN_KEY, JsonValue(char), char
-            case (_At.VALUE, _) if char not in ",:]}":
-                self._at, self._value, self._raw = _At.IN_VALUE, JsonValue(char), char
+                self._at = _ReadState.KEY
+            case (_ReadState.KEY, '"'):
+                self._at, self._value, self._raw = _ReadState.IN_KEY, JsonValue(char), char
+            case (_ReadState.VALUE, _) if char not in ",:]}":
+                self._at, self._value, self._raw = _ReadState.IN_VALUE, JsonValue(char), char
                 if self._is_arguments and char != '"':
                     self._emit(char, events)
-            case (_At.COMMA, "}") | (_At.KEY, "}") if self._has_begun:
-                self._at = _At.NEXT if self._is_list else _At.DONE
-            case (_At.NEXT, "]") | (_At.OBJECT, "]") if self._is_list:
-                self._at = _At.DONE
+            case (_ReadState.COMMA, "}") | (_ReadState.KEY, "}") if self._has_begun:
+                self._at = _ReadState.NEXT if self._is_list else _ReadState.DONE
+            case (_ReadState.NEXT, "]") | (_ReadState.OBJECT, "]") if self._is_list:
+                self._at = _ReadState.DONE
             case _:
-                self._at = _At.FAILED
+                self._at = _ReadState.FAILED
 
     @property
     def _is_arguments(self) -> bool:
         return self._key == self._arguments_key and not self._has_arguments
 
     def _take(self, text: str, events: list[CallEvent]) -> None:
-        """Take text of a key or of a value, and note where that ends."""
-        is_done, is_key = self._value.is_done, self._at is _At.IN_KEY
+        """Read text of a key or of a value, and note where that ends."""
+        is_done, is_key = self._value.is_done, self._at is _ReadState.IN_KEY
         if self._is_arguments and not is_key and self._raw[0] != '"':
             self._emit(text, events)
         else:
@@ -242,9 +244,9 @@ class _ObjectReader(_Unread):
         if not is_done:
             return
         if is_key:
-            self._key, self._at = _string(self._raw) or "", _At.COLON
+            self._key, self._at = _string(self._raw) or "", _ReadState.COLON
             return
-        self._at = _At.COMMA
+        self._at = _ReadState.COMMA
         if self._is_arguments:
             self._has_arguments = True
             if self._raw[0] == '"':  # JSON in a string, as some models write it
@@ -252,7 +254,7 @@ class _ObjectReader(_Unread):
         elif self._key == self._name_key and self._name is None:
             self._name = _string(self._raw)
             if not self._name:
-                self._at = _At.FAILED
+                self._at = _ReadState.FAILED
             elif self._early:
                 self._emit("", events)
 
@@ -277,9 +279,9 @@ def _string(raw: str) -> str | None:
 
 
 class _TagCallReader(_Unread):
-    """The name is known, and each argument is a tag. Each is written as JSON once its tag is complete."""
+    """The name is known, and each argument is a tag, which becomes JSON once it is complete."""
 
-    def __init__(self, name: str, field: Field, properties: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, field: ResponseField, properties: Mapping[str, Any]) -> None:
         super().__init__()
         self._name = name
         self._args = field.args
@@ -289,11 +291,11 @@ class _TagCallReader(_Unread):
         self._has_begun = False
         self.is_in_string = False
 
-    def push(self, text: str) -> list[CallEvent]:
-        return [*self._start(), *self._written(self._tags.push(text))]
+    def feed(self, text: str) -> list[CallEvent]:
+        return [*self._start(), *self._written(self._tags.feed(text))]
 
     def close(self, is_cut: bool) -> list[CallEvent]:
-        events = [*self._start(), *self._written(self._tags.finish())]
+        events = [*self._start(), *self._written(self._tags.end_text())]
         if not is_cut:
             events.append(CallArguments("{}" if self._separator == "{" else "}"))
         return events
@@ -316,16 +318,16 @@ class _TagCallReader(_Unread):
 
 
 class _WholeReader(_Unread):
-    """The body has to be whole before it is read."""
+    """The body is read once it is whole."""
 
-    def __init__(self, field: Field, groups: Mapping[str, str], tools: Properties) -> None:
+    def __init__(self, field: ResponseField, groups: Mapping[str, str], tools: Properties) -> None:
         super().__init__()
         self._field = field
         self._groups = groups
         self._tools = tools
         self.is_in_string = False
 
-    def push(self, text: str) -> list[CallEvent]:
+    def feed(self, text: str) -> list[CallEvent]:
         self._unread.append(text)
         return []
 
@@ -340,7 +342,7 @@ class _WholeReader(_Unread):
         return [event for call in calls for event in call]
 
     def _call(self, item: Any) -> list[CallEvent]:
-        """Raises `LookupError` or `TypeError` where a part is missing."""
+        """Return the events of one call. Raises `LookupError` or `TypeError` if a part is missing."""
         shape = self._field.shape
         assert shape is not None
         scope = {**self._groups, **item} if self._field.is_each else {**self._groups, "content": item}

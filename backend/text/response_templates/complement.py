@@ -1,7 +1,7 @@
-"""The texts in which an expression is not found, as an expression: what a negative look-around leaves.
+"""The complement of an expression: an expression for the texts in which it is not found, for negative look-around.
 
-The expression becomes an automaton of the texts that do not hold it yet, and that is read back by taking out one state
-after the other (Brzozowski and McCluskey 1963). Both may grow exponentially, so that little is tried.
+The expression becomes an automaton of the texts that do not hold it yet, and the automaton is read back by taking out
+one state after the other (Brzozowski and McCluskey 1963). Both may grow exponentially, so that few steps are allowed.
 """
 
 import re
@@ -13,47 +13,47 @@ from sys import maxunicode
 from backend.text.response_templates.pattern import Pattern
 from backend.text.response_templates.pattern_syntax import (
     Alternation,
+    Character,
     CharClass,
     Concat,
     Group,
-    Literal,
     LookAhead,
     Node,
     PatternError,
     Repeat,
 )
 
-FIXED_STEPS = 50  # that reading an expression takes as long as
+FIXED_STEPS = 50  # reading an expression takes as long as this number of steps
 MAX_CHARACTER_SETS = 16  # different characters and sets of them in an expression
-MAX_COMPLEMENT_CHARS = 6_000  # of what comes of it
-_BOUNDS = [*map(ord, "\0\t\x0e !0:A[_`a{"), maxunicode + 1]  # of what "\d", "\w" and "\s" are
+MAX_COMPLEMENT_CHARS = 6_000  # of the resulting expression
+_BOUNDS = [*map(ord, "\0\t\x0e !0:A[_`a{"), maxunicode + 1]  # of the sets "\d", "\w" and "\s"
 _SPACES = [code for code in range(128, 0x3001) if chr(code).isspace()]
-_END = -1  # the state of a text that is whole
+_END = -1  # the state of a whole text
 
-_State = tuple[tuple[int, ...], bool]  # threads of the pattern, and whether no character was read
-_Edges = dict[int, dict[int, str]]  # by the state it leaves and the one it enters, what the text between them matches
+_State = tuple[tuple[int, ...], bool]  # threads of the pattern; True if no character was read
+_Edges = dict[int, dict[int, str]]  # by the state left and the state entered: an expression for the text between them
 
 
 @dataclass(slots=True)
-class Steps:
-    """What may still be taken of automata: some 5 us each, for a character and a thread of the expression."""
+class StepAllowance:
+    """The automaton steps that are left: some 5 us each, for a character and a thread of the expression."""
 
     left: int
 
-    def take(self, count: int) -> None:
-        """Raises `PatternError` where there are no more."""
+    def spend(self, count: int) -> None:
+        """Count steps. Raises `PatternError` if too few are left."""
         self.left -= count
         if self.left < 0:
             raise PatternError("its complement takes too many steps")
 
 
-def complement(source: str, steps: Steps) -> str:
-    """Return an expression for the texts in which `source` is found nowhere, which begins with "^" or ends with "$".
+def complement(source: str, steps: StepAllowance) -> str:
+    """Return an expression, from "^" to "$", for the texts in which `source` is found nowhere.
 
-    Raises `PatternError` where that is too much, or leaves no text.
-    A "." of `source` is any character, "\\d" and "\\w" are those of ASCII, and no spaces beyond ASCII are left.
+    Raises `PatternError` if it takes too much work, or leaves no text. A "." of `source` is any character, "\\d" and
+    "\\w" are those of ASCII, and the result matches no spaces beyond ASCII.
     """
-    steps.take(FIXED_STEPS)
+    steps.spend(FIXED_STEPS)
     pattern, is_anchored = Pattern(source), source.startswith("^")
     if pattern.matches_empty and not is_anchored:
         raise PatternError("it is found at the end of every text")
@@ -62,7 +62,7 @@ def complement(source: str, steps: Steps) -> str:
     edges: _Edges = {}
     while len(edges) < len(states):
         (threads, is_start), state = list(states.items())[len(edges)]
-        steps.take(len(sets) * (1 + len(threads)))
+        steps.spend(len(sets) * (1 + len(threads)))
         ways: dict[int, str] = {}
         for char, inside in sets:
             after, _, match = pattern.step(threads, char, is_start or not is_anchored, is_start)
@@ -75,12 +75,12 @@ def complement(source: str, steps: Steps) -> str:
     return f"^{_read_back(edges)}$"
 
 
-def is_within(inner: str, outer: str, steps: Steps) -> bool:
-    """Return whether `outer` matches each text that `inner` does; both begin with "^" and end with "$".
+def is_within(inner: str, outer: str, steps: StepAllowance) -> bool:
+    """Return True if `outer` matches each text that `inner` does; both begin with "^" and end with "$".
 
-    Raises `PatternError` where that is too much to find out.
+    Raises `PatternError` if it takes too much work to find out.
     """
-    steps.take(FIXED_STEPS)
+    steps.spend(FIXED_STEPS)
     narrow, wide = Pattern(inner), Pattern(outer)
     chars = [char for char, _ in _sets(Concat((narrow.node, wide.node)))]
     if narrow.matches_empty and not wide.matches_empty:
@@ -95,7 +95,7 @@ def is_within(inner: str, outer: str, steps: Steps) -> bool:
             if not inside:
                 continue
             outside = tuple(sorted(wide.step(beside, char, is_start, is_start)[0]))
-            steps.take(len(outside))
+            steps.spend(len(outside))
             if narrow.at_end(inside) and not wide.at_end(outside):
                 return False
             if (inside, outside) not in seen:
@@ -105,7 +105,7 @@ def is_within(inner: str, outer: str, steps: Steps) -> bool:
 
 
 def _read_back(edges: _Edges) -> str:
-    """Return what the ways from the first state to the end match."""
+    """Return an expression for the paths from the first state to the end."""
     while len(edges) > 1:
         state = min(list(edges)[1:], key=lambda one: len(edges[one]) * sum(one in ways for ways in edges.values()))
         leaving = edges.pop(state)
@@ -130,8 +130,10 @@ def _either(one: str | None, other: str) -> str:
 
 
 def _sets(node: Node) -> list[tuple[str, str]]:
-    """Return a character of each set that an expression tells from others, and what stands between brackets for it."""
-    sources = {re.escape(leaf.char) if isinstance(leaf, Literal) else leaf.source for leaf in _leaves(node)}
+    """Return a character of each set that an expression tells apart from others, and the set's spelling between
+    brackets.
+    """
+    sources = {re.escape(leaf.char) if isinstance(leaf, Character) else leaf.source for leaf in _leaves(node)}
     if len(sources) > MAX_CHARACTER_SETS or any(re.search(r"\[.*\\[xuU]", source) for source in sources):
         raise PatternError("it names too many characters, or some by their numbers in a set")
     accepts = [re.compile(source, re.DOTALL | re.ASCII).fullmatch for source in sources]
@@ -153,9 +155,9 @@ def _range(least: int, after: int) -> str:
     return ends[0] if after == least + 1 else "-".join(ends)
 
 
-def _leaves(node: Node) -> Iterator[Literal | CharClass]:
+def _leaves(node: Node) -> Iterator[Character | CharClass]:
     match node:
-        case Literal() | CharClass():
+        case Character() | CharClass():
             yield node
         case Concat(parts) | Alternation(parts):
             for part in parts:

@@ -9,7 +9,7 @@ from typing import Any
 
 from backend.text.response_templates.pattern import Pattern
 from backend.text.response_templates.pattern_syntax import PatternError
-from backend.text.response_templates.scanner import Scanner, Watch
+from backend.text.response_templates.scanner import DelimiterSet, Scanner
 
 _UNQUOTED_KEY = re.compile(r"(?<=[{,])(\w+):")
 _MAX_DELIMS = 16
@@ -24,13 +24,13 @@ Args = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ContentKind:
-    """A kind of text: which arguments it takes, and what value a whole text of it stands for."""
+    """A kind of text: the arguments it takes, and the parser that returns the value of a whole text."""
 
     keys: frozenset[str]
     parse: Callable[[str, Args], Any]
 
     def check(self, args: Any) -> None:
-        """Raises `ContentError` for arguments that it does not take."""
+        """Raise `ContentError` for arguments that the kind does not take."""
         if not isinstance(args, dict) or set(args) - self.keys:
             raise ContentError(f"an object is expected with no keys but {', '.join(sorted(self.keys)) or 'none'}")
         if "tag_pattern" in self.keys:
@@ -63,25 +63,25 @@ def tag_pattern(args: Args) -> Pattern:
 
 
 class TagReader:
-    """Reads tags out of text that comes in pieces."""
+    """Reads tags from text that comes in pieces."""
 
     def __init__(self, pattern: Pattern) -> None:
-        self._watch = Watch([pattern])
-        self._scanner = Scanner(self._watch, longest=None)  # a value is as long as the model makes it
+        self._delimiters = DelimiterSet([pattern])
+        self._scanner = Scanner(self._delimiters, longest=None)  # a value is as long as the model makes it
 
-    def push(self, text: str) -> Iterator[tuple[str, str]]:
+    def feed(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield each tag's key and value as soon as the tag is complete."""
         scanner = self._scanner
         scanner.text += text
         while (found := scanner.find()) is not None:
             scanner.take(found.end)
-            scanner.watch(self._watch)
+            scanner.look_for(self._delimiters)
             yield found.groups.get("key", ""), found.groups.get("value", "")
         scanner.take(scanner.num_free)
 
-    def finish(self) -> Iterator[tuple[str, str]]:
+    def end_text(self) -> Iterator[tuple[str, str]]:
         """Yield the tag that is complete only because the text has ended."""
-        found = self._scanner.finish()
+        found = self._scanner.end_text()
         if found is not None:
             yield found.groups.get("key", ""), found.groups.get("value", "")
 
@@ -93,13 +93,13 @@ def value_of(text: str, args: Args) -> Any:
 
 
 def coerced(value: Any, schema: Any) -> Any:
-    """Return an argument as its schema types it: text that was written without quotes may be a number. Text that is
-    none of the schema's types stays what it is.
+    """Return an argument as its schema types it: text that was written without quotes may be a number. Text of no type
+    in the schema stays unchanged.
     """
     types = _types(schema, 0)
     if isinstance(value, str):
         return _coerced_text(value, types)
-    if isinstance(value, list) and "array" not in types:  # of a key that came several times
+    if isinstance(value, list) and "array" not in types:  # the values of a key that came several times
         return [_coerced_text(item, types) if isinstance(item, str) else item for item in value]
     return value
 
@@ -154,7 +154,7 @@ def _with_strings(text: str, strings: list[str]) -> str:
 
 def _tags(text: str, args: Args) -> dict[str, Any]:
     reader, values = TagReader(tag_pattern(args)), dict[str, Any]()
-    for key, raw in (*reader.push(text), *reader.finish()):
+    for key, raw in (*reader.feed(text), *reader.end_text()):
         value = value_of(raw, args)
         if key in values and args.get("merge_duplicates"):
             value = [*(values[key] if isinstance(values[key], list) else [values[key]]), value]
@@ -198,7 +198,7 @@ def _check_value_parser(parser: Any, depth: int = 0) -> None:
 
 
 def _types(schema: Any, depth: int) -> tuple[str, ...]:
-    """Return the types that a schema names, in order. Only the first levels of its alternatives are looked at."""
+    """Return the types that a schema names, in order. Only the first levels of its alternatives are examined."""
     if not isinstance(schema, dict) or depth > 3:
         return ()
     declared = schema.get("type")
@@ -213,7 +213,7 @@ def _types(schema: Any, depth: int) -> tuple[str, ...]:
 def _coerced_text(text: str, types: tuple[str, ...]) -> Any:
     for name in types:
         try:
-            return _AS[name](text)
+            return _COERCIONS[name](text)
         except (KeyError, ValueError, OverflowError, RecursionError):
             continue
     return text
@@ -255,7 +255,7 @@ def _as_container(kind: type) -> Callable[[str], Any]:
     return decode
 
 
-_AS: Mapping[str, Callable[[str], Any]] = {
+_COERCIONS: Mapping[str, Callable[[str], Any]] = {
     "integer": _as_integer,
     "number": _as_number,
     "boolean": _as_boolean,

@@ -1,16 +1,16 @@
-"""Space at the end of a text that comes piece by piece, which belongs to it only if more comes."""
+"""Space at the end of a text that comes in pieces, which belongs to the text only if more comes."""
 
 
 class HeldSpace:
-    """Holds space back. A piece costs by its own length, however much is held: a client may have a model write spaces
-    alone.
+    """Holds space back. A piece costs by its own length, however much is held, because a client may have a model write
+    spaces alone.
     """
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
 
     def push(self, text: str, stripped: str) -> str:
-        """Take a piece, and the same without space at its end; return what is text by now."""
+        """Push a piece, and the same piece without space at its end; returns the text that is now certain."""
         if not stripped:
             self._pieces.append(text)
             return ""

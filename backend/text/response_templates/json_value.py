@@ -1,4 +1,4 @@
-"""Finds where a JSON value ends in text that comes in pieces, without judging what is in it."""
+"""Finds where a JSON value ends in text that comes in pieces, without validating the value."""
 
 import re
 
@@ -8,12 +8,12 @@ _IN_SCALAR = re.compile(r"[^\s,\]}]*")
 
 
 class JsonValue:
-    """One value, from its first character on. `is_done` says that its last one has come."""
+    """One value, from its first character on. `is_done`: its last character has come."""
 
     __slots__ = ("_depth", "_escapes", "_in_string", "_is_broken", "_is_scalar", "is_done")
 
     def __init__(self, first: str) -> None:
-        """`first` is the character it begins with, which is not pushed."""
+        """`first` is the value's first character, which is not pushed."""
         self._depth = int(first in "{[")
         self._in_string = first == '"'
         self._is_scalar = not self._depth and not self._in_string
@@ -23,11 +23,15 @@ class JsonValue:
 
     @property
     def is_in_string(self) -> bool:
-        """Whether what comes next belongs to a string. One that has a line break in it is none."""
+        """True if the next text belongs to a string; a string with a line break in it is malformed, and does not
+        count.
+        """
         return self._in_string and not self._is_broken
 
-    def push(self, text: str, at: int) -> int:
-        """Return where the value ends in a text that goes on with it from `at`: its length if it does not end in it."""
+    def advance(self, text: str, at: int) -> int:
+        """Return where the value ends in a text that continues it from `at`: the text's length if it does not end
+        there.
+        """
         while at < len(text) and not self.is_done:
             if self._escapes:
                 self._escapes = False
@@ -63,6 +67,6 @@ class JsonValue:
 
 
 def _end(characters: re.Pattern[str], text: str, at: int) -> int:
-    """Return where a run of characters ends, which may be empty."""
+    """Return where a run of these characters ends; the run may be empty."""
     found = characters.match(text, at)
     return found.end() if found else at

@@ -1,4 +1,4 @@
-"""Writes text, expressions and schemas in the notation of Lark that llguidance reads."""
+"""Writes text, expressions and schemas in llguidance's dialect of Lark."""
 
 import json
 import re
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from backend.grammar import ONE_LINE, json_options
+from backend.grammar import ONE_LINE, json_options, lark_text
 from backend.text.response_templates.pattern_syntax import (
     Alternation,
+    Character,
     CharClass,
     Concat,
     End,
     Group,
-    Literal,
     Node,
     Repeat,
     Start,
@@ -25,18 +25,18 @@ MAX_SPACE_CHARS = 2  # where an expression allows any number
 MAX_OTHER_CHARS = 32
 _IN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 SPACE = f"(/[ \\n]/){{0,{MAX_SPACE_CHARS}}}"
-TEXT = "TEXT"  # any, but no special token
+TEXT = "TEXT"  # the terminal for any text without special tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The special tokens of a model, by their text, and those of them that end an answer. No text holds the bytes of a
-    special token, so that a grammar has to name it.
+    """The special tokens of a model, by their text, and the ones among them that end an answer. No text holds the bytes
+    of a special token, so a grammar has to name it.
     """
 
     special: Mapping[str, int]
     ends: frozenset[str]
-    end_ids: tuple[int, ...] = ()  # of the latter
+    end_ids: tuple[int, ...] = ()  # the ids of `ends`
 
 
 @dataclass(slots=True)
@@ -47,17 +47,17 @@ class Lark:
     rules: list[str] = field(default_factory=list)
 
     def rule(self, name: str, body: str, options: str = "") -> str:
-        """Add a rule, and return a name for it that no other has."""
+        """Add a rule, and return its name, which is unique."""
         name = f"{name}_{len(self.rules)}"
         self.rules.append(f"{name}{options}: {body}")
         return name
 
     def text(self, text: str) -> str:
-        """Return what a text of the template is, special tokens by their numbers."""
+        """Return the rule of a text of the template, with special tokens by their numbers."""
         return " ".join(self._pieces(text))
 
     def until(self, text: str, free: str = TEXT) -> str:
-        """Return what any text is that ends with this one, and has it nowhere else. `free` is a terminal for the text
+        """Return the rule of any text that ends with `text`, and has it nowhere else. `free` is a terminal for the part
         before it.
         """
         first, *rest = self._pieces(text)
@@ -66,8 +66,8 @@ class Lark:
         return " ".join([self.rule("until", f"{free}? {first}", "[lazy]"), *rest])
 
     def until_token(self, text: str, most: int) -> str | None:
-        """Return the rule of any text of at most `most` tokens that ends with `text`; None where `text` does not begin
-        with a token of its own, which can be forced.
+        """Return the rule of any text of at most `most` tokens that ends with `text`; None unless `text` begins with a
+        token of its own, which can be forced.
         """
         first, *rest = self._pieces(text)
         if not first.startswith("<["):
@@ -79,22 +79,22 @@ class Lark:
         return self.vocabulary.special.get(text)
 
     def without(self, text: str) -> str:
-        """Return a terminal for any text in which this one is not."""
+        """Return a terminal for any text that does not hold `text`."""
         name = f"WITHOUT_{len(self.rules)}"
         self.rules.append(f"{name}: /(.|\\n)*/ & ~/(?s:.*){re.escape(text).replace('/', chr(92) + '/')}(?s:.*)/")
         return name if text else TEXT
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Return what a JSON document of a schema is."""
+        """Return the rule of a JSON document of a schema."""
         options = json_options(json.dumps(schema), ONE_LINE)
         return self.rule("json", f"%json {json.dumps({'x-guidance': options, **schema})}")
 
     def choice(self, texts: Sequence[str]) -> str:
-        """Return what one of several texts is."""
-        return self.rule("choice", " | ".join(map(literal, texts)))
+        """Return the rule of one of several texts."""
+        return self.rule("choice", " | ".join(map(lark_text, texts)))
 
     def regex(self, source: str) -> str:
-        """Return what a match of a client's expression is."""
+        """Return the rule of a match of a client's expression."""
         name = f"REGEX_{len(self.rules)}"
         escaped = re.sub(r"\\.|[/\n]", lambda found: _IN_SLASHES.get(found[0], found[0]), source, flags=re.DOTALL)
         self.rules.append(f"{name}: /{escaped}/")
@@ -104,8 +104,8 @@ class Lark:
         return text in self.vocabulary.ends
 
     def node(self, node: Node, groups: Mapping[str, str], at_start: bool = False) -> str | None:
-        """Return what is simplest of the texts that an expression matches; None where that is none. `groups` are the
-        texts of named groups; `at_start`: nothing is before it.
+        """Return the rule of the simplest text that an expression matches; None if that is empty. `groups` are the
+        texts of named groups; `at_start`: no text precedes it.
         """
         written: str | None = ""
         match node:
@@ -117,10 +117,10 @@ class Lark:
             case Repeat():
                 written = self._repeat(node, groups)
             case Group(name, part):
-                written = literal(groups[name]) if name in groups else self.node(part, groups)
+                written = lark_text(groups[name]) if name in groups else self.node(part, groups)
             case CharClass(source):
                 written = _character(source)
-            case Literal(char):
+            case Character(char):
                 written = self.text(char)
             case Start() if not at_start:
                 written = None
@@ -130,7 +130,7 @@ class Lark:
         written: list[str] = []
         run = ""
         for part in (*parts, End()):
-            if isinstance(part, Literal):
+            if isinstance(part, Character):
                 run += part.char
                 continue
             if run:
@@ -153,49 +153,44 @@ class Lark:
     def _pieces(self, text: str) -> list[str]:
         special = self.vocabulary.special
         if not special:
-            return [literal(text)] if text else []
+            return [lark_text(text)] if text else []
         split = re.split("|".join(f"({re.escape(one)})" for one in sorted(special, key=len, reverse=True)), text)
-        return [f"<[{special[one]}]>" if one in special else literal(one) for one in split if one]
+        return [f"<[{special[one]}]>" if one in special else lark_text(one) for one in split if one]
 
     def __str__(self) -> str:
         return "\n".join([*self.rules, f"{TEXT}: /(.|\\n)*/", ""])
 
 
-def parts(node: Node) -> Iterator[tuple[Node, ...]]:
-    """Yield the ways in which an expression may begin, each as what follows one another: a choice at the beginning is
-    taken apart, and what may be there or not.
+def ways_to_begin(node: Node) -> Iterator[tuple[Node, ...]]:
+    """Yield the ways in which an expression may begin, each as a sequence: alternatives and optional parts at the
+    beginning are taken apart.
     """
     match node:
         case Concat(()):
             yield ()
         case Concat((first, *rest)):
-            for option in parts(first):
+            for option in ways_to_begin(first):
                 if option:
                     yield (*option, *rest)
                 else:
-                    yield from parts(Concat(tuple(rest)))
+                    yield from ways_to_begin(Concat(tuple(rest)))
         case Repeat(optional, 0, 1):
-            yield from parts(optional)
+            yield from ways_to_begin(optional)
             yield ()
         case Alternation(options):
             for choice in options:
-                yield from parts(choice)
+                yield from ways_to_begin(choice)
         case _:
             yield (node,)
 
 
-def literal(text: str) -> str:
-    """Return what a text is that is a request's: the name of a special token is only text in it."""
-    return json.dumps(text)
-
-
 def literal_start(way: Sequence[Node]) -> str:
-    """Return the text with which a sequence begins letter by letter."""
-    return "".join([node.char for node in takewhile(_is_literal, way) if isinstance(node, Literal)])
+    """Return the literal text with which a sequence begins."""
+    return "".join([node.char for node in takewhile(_is_literal, way) if isinstance(node, Character)])
 
 
 def _is_literal(node: Node) -> bool:
-    return isinstance(node, Literal)
+    return isinstance(node, Character)
 
 
 def _character(source: str) -> str:

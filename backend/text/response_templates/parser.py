@@ -1,4 +1,4 @@
-"""The parser makes a message of an answer's text as it comes: deltas of content, of reasoning and of calls."""
+"""The parser turns an answer's text into a message as it comes: deltas of content, of reasoning and of calls."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,14 +12,14 @@ from backend.text.response_templates.calls import (
     call_reader,
 )
 from backend.text.response_templates.held_space import HeldSpace
-from backend.text.response_templates.scanner import Found, Scanner, Watch
-from backend.text.response_templates.template import CALLS, CONTENT, REASONING, Field, ResponseTemplate
+from backend.text.response_templates.scanner import DelimiterSet, Found, Scanner
+from backend.text.response_templates.template import CALLS, CONTENT, REASONING, ResponseField, ResponseTemplate
 
-_EMPTY_IN_A_ROW = 4  # delimiters without a character, at one place
+_EMPTY_IN_A_ROW = 4  # delimiters that match no character, at one place
 
 
 class Part(Enum):
-    """What of a message a text belongs to."""
+    """The part of a message that a text belongs to."""
 
     CONTENT = "content"
     REASONING = "reasoning"
@@ -37,101 +37,102 @@ Event = TextDelta | CallEvent
 
 
 class ResponseParser:
-    """Parses one answer. Any split of its text gives the same message, and every token costs a few microseconds.
+    """Parses one answer. Any split of its text gives the same message, and each token costs a few microseconds.
 
-    Where transformers ends a region of JSON, this does too, but for a delimiter inside a string.
+    A region of JSON ends where transformers ends it, except that a delimiter inside a string ends nothing.
 
-    Regions of calls are recognised where the request offers tools; elsewhere their text is content. Regions of fields
-    that a message does not have are left out, as is what stands between regions where no field takes it: the format's
-    own scaffolding. Where a field of text comes several times its texts follow one another.
+    Regions of calls are recognised if the request offers tools; otherwise their text is content. Regions of fields that
+    a message does not have are dropped, as is text between regions that no field takes: it belongs to the format. If a
+    field of text comes several times, its texts follow one another.
     """
 
     def __init__(
         self, template: ResponseTemplate, begun: str = "", tools: Properties | None = None, with_calls: bool = False
     ) -> None:
-        """`begun` is what the prompt has of the message already, as `ResponseTemplate.begun` says: a prefill, or an
-        open block of reasoning. It is no part of the deltas. `tools` are the schemas of arguments, of each by name.
+        """`begun` is the part of the message that the prompt has already, as `ResponseTemplate.begun` returns it: a
+        prefill, or an open block of reasoning. It is not part of the deltas. `tools` are the schemas of arguments, by
+        tool.
         """
         self._template = template
         self._tools = tools or {}
         self._with_calls = with_calls
         self._texts = {part: _PartText(part) for part in Part}
         self._num_empty = 0
-        self._field: Field | None = None  # of the explicit region that is open
+        self._field: ResponseField | None = None  # of the open explicit region
         self._region = self._outside()
-        watch, self._opened = template.outside(with_calls)
-        self._scanner = Scanner(watch)
+        delimiters, self._opened = template.outside(with_calls)
+        self._scanner = Scanner(delimiters)
         self.feed(begun)
 
     @property
     def is_in_call(self) -> bool:
-        """Whether a region of calls is open."""
+        """True if a region of calls is open."""
         return self._field is not None and self._field.name in CALLS
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the next text is reasoning, as far as is known."""
+        """True if the next text is reasoning, unless a delimiter comes first."""
         field = self._field or self._template.implicit
         return field is not None and field.name in REASONING
 
     def feed(self, text: str) -> list[Event]:
-        """Return what the next piece of the text adds to the message."""
+        """Return the message's deltas from the next piece of text."""
         self._scanner.text += text
         return self._merged(self._advance())
 
-    def finish(self, is_cut: bool = False) -> list[Event]:
-        """End the text, and return the last of the message. `is_cut`: the answer has reached its limit of length."""
+    def end_text(self, is_cut: bool = False) -> list[Event]:
+        """End the text, and return the last deltas. `is_cut`: the answer has reached its limit of length."""
         events = self._advance()
-        while (found := self._scanner.finish()) is not None and found.end:
+        while (found := self._scanner.end_text()) is not None and found.end:
             events += self._pass(found)
             events += self._advance()
-        events += self._region.push(self._scanner.take(len(self._scanner.text)))
+        events += self._region.add_text(self._scanner.take(len(self._scanner.text)))
         events += self._region.close("", is_cut)
         return self._merged(events)
 
     def _advance(self) -> list[Event]:
-        """Go through all delimiters that are certain, and the text that belongs to none."""
+        """Read all delimiters that are certain, and the text that belongs to none."""
         events: list[Event] = []
         while (found := self._scanner.find()) is not None:
             events += self._pass(found)
         if count := self._scanner.num_free:
-            events += self._region.push(self._scanner.take(count))
+            events += self._region.add_text(self._scanner.take(count))
         return events
 
     def _pass(self, found: Found) -> list[Event]:
-        """Go through the text before a delimiter and the delimiter."""
+        """Read the text before a delimiter and the delimiter."""
         scanner = self._scanner
         self._num_empty = 0 if found.end else self._num_empty + 1
         if self._num_empty > _EMPTY_IN_A_ROW:
             self._num_empty = 0
-            events = self._region.push(scanner.take(1))
-            scanner.watch(self._watch())
+            events = self._region.add_text(scanner.take(1))
+            scanner.look_for(self._delimiters())
             return events
-        events = self._region.push(scanner.take(found.start))
+        events = self._region.add_text(scanner.take(found.start))
         delimiter = scanner.take(found.end - found.start)
         if self._region.is_in_string:
-            scanner.watch(self._watch())
-            return [*events, *self._region.push(delimiter)]
+            scanner.look_for(self._delimiters())
+            return [*events, *self._region.add_text(delimiter)]
         events += self._region.close(delimiter, is_cut=False)
         self._field = None if self._field else self._opened[found.index]
         self._region = self._inside(self._field, delimiter, found) if self._field else self._outside()
-        scanner.watch(self._watch())
+        scanner.look_for(self._delimiters())
         return events
 
-    def _watch(self) -> Watch:
+    def _delimiters(self) -> DelimiterSet:
         return self._template.inside(self._field) if self._field else self._template.outside(self._with_calls)[0]
 
     def _outside(self) -> "_Region":
         implicit = self._template.implicit
         return _TextRegion(self._text(implicit), implicit, is_explicit=False)
 
-    def _inside(self, field: Field, delimiter: str, found: Found) -> "_Region":
+    def _inside(self, field: ResponseField, delimiter: str, found: Found) -> "_Region":
         if field.name in CALLS:
             reader = call_reader(field, found.groups, self._tools)
             return _CallRegion(reader, delimiter, self._texts[Part.CONTENT])
         return _TextRegion(self._text(field), field, is_explicit=True)
 
-    def _text(self, field: Field | None) -> "_PartText | None":
+    def _text(self, field: ResponseField | None) -> "_PartText | None":
         part = _part(field)
         return None if part is None else self._texts[part]
 
@@ -149,29 +150,31 @@ class ResponseParser:
         return merged
 
 
-def _part(field: Field | None) -> Part | None:
+def _part(field: ResponseField | None) -> Part | None:
     name = field.name if field else None
     return Part.CONTENT if name in CONTENT else Part.REASONING if name in REASONING else None
 
 
 class _PartText:
-    """All text of one part of a message. Space around it is left out unless its field says otherwise."""
+    """The text of one part of a message. Space around it is dropped unless its field says otherwise."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
         self._strips = True
-        self._is_inside = False  # text has come, before which space was left out
-        self._joint = ""  # comes before the next text
+        self._is_inside = False  # text has come, before which space was dropped
+        self._joint = ""  # precedes the next text
         self._held = HeldSpace()
 
-    def begin(self, field: Field, is_explicit: bool) -> None:
-        """Begin a region of it. Explicit ones are texts of their own; the others go on where they were interrupted."""
+    def begin_region(self, field: ResponseField, is_explicit: bool) -> None:
+        """Begin a region of the part. An explicit region is a text of its own; another continues the text that was
+        interrupted.
+        """
         self._strips = field.strips
         if is_explicit and self._is_inside:
             self._joint = "\n" if field.join is None else field.join
             self._is_inside, self._held = False, HeldSpace()
 
-    def push(self, text: str) -> list[Event]:
+    def add_text(self, text: str) -> list[Event]:
         if self._strips and not self._is_inside:
             text = text.lstrip()
         if not text:
@@ -187,29 +190,31 @@ class _Region(Protocol):
     @property
     def is_in_string(self) -> bool: ...
 
-    def push(self, text: str) -> list[Event]: ...
+    def add_text(self, text: str) -> list[Event]: ...
 
     def close(self, delimiter: str, is_cut: bool) -> list[Event]: ...
 
 
 class _TextRegion:
-    """A region whose text is that of a part of the message, or of none."""
+    """A region whose text belongs to one part of the message, or to none."""
 
-    def __init__(self, text: _PartText | None, field: Field | None, is_explicit: bool) -> None:
+    def __init__(self, text: _PartText | None, field: ResponseField | None, is_explicit: bool) -> None:
         self._text = text
         self.is_in_string = False
         if text is not None and field is not None:
-            text.begin(field, is_explicit)
+            text.begin_region(field, is_explicit)
 
-    def push(self, text: str) -> list[Event]:
-        return self._text.push(text) if self._text is not None and text else []
+    def add_text(self, text: str) -> list[Event]:
+        return self._text.add_text(text) if self._text is not None and text else []
 
     def close(self, delimiter: str, is_cut: bool) -> list[Event]:
         return []
 
 
 class _CallRegion:
-    """A region of calls. Text in it that is no part of a call is content, its delimiters with it if all of it is."""
+    """A region of calls. Its text that is part of no call is content, with its delimiters if it holds no call at
+    all.
+    """
 
     def __init__(self, reader: CallReader, delimiter: str, content: _PartText) -> None:
         self._reader = reader
@@ -221,15 +226,15 @@ class _CallRegion:
     def is_in_string(self) -> bool:
         return self._reader.is_in_string
 
-    def push(self, text: str) -> list[Event]:
-        return self._noted(self._reader.push(text))
+    def add_text(self, text: str) -> list[Event]:
+        return self._noted(self._reader.feed(text))
 
     def close(self, delimiter: str, is_cut: bool) -> list[Event]:
         events = self._noted(self._reader.close(is_cut))
         unread = self._reader.unread
         if not self._has_begun:
-            return [*events, *self._content.push(self._delimiter + unread + delimiter)]
-        return [*events, *self._content.push(unread)] if unread.strip() else events
+            return [*events, *self._content.add_text(self._delimiter + unread + delimiter)]
+        return [*events, *self._content.add_text(unread)] if unread.strip() else events
 
     def _noted(self, events: list[CallEvent]) -> list[Event]:
         self._has_begun = self._has_begun or bool(events)

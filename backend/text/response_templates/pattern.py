@@ -1,14 +1,14 @@
 """Regular expressions of checkpoints, matched in linear time over text that comes in pieces.
 
-The delimiters of a response template may be regular expressions, and these are a checkpoint's: a backtracking engine
-would let one hold the event loop for minutes, and would have to start again with each token. Here an expression is read
-into a small syntax tree and compiled to a program that is run by simulation (Thompson 1968, Pike's captures), all
-threads at once and one character at a time. The work for a character is bounded by the size of the program, nothing is
-done twice, and it is always known from where on the text may still become a match. Steps are cached, so that most
-characters cost one look-up.
+The delimiters of a response template may be regular expressions from a checkpoint. A backtracking engine would let one
+of them hold the event loop for minutes, and would start again with each token. Here an expression is parsed into a
+small syntax tree and compiled to a program, which is simulated (Thompson 1968, Pike's captures) with all threads at
+once, one character at a time. The work for a character is bounded by the size of the program, no work is done twice,
+and the place from which the text may still become a match is always known. Steps are cached, so that most characters
+cost one look-up.
 
-A match is the one that Python's `re` would find: the leftmost, and among several there the one that its quantifiers
-prefer. Left out are back-references, look-behind, and look-ahead anywhere but at the end.
+A match is the match that Python's `re` would find: the leftmost, and among several there the one that its quantifiers
+prefer. Back-references, look-behind, and look-ahead anywhere but at the end are not supported.
 """
 
 import re
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from backend.text.response_templates.pattern_syntax import (
     Alternation,
+    Character,
     CharClass,
     Concat,
     End,
     Group,
-    Literal,
     LookAhead,
     Node,
     PatternError,
@@ -55,8 +55,8 @@ class _Save:
 
 
 @dataclass(slots=True)
-class _At:
-    is_end: bool  # else the start
+class _Anchor:
+    is_end: bool  # the end of the text; otherwise its start
     then: int
 
 
@@ -65,22 +65,22 @@ class _Match:
     pass
 
 
-_Instruction = _Char | _Split | _Save | _At | _Match
-_MATCH = 0  # where a program's `_Match` stands
-AHEAD_SLOT = 1  # of the saved positions: where a match ends if text is looked at beyond it; slot 0 is its start
+_Instruction = _Char | _Split | _Save | _Anchor | _Match
+_MATCH = 0  # the index of `_Match` in a program
+AHEAD_SLOT = 1  # the saved position of a match's end if look-ahead reads beyond it; slot 0 is its start
 
 
 class _Compiler:
-    """Writes a program back to front: each node is compiled to go on at an instruction that is there already."""
+    """Writes a program back to front: the instructions of a node continue at an existing instruction."""
 
     def __init__(self, groups: list[str]) -> None:
         self.program: list[_Instruction] = [_Match()]
         self._slots = {name: 2 + 2 * index for index, name in enumerate(groups)}
 
     def compile(self, node: Node, then: int) -> int:
-        """Return where the node's instructions begin."""
+        """Return the index of the node's first instruction."""
         match node:
-            case Literal(char):
+            case Character(char):
                 then = self._add(_Char(char.__eq__, re.escape(char), then))
             case CharClass(source):
                 then = self._add(_Char(predicate(source), source, then))
@@ -95,7 +95,7 @@ class _Compiler:
             case LookAhead(part):
                 then = self._ahead(part, then)
             case Start() | End():
-                then = self._add(_At(isinstance(node, End), then))
+                then = self._add(_Anchor(isinstance(node, End), then))
             case Repeat():
                 then = self._repeat(node, then)
         return then
@@ -128,13 +128,13 @@ class _Compiler:
         return len(self.program) - 1
 
 
-Saves = tuple[tuple[int, int], ...]  # slots, and how many characters after the current one's start their position is
-Thread = tuple[int, int, Saves]  # the instruction it stands at, the thread it comes from (-1: a new one), what to save
+Saves = tuple[tuple[int, int], ...]  # each slot, and its position in characters after the start of the current one
+Thread = tuple[int, int, Saves]  # its instruction, the thread it comes from (-1: a new one), its saves
 Step = tuple[tuple[int, ...], tuple[tuple[int, Saves], ...], tuple[int, int, Saves] | None]
 
 
 class Pattern:
-    """A compiled expression. Raises `PatternError`. `steps` is for `Run`, which matches it."""
+    """A compiled expression. Raises `PatternError`. `_PatternSearch` of the scanner matches it by `step`."""
 
     def __init__(self, source: str) -> None:
         self.node, self.groups = read(source)
@@ -147,40 +147,40 @@ class Pattern:
 
     @classmethod
     def literal(cls, text: str) -> "Pattern":
-        """Return the expression that a text alone matches."""
+        """Return the expression that matches this text alone."""
         return cls(re.escape(text))
 
     def step(self, threads: tuple[int, ...], char: str, begins: bool, is_start: bool) -> Step:
-        """Return where the threads, in order of preference, stand after a character, which each comes from, and the
-        match that ends their competition, if there is one: its thread, how many characters after the start of this one
-        it ends, and what it saves. `begins`: a new thread starts at this character; `is_start`: nothing is before it.
+        """Return the threads after a character, in order of preference, each with the thread that it comes from, and
+        the match that ends their competition, if any: its thread, its end in characters after the start of this
+        character, and its saves. `begins`: a new thread starts at this character; `is_start`: no text precedes it.
         """
         key = (threads, char, begins, is_start)
         found = self._steps.get(key)
         if found is None:
             if len(self._steps) >= _MAX_CACHED_STEPS:
                 self._steps.clear()
-            found = self._steps[key] = self._make_step(*key)
+            found = self._steps[key] = self._make_step(threads, char, begins, is_start)
         return found
 
     @property
     def matches_empty(self) -> bool:
-        """Whether it is found in a text without characters."""
+        """True if the expression matches in an empty text."""
         return any(at == _MATCH for at, _ in self._closure(self._start, 0, is_start=True, is_end=True))
 
     def at_end(self, threads: tuple[int, ...]) -> tuple[int, Saves] | None:
-        """Return the first thread that matches where the text ends, and what it saves."""
+        """Return the first thread that matches where the text ends, and its saves."""
         for index, at in enumerate(threads):
             instruction = self._program[at]
-            if isinstance(instruction, _At):
+            if isinstance(instruction, _Anchor):
                 for then, saves in self._closure(instruction.then, 0, False, is_end=True):
                     if then == _MATCH:
                         return index, saves
         return None
 
     def _first(self) -> str | None:
-        """Return an expression for the characters that a match may begin with, but for one at the start of the text;
-        None where a match may be empty.
+        """Return an expression for the characters that a match may begin with, except at the start of the text; None if
+        a match may be empty.
         """
         instructions = [self._program[at] for at, _ in self._closure(self._start, 0, is_start=False)]
         if any(isinstance(instruction, _Match) for instruction in instructions):
@@ -211,7 +211,7 @@ class Pattern:
         return tuple(after), tuple(after.values()), match
 
     def _closure(self, at: int, offset: int, is_start: bool, is_end: bool = False) -> list[tuple[int, Saves]]:
-        """Return where a thread gets to without a character, in order of preference, each with what it saves."""
+        """Return the places that a thread reaches without a character, in order of preference, each with its saves."""
         found: list[tuple[int, Saves]] = []
         seen: set[int] = set()
         stack: list[tuple[int, Saves]] = [(at, ())]
@@ -225,9 +225,9 @@ class Pattern:
                     stack += [(option, saves) for option in reversed(options)]
                 case _Save(slot, then):
                     stack.append((then, (*saves, (slot, offset))))
-                case _At(wants_end, then) if is_end if wants_end else is_start:
+                case _Anchor(wants_end, then) if is_end if wants_end else is_start:
                     stack.append((then, saves))
-                case _At(False, _):
+                case _Anchor(False, _):
                     pass
                 case _:
                     found.append((at, saves))

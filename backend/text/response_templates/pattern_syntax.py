@@ -1,7 +1,7 @@
-"""The syntax of checkpoints' regular expressions: a small tree, read from the notation that Python's `re` has.
+"""The syntax of checkpoints' regular expressions: a small tree, parsed from the notation of Python's `re`.
 
-Left out, and refused by name, are back-references, look-behind, possessive quantifiers and flags but "(?s)", which is
-always so: a dot is any character. "^" is the very beginning of a text and "$" its end.
+Back-references, look-behind, possessive quantifiers and flags are refused by name, except "(?s)", which always applies:
+a dot is any character. "^" is the very beginning of a text and "$" its end.
 """
 
 import re
@@ -19,11 +19,11 @@ _DIGITS = re.compile("[0-9a-fA-F]+").fullmatch
 
 
 class PatternError(ValueError):
-    """The expression is malformed, too large, or uses what is not supported. The message says which."""
+    """The expression is malformed, too large, or not supported. The message says which."""
 
 
 @dataclass(frozen=True, slots=True)
-class Literal:
+class Character:
     """One character, which matches itself."""
 
     char: str
@@ -48,7 +48,7 @@ class Alternation:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`least` to `most` times (None: any number), as many as possible if it is greedy."""
+    """`least` to `most` repetitions (None: any number), as many as possible if it is greedy."""
 
     part: "Node"
     least: int
@@ -79,7 +79,7 @@ class End:
     """The very end of the text."""
 
 
-Node = Literal | CharClass | Concat | Alternation | Repeat | Group | LookAhead | Start | End
+Node = Character | CharClass | Concat | Alternation | Repeat | Group | LookAhead | Start | End
 
 
 def read(source: str) -> tuple[Node, tuple[str, ...]]:
@@ -91,7 +91,7 @@ def read(source: str) -> tuple[Node, tuple[str, ...]]:
 
 
 class _Reader:
-    """Reads the source of an expression by recursive descent."""
+    """Parses the source of an expression by recursive descent."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -99,7 +99,7 @@ class _Reader:
         self.groups: list[str] = []
 
     def read(self) -> Node:
-        if self._source.startswith("(?s)"):  # always so
+        if self._source.startswith("(?s)"):  # which always applies
             self._at = 4
         node = self._choice()
         if self._at < len(self._source):
@@ -122,7 +122,7 @@ class _Reader:
     def _quantified(self, node: Node) -> Node:
         char = self._peek()
         bounds = self._bounds(char) if char and char in "*+?{" else None
-        if bounds is None:  # as for a brace that counts nothing, which is itself
+        if bounds is None:  # a brace that counts nothing stands for itself
             return node
         if isinstance(node, (LookAhead, Start, End)):
             raise self._error("a quantifier of nothing that can be repeated")
@@ -157,7 +157,7 @@ class _Reader:
                 return self._escape()
             case "*" | "+" | "?":
                 raise self._error("a quantifier of nothing")
-        return _ATOMS.get(char) or Literal(char)
+        return _ATOMS.get(char) or Character(char)
 
     def _group(self) -> Node:
         name = None
@@ -168,7 +168,7 @@ class _Reader:
             name = self._source[self._at : max(end, self._at)]
             if not name.isidentifier():
                 raise self._error("a group without a name")
-            if name not in self.groups:  # alternatives may share one
+            if name not in self.groups:  # alternatives may share a name
                 self.groups.append(name)
             self._at = end + 1
         elif self._take("?="):
@@ -202,20 +202,20 @@ class _Reader:
         if char in _CLASSES and char:
             return CharClass(f"\\{char}")
         if char in _CONTROLS:
-            return Literal(_CONTROLS[char])
+            return Character(_CONTROLS[char])
         if char in _HEX:
             digits = self._source[self._at : self._at + _HEX[char]]
             self._at += _HEX[char]
             if len(digits) < _HEX[char] or not _DIGITS(digits) or (code := int(digits, 16)) > maxunicode:
                 raise self._error("an escape without its digits")
-            return Literal(chr(code))
+            return Character(chr(code))
         if char == "A":
             return Start()
         if char == "Z":
             return LookAhead(End())
         if not char or char.isalnum():
             raise self._error(f"the escape \\{char}")
-        return Literal(char)
+        return Character(char)
 
     def _peek(self) -> str:
         return self._source[self._at : self._at + 1]
@@ -232,14 +232,14 @@ class _Reader:
 _ATOMS: Mapping[str, Node] = {
     ".": CharClass("."),
     "^": Start(),
-    "$": LookAhead(Concat((Repeat(Literal("\n"), 0, 1, True), End()))),
+    "$": LookAhead(Concat((Repeat(Character("\n"), 0, 1, True), End()))),
 }
 _COUNT = re.compile(r"\{(\d{0,6})(,(\d{0,6}))?\}(?<!\{\})(?<!\{,\})")
 
 
 @lru_cache(maxsize=256)
 def predicate(source: str) -> Callable[[str], object]:
-    """Return what tells whether a character belongs to a set. A single character gives nothing to go back over."""
+    """Return a predicate for the characters of a set. A single character needs no backtracking."""
     try:
         return re.compile(source, re.DOTALL).fullmatch
     except re.error as error:
@@ -247,14 +247,14 @@ def predicate(source: str) -> Callable[[str], object]:
 
 
 def literal_runs(node: Node) -> Iterator[str]:
-    """Yield the longest texts that stand in an expression letter by letter."""
+    """Yield the longest literal texts of an expression."""
     match node:
-        case Literal(char):
+        case Character(char):
             yield char
         case Concat(parts):
             run = ""
             for part in parts:
-                if isinstance(part, Literal):
+                if isinstance(part, Character):
                     run += part.char
                     continue
                 yield run

@@ -1,27 +1,30 @@
-"""What arguments are that stand in tags, one for each property of a schema: text as it is, and all else as JSON."""
+"""The grammar of arguments in tags, one tag for each property of a schema: strings as plain text, other values as
+JSON.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from backend.grammar import lark_text
 from backend.text.response_templates.contents import ContentError, coerced, tag_pattern, value_of
-from backend.text.response_templates.lark import TEXT, Lark, literal, literal_start, parts
-from backend.text.response_templates.pattern_syntax import Concat, Group, Literal, Node
-from backend.text.response_templates.template import Field
+from backend.text.response_templates.lark import TEXT, Lark, literal_start, ways_to_begin
+from backend.text.response_templates.pattern_syntax import Character, Concat, Group, Node
+from backend.text.response_templates.template import ResponseField
 
 _PLAIN = frozenset({"type", "description", "title", "default", "examples", "enum", "const", "nullable"})
 _DEFINITIONS = ("$defs", "definitions")
-_NAME_ENDS = frozenset("<>\n")  # no tag has them within the name
+_NAME_ENDS = frozenset("<>\n")  # that no tag has within the name
 _ANY_TEXT: Mapping[str, Any] = {"type": "string"}
 
 
 class UnsupportedSchema(ValueError):
-    """A schema says of text in a tag what nothing can enforce there. The message names the property."""
+    """A schema demands of text in a tag more than a grammar can enforce. The message names the property."""
 
 
-def tag_arguments(lark: Lark, field: Field, schema: Mapping[str, Any], is_strict: bool) -> str:
-    """Return what the tags of a call's arguments are, in the order of the properties. Raises `UnsupportedSchema`, which
-    of a property it does if the schema is strict; else that may be any text.
+def tag_arguments(lark: Lark, field: ResponseField, schema: Mapping[str, Any], is_strict: bool) -> str:
+    """Return the rule of the tags of a call's arguments, in the order of the properties. Raises `UnsupportedSchema`,
+    about a property only if the schema is strict; otherwise the property may be any text.
     """
     properties = schema.get("properties", {})
     required = schema.get("required", [])
@@ -45,9 +48,9 @@ def tag_arguments(lark: Lark, field: Field, schema: Mapping[str, Any], is_strict
     return " ".join(written)
 
 
-def _comes_back(schema: Mapping[str, Any], closings: list[str], field: Field) -> bool:
-    """Whether the values that a schema names are read as they were written: a tag ends at the first of its closings,
-    and the space around a text may belong to the tag.
+def _comes_back(schema: Mapping[str, Any], closings: list[str], field: ResponseField) -> bool:
+    """Return True if the values that a schema names are parsed as they were written: a tag ends at the first of its
+    closings, and the space around a text may belong to the tag.
     """
     texts = _texts(schema)
     written = "\n".join(texts) if texts else json.dumps(schema, ensure_ascii=False)
@@ -59,7 +62,7 @@ def _comes_back(schema: Mapping[str, Any], closings: list[str], field: Field) ->
 
 
 def _around(node: Node) -> tuple[Node, Node]:
-    """Return what is before the value of a tag and after it."""
+    """Return the parts before and after the value of a tag."""
     if isinstance(node, Concat):
         for index, part in enumerate(node.parts):
             if isinstance(part, Group) and part.name == "value":
@@ -84,13 +87,13 @@ def _tag(
     if texts is None:
         return f"{opening} {lark.json({**schema, **definitions})} {lark.node(after, {})}"
     if texts:
-        options = " | ".join(map(literal, texts))
+        options = " | ".join(map(lark_text, texts))
         return f"{opening} ({options}) {lark.node(after, {})}"
     return f"{opening} {lark.until(closing, free)}"
 
 
 def _checked(name: str, schema: Any, is_strict: bool) -> Mapping[str, Any]:
-    """Return a property's schema, or that of any text where it says more than is enforced and is not strict."""
+    """Return a property's schema, or the schema of any text if it is not strict and demands more than is enforced."""
     texts: Mapping[str, Any] = schema if isinstance(schema, dict) else {}
     types = texts.get("type")
     if isinstance(types, str) and types != "string":
@@ -116,8 +119,8 @@ def _texts(schema: Mapping[str, Any]) -> list[str] | None:
 
 
 def _beginning(node: Node) -> str:
-    """Return the first characters of what closes a region."""
-    return literal_start(next(parts(node)))
+    """Return the first characters of a region's closing."""
+    return literal_start(next(ways_to_begin(node)))
 
 
 def _last_literals(node: Node) -> Iterator[str]:
@@ -125,5 +128,5 @@ def _last_literals(node: Node) -> Iterator[str]:
     if isinstance(node, Concat):
         literal = ""
         for part in node.parts:
-            literal = literal + part.char if isinstance(part, Literal) else ""
+            literal = literal + part.char if isinstance(part, Character) else ""
         yield literal

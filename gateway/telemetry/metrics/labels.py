@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
+from backend.scheduler.sequence import SPARE_CLASS
 from gateway.errors import ApiError
 from gateway.tenants.live_policy import LivePolicy
+from quotas.policy.policy import SPARE_CLASS_NAME
 
 
 class ClassNames:
@@ -13,12 +15,14 @@ class ClassNames:
         self._policies = policies
 
     def all(self) -> list[str]:
-        """Returns the names of all classes, the most urgent first."""
+        """Returns the names of all classes of the policy, the most urgent first."""
         return [entry.name for entry in self._policies.current.classes]
 
     def of(self, level: int) -> str:
         """The name of a class; a class removed by a newer policy has the name of the newer one's last class."""
         classes = self._policies.current.classes
+        if level >= SPARE_CLASS:
+            return SPARE_CLASS_NAME
         return classes[min(level, len(classes) - 1)].name
 
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from admission.controller import Controller
 from backend.engine import Engine
 from gateway.http.connection_table import ConnectionCounts
 from gateway.replica.reader import ReplicaReader
 from gateway.telemetry.core_observer import CoreTelemetry
+from gateway.telemetry.metrics.batches import BatchCounts, show_batches
 from gateway.telemetry.metrics.delivery import DeliveryMetrics
 from gateway.telemetry.metrics.engine import DisconnectMetrics, EngineMetrics, show_kv, show_work
 from gateway.telemetry.metrics.estimates import EstimateMetrics
@@ -46,6 +47,7 @@ class Sources:
     connections: ConnectionCounts  # of the tenants' port
     backlog_target: float  # target backlog of one replica, in seconds of work
     grammars: GrammarSources | None = None  # None: no answer can be constrained
+    batches: BatchCounts = field(default_factory=BatchCounts)
     debts: SharedDebts | None = None  # None: what other replicas serve does not count
 
 
@@ -71,6 +73,7 @@ class Metrics:
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)
         self._store = StoreMetrics(registry, sources.store)
         show_debts(registry, sources.debts)
+        show_batches(registry, sources.batches)
         self.process = ProcessMetrics(registry, policies, live)
         show_connections(registry, sources.connections)
         registry.gauge("sluice.stalled_writes", "Answers whose client does not read.", self._num_stalled)

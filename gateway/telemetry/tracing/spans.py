@@ -41,9 +41,12 @@ ROUTES = frozenset(
         "/get_server_info", "/model_info", "/get_model_info", "/version", "/metrics",
         "/v1/responses/{response}/input_items", "/v1/responses/{response}/cancel", "/v1/embeddings", "/v1/score",
         "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/openapi.json", "/docs",
+        "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content",
+        "/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel",
     }
 )  # fmt: skip
-_ONE_RESPONSE = re.compile(r"^(/v1/responses/)[^/]+")
+_ONE = re.compile(r"^/v1/(responses|files|batches)/[^/]+")
+_NAMES = {"responses": "{response}", "files": "{file_id}", "batches": "{batch_id}"}
 UNKNOWN = "{unknown}"  # the route of paths that no endpoint answers
 _CUT_SHORT = {
     FinishReason.CANCELLED: "cancelled",
@@ -251,5 +254,9 @@ class RequestTrace:
 
 def _route(path: str) -> str:
     """Return the path's route, without its variable parts: clients cannot make new span names."""
-    route = "/v1/models/{model}" if path.startswith("/v1/models/") else _ONE_RESPONSE.sub(r"\1{response}", path)
+    route = "/v1/models/{model}" if path.startswith("/v1/models/") else _ONE.sub(_unnamed, path)
     return route if route in ROUTES else UNKNOWN
+
+
+def _unnamed(found: re.Match[str]) -> str:
+    return f"/v1/{found[1]}/{_NAMES[found[1]]}"

@@ -1,8 +1,8 @@
-"""Greedy tokens in fp32 on the device against transformers', or, where it is not installed, our reference's on a CPU;
-and what a 16-bit model gives the same tokens.
+"""Greedy tokens in fp32 on the device beside transformers', or the reference's on a CPU if it is not installed; and a
+16-bit model's logits for the same tokens.
 
 Sums in another order differ in their last digits. So answers may part where the oracle's two most likely tokens are
-nearer than that; what follows cannot be compared.
+nearer than that; later tokens cannot be compared.
 """
 
 import importlib.util
@@ -69,7 +69,7 @@ def check(device: torch.device) -> Iterator[Finding]:
 
 
 def _parted(expected: Answer, tokens: list[int]) -> float | None:
-    """How near two tokens were where the answer parts from the oracle's; None where it does not."""
+    """Return the gap of two tokens at the place where the answer departs from the oracle's; None if it does not."""
     pairs = zip(expected.tokens, tokens, expected.gaps, strict=True)
     return next((gap for one, other, gap in pairs if one != other), None)
 

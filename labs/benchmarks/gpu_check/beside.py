@@ -1,4 +1,4 @@
-"""A long prompt that arrives beside decodes: what it does to their rhythm, in chunks and whole."""
+"""A long prompt that arrives beside decodes: its effect on their rhythm, in chunks and whole."""
 
 import time
 from collections import deque
@@ -54,7 +54,7 @@ TINY = Plan("tiny", 3, 20, 150, 0.05, 64, 5)
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """Of the decodes while the prompt was computed; times in seconds."""
+    """The rhythm of the decodes while the prompt was computed; times in seconds."""
 
     gaps: list[float]  # between tokens
     floor: float  # of the longest step

@@ -1,4 +1,4 @@
-"""Which kernels the time of a step goes to, by torch's profiler."""
+"""The kernels that take the time of a step, by torch's profiler."""
 
 import re
 from collections.abc import Iterator
@@ -33,7 +33,9 @@ def breakdown(what: str, runner: ModelRunner, batches: list[Batch]) -> Iterator[
 
 
 def _seconds_between(profiler: profile) -> float:
-    """Of the device, between what it does; longer pauses are between steps, of which one runs at a time here."""
+    """Return the seconds in which the device pauses within steps; longer pauses are between steps, of which one runs at
+    a time here.
+    """
     spans = [event.time_range for event in profiler.events() if event.device_type == DeviceType.CUDA]
     spans.sort(key=lambda span: span.start)
     ends = accumulate((span.end for span in spans), max)

@@ -51,7 +51,7 @@ SMALLEST = "kernels that differ from their reference, float32"
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of a job."""
+    """The result of a job."""
 
     job: str
     kernels: int
@@ -60,7 +60,7 @@ class Done:
 
 
 def jobs() -> dict[str, Callable[[], object]]:
-    """What is launched, by what it is for; in `paper_gpu` it is compiled. The longest come first."""
+    """Return the launches to compile, by their purpose, the longest first; `paper_gpu` compiles them."""
     found: dict[str, Callable[[], object]] = {
         name: partial(launch_all, replace(model, num_layers=1), dtype) for name, (model, dtype) in MODELS.items()
     }
@@ -74,7 +74,7 @@ def jobs() -> dict[str, Callable[[], object]]:
 
 
 def launch_all(model: ModelConfig, dtype: torch.dtype) -> None:
-    """What a model's engine launches as it warms up, which is all that it will ever launch."""
+    """Launch all that a model's engine launches as it warms up, and so all that it will ever launch."""
     runner = paper_runner(model, CONFIG, dtype)
     for batch in [*warm_up.prompts(CONFIG), *warm_up.sampling(CONFIG), warm_up.decodes(CONFIG)]:
         runner.launch(batch)
@@ -113,7 +113,7 @@ def run_job(name: str, arch: int, links: bool) -> Done:
 
 
 def run_jobs(names: list[str], arch: int, processes: int, links: bool = False) -> Iterator[Done]:
-    """As they are done."""
+    """Yield each job's result as it is done."""
     with process_pool(processes, get_context("spawn")) as pool:
         for job in as_completed([pool.submit(run_job, name, arch, links) for name in names]):
             yield job.result()

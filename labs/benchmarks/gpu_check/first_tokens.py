@@ -46,9 +46,9 @@ def lines_since(log: Path, offset: int) -> Iterator[str]:
 
 
 def first_tokens(lines: Iterable[str]) -> tuple[list[FirstToken], list[float]]:
-    """The requests that were let in within these lines, and the seconds of each step.
+    """The requests that were admitted within these lines, and the seconds of each step.
 
-    What was found in the prefix cache is not followed, nor what was preempted before its first token.
+    Requests with a prefix hit, or preempted before their first token, are not followed.
     """
     found, steps = _Followed(), list[float]()
     for line in lines:

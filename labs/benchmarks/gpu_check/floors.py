@@ -1,6 +1,7 @@
-"""The least time that a step can take, by what the same device was measured to do in the same run.
+"""The least time of a step, by the measured rates of the same device in the same run.
 
-It reads every weight once and each sequence's keys and values once, and multiplies meanwhile: see `backend.roofline`.
+A step reads every weight once and each sequence's keys and values once, and multiplies meanwhile: see
+`backend.roofline`.
 """
 
 import torch

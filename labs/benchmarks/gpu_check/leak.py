@@ -1,8 +1,8 @@
-"""Memory that is not given back: over steps of all kinds, and from one model loaded to the next.
+"""Memory leaks: over steps of all kinds, and from one model loaded to the next.
 
-The first steps take every kind at its fullest, so that what is cached for it is there; after them neither what is
-allocated nor what torch has reserved may grow. A model that is let go leaves its memory at once, without the garbage
-collector, and another one as large fits.
+The first steps take every kind at its fullest, so that all caches are filled; after them neither allocated nor reserved
+memory of torch may grow. A discarded model frees its memory at once, without the garbage collector, and another of its
+size fits.
 """
 
 import gc
@@ -118,7 +118,7 @@ def _loads(device: torch.device, load: Callable[[], ModelRunner]) -> Iterator[Fi
 
 
 def _load_and_let_go(load: Callable[[], ModelRunner]) -> tuple[int, bool]:
-    """Returns its KV blocks, and whether they are still there."""
+    """Return its KV blocks, and True if they are still allocated."""
     runner = load()
     steps = [*warm_up.prompts(runner.config)][-2:]
     for number, step in enumerate(steps):
@@ -168,7 +168,7 @@ class Traffic:
                 self._arrive([prompt] * answers, random.choice(KINDS), random.randint(1, longest_answer))
             self._step()
             if random.random() < CANCELLED and (running := [*self.scheduler.running.values()]):
-                self.scheduler.finish(random.choice(running), FinishReason.CANCELLED)
+                self.scheduler.finish_sequence(random.choice(running), FinishReason.CANCELLED)
                 self.cancelled += 1
         self._drain()
         self._end()

@@ -1,7 +1,7 @@
 """Answers that have to match a grammar, by the engine's own threads: two steps in flight, and forced tokens at once.
 
-Each of 64 seats has a grammar of its own, and is taken over by another one's answer while others go on; beside them are
-rows without one. Answers are judged here, by what has nothing to do with who matched them.
+Each of 64 seats has a grammar of its own, and is taken over by another answer with another grammar while others go on;
+beside them are rows without one. A judge that shares no code with the matchers checks the answers.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ DEPARTMENTS = ["receiving and inspection", "assembly of large parts", "returns"]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A grammar, and whether a text matches it."""
+    """A grammar, and a predicate for texts that match it."""
 
     grammar: Grammar
     matches: Callable[[str], bool]
@@ -73,7 +73,7 @@ async def _generate(model: LoadedModel, asked: list[Asked]) -> tuple[list[str], 
         constrained = [SamplingParams(max_tokens=LONGEST, grammar=one.grammar) for one in asked]
         sequences = [_sequence(number, sampling, model) for number, sampling in enumerate([*free, *constrained])]
         await asyncio.gather(*(_drain(engine, sequence) for sequence in sequences))
-        await engine.stop()
+        await engine.shut_down()
         compiler.release_all(compiled)
     finally:
         compiler.close()
@@ -83,7 +83,7 @@ async def _generate(model: LoadedModel, asked: list[Asked]) -> tuple[list[str], 
 
 
 def _sequence(number: int, sampling: SamplingParams, model: LoadedModel) -> Sequence:
-    prompt = model.tokenizer.encode(f"Row {number}:", add_special_tokens=False)
+    prompt = model.tokenizer.encode_text(f"Row {number}:", add_special_tokens=False)
     ends = frozenset[int]() if sampling.ignore_eos else model.end_tokens
     return Sequence(PromptRequest(str(number), "", prompt, sampling, LONGEST, number, ends))
 
@@ -99,7 +99,7 @@ def _without_end(sequence: Sequence, model: LoadedModel) -> Iterator[int]:
 
 
 def _asked(number: int) -> Asked:
-    """Of four kinds in turn, no two alike."""
+    """Return a grammar of one of four kinds in turn, no two alike."""
     size = 2 + number // 4
     match number % 4:
         case 0:

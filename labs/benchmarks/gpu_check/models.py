@@ -34,7 +34,7 @@ SHAPES = {"Llama-3-8B": LLAMA_3_8B, "Qwen3-0.6B": QWEN3_06B, "tiny": TINY}
 
 @dataclass(slots=True)
 class Fallback:
-    """How models are run where the usual way fails; of the whole process."""
+    """The way to run models if the usual way fails, for the whole process."""
 
     kernels: str = "auto"
     has_graphs: bool = True

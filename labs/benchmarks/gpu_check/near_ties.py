@@ -44,7 +44,7 @@ class Reference:
         self._decoder = Decoder(self.config, weights, ReferenceOps(), self.config.max_position)
 
     def logits(self, token_ids: list[int]) -> Tensor:
-        """Of the token that follows, [1, vocab] fp32."""
+        """Return the logits of the next token, [1, vocab] fp32."""
         count = len(token_ids)
         kv = KVCache(self._decoder.config, 1, count, torch.float32, CPU)
         step = StepInputs(
@@ -67,7 +67,7 @@ class Reference:
         return any(self._chosen(request, output, logits.clone(), nudge)[token] for nudge in nudges)
 
     def _chosen(self, request: Request, output: list[int], logits: Tensor, nudge: float) -> Tensor:
-        """Which tokens are chosen, [vocab], where the number that is drawn with is larger by `nudge`."""
+        """Return the tokens that are chosen, [vocab] bool, if the number that is drawn with is larger by `nudge`."""
         known = SlotSampler(1, self.config.vocab_size, self.config.eos_token_ids)
         known.admit(NewSequence(0, request.sampling, request.seed, request.prompt + output, len(request.prompt)))
         position = len(request.prompt) + len(output)

@@ -1,4 +1,4 @@
-"""A GPU that is not there: steps on tensors without memory, and kernels that are compiled and never run."""
+"""A GPU on paper: steps on tensors without memory, and kernels that are compiled and never run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +20,7 @@ from backend.model.model_config import ModelConfig
 from backend.model.weights import empty_weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.worker.device_stream import CpuStream, Work
-from backend.worker.logprobs import Picked
+from backend.worker.logprobs import PickedScores
 from backend.worker.model_runner import ModelRunner
 
 META = torch.device("meta")
@@ -31,7 +31,9 @@ OnLaunch = Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
 
 
 class PaperStream(CpuStream):
-    """Does at once what it is given. Of host memory, tokens have none, for they cannot be copied from nothing."""
+    """Runs work at once. Its host memory is real except for tokens, which could not be copied from tensors without
+    memory.
+    """
 
     device = META
     captures = True
@@ -63,8 +65,8 @@ def paper_runner(
 
 @contextmanager
 def paper_gpu(arch: int, on_launch: OnLaunch) -> Iterator[None]:
-    """Meanwhile tensors of the host and those without memory are a GPU's of this architecture (90: an H100), and
-    kernels are told instead of launched.
+    """Within the block, tensors of the host and tensors without memory count as a GPU's of this architecture (90: an
+    H100), and kernels are reported instead of launched.
     """
 
     def launcher(kernel: Any, _grid: object) -> Any:
@@ -79,7 +81,7 @@ def paper_gpu(arch: int, on_launch: OnLaunch) -> Iterator[None]:
             (triton_lang, "CPU_MULTIPROCESSORS", MULTIPROCESSORS),
             (torch.cuda, "get_device_capability", lambda device=None: capability),
             (torch.cuda, "get_device_properties", lambda device=None: properties),
-            (Picked, "room", _no_room),
+            (PickedScores, "room", _no_room),
         ):
             stack.enter_context(patch.object(target, name, value))
         for lookup in (triton_lang.capability, triton_lang.multiprocessors):
@@ -105,12 +107,14 @@ class PaperDriver:
 
 
 def compiled(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
-    """What Triton compiles for a launch, in its cache from then on under the name by which a GPU looks for it."""
+    """Return the kernel that Triton compiles for a launch, and leave it in the cache under the name by which a GPU
+    looks for it.
+    """
     return kernel.run(*args, grid=(1,), warmup=True, **constants)
 
 
-def _no_room(rows: int, most: int, pinned: bool) -> Picked:
-    """Memory for what is picked that can be copied to from nothing, `pinned` or not."""
+def _no_room(rows: int, most: int, pinned: bool) -> PickedScores:
+    """Return picked scores whose memory can be copied to from tensors without memory, `pinned` or not."""
     del pinned
     shape = (rows, 1 + most)
-    return Picked(torch.empty(shape, device=META), torch.empty(shape, dtype=torch.int64, device=META))
+    return PickedScores(torch.empty(shape, device=META), torch.empty(shape, dtype=torch.int64, device=META))

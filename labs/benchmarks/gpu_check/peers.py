@@ -64,7 +64,7 @@ VLLM_ENVIRON = {
 SDPA = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION, "plain": SDPBackend.MATH}
 
 Attend = Callable[[], Tensor]
-"""Returns what is attended to [rows, heads, head_dim], of the next of several copies of keys and values."""
+"""Returns the attention [rows, heads, head_dim] over the next of several copies of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def load_library() -> None:
 
 
 def _plan(drawn: Attention, given: dict[str, Any], size: int | None) -> Tensor:
-    """How FlashAttention divides a step among multiprocessors."""
+    """Return FlashAttention's division of a step among multiprocessors."""
     plan, (_, heads, head_dim) = torch.ops._vllm_fa3_C.get_scheduler_metadata.default, drawn.queries.shape
     shape: dict[str, Any] = {
         "batch_size": drawn.work.sequences,
@@ -239,7 +239,9 @@ def _plan(drawn: Attention, given: dict[str, Any], size: int | None) -> Tensor:
 
 
 def _defaults(function: Any) -> dict[str, Any]:
-    """What FlashAttention's own functions give where nothing is asked: none, no window, everything else off."""
+    """Return the arguments that FlashAttention's own functions pass by default: none, no window, everything else
+    off.
+    """
     off = {"IntType": 0, "FloatType": 0.0, "BoolType": False}
     named = {"window_size_left": -1, "window_size_right": -1, "is_rotary_interleaved": True, "cp_world_size": 1}
     arguments = function._schema.arguments
@@ -271,7 +273,7 @@ def _row_error(found: Tensor, expected: Tensor) -> float:
 
 
 def _seconds(attend: Attend, device: torch.device) -> float:
-    """Of one call: the median of several rounds of calls that follow each other on the device."""
+    """Return the seconds of one call: the median of several rounds of calls that follow each other on the device."""
     if device.type == "cpu":
         began = time.perf_counter()
         attend()

@@ -1,7 +1,7 @@
-"""The same tokens in fp32 in every batch, and however a request's steps are cut, launched and given up.
+"""The same tokens in fp32 in every batch, and for every way to cut, launch and give up a request's steps.
 
-Each request alone, in whole prompts, without graphs and a step at a time, is what all other ways are held to. Greedy
-and drawn answers part only at near ties, which the reference on the CPU judges (`near_ties`).
+The oracle is each request alone, in whole prompts, without graphs and a step at a time. Greedy and drawn answers part
+only at near ties, which the reference on the CPU judges (`near_ties`).
 """
 
 import sys
@@ -71,7 +71,7 @@ SMALL = Plan(requests=8, longest_prompt=80, tokens=40)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to run the same requests, and what must have happened in it to show anything."""
+    """A way to run the same requests, and the events that must have happened in it to show anything."""
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)  # of the configuration
@@ -135,7 +135,7 @@ class _Runners:
         self._decoder = Decoder(config, weights, select_ops(device, torch.float32, "auto"), config.max_position)
 
     def run(self, plan: Plan, way: Way, requests: list[Request]) -> tuple[list[list[list[int]]], Counters]:
-        """Returns the answers of each round, and what the scheduler has counted."""
+        """Return the answers of each round, and the scheduler's counters."""
         config = replace(plan.config(), **way.changes)
         kv = KVCache(self._decoder.config, config.num_blocks, config.block_size, torch.float32, self._device)
         kv.blocks.fill_(torch.nan)  # stale numbers must not be read

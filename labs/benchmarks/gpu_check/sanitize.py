@@ -1,9 +1,10 @@
 """Steps that launch every kernel under compute-sanitizer: accesses out of bounds, and races in shared memory.
 
-What runs is `sanitized`, once under each tool, both at the same time. So that a kernel which reads beyond a tensor is
-seen, torch then gives each tensor memory of its own. Kernels of ours alone are looked at, by their names. Before 2026.1
-racecheck took for races what are none where warps of Hopper synchronise in groups of four: so a newer one that is
-carried (`scripts/gpu_peers.py sanitizer`) is taken for it, where that one starts, and the machine's for all else.
+The program is `sanitized`, run once under each tool, both at the same time. To show a kernel that reads beyond a
+tensor, torch then gives each tensor memory of its own. Only the project's own kernels are examined, by their names.
+Before 2026.1 racecheck reported false races where warps of Hopper synchronise in groups of four: so a newer racecheck
+that is carried (`scripts/gpu_peers.py sanitizer`) is used if it starts, and the machine's own tools for everything
+else.
 """
 
 import os
@@ -87,7 +88,9 @@ class Run:
     until: float  # by the monotonic clock
 
     def end(self) -> str:
-        """Return what it has said when it ends, or when its time is over and it is killed with all that it started."""
+        """Return the tool's output when it ends, or when its time is over and it is killed with every process that it
+        started.
+        """
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, self.until - time.monotonic()))
         over = self.process.poll() is None
@@ -155,7 +158,7 @@ def _popen(command: list[str], said: Path, environ: dict[str, str]) -> subproces
 
 
 def _judged(name: str, said: str, failures: list[str]) -> Iterator[Finding]:
-    """What a tool has found counts, also where the process that it looked at then failed, or was ended."""
+    """Yield the findings in a tool's output. They count even if the examined process then failed, or was ended."""
     if UNSUPPORTED in said:
         yield Finding(name, f"skipped: {UNSUPPORTED}")
         return

@@ -1,9 +1,9 @@
-"""Steps that launch every kernel, few and padded as graphs pad them: what `sanitize` has tools look at.
+"""The program that `sanitize` examines: steps that launch every kernel, few and padded as graphs pad them.
 
-`python -m labs.benchmarks.gpu_check.sanitized`; without a GPU and with TRITON_INTERPRET=1 it shows that kernels run.
-It tells what it is about to do, so that a tool that ends it tells where. It ends by itself when its time is over, so
-that the tool sums up, and says where it stands if it cannot. It ends without finalisers: after an error of the device
-torch's fail in their turn, and hide it.
+`python -m labs.benchmarks.gpu_check.sanitized`; without a GPU and with TRITON_INTERPRET=1 it shows that kernels run. It
+prints each step before it runs it, so that the place is known if a tool ends it. It ends by itself when its time is
+over, so that the tool sums up, and prints its stack if it cannot. It ends without finalisers: after an error of the
+device torch's fail in their turn, and hide it.
 """
 
 import argparse
@@ -76,7 +76,7 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the vocabulary, and of the prompts of three sequences."""
+    """The sizes of the vocabulary, and of the prompts of three sequences."""
 
     vocab: int
     longest: int
@@ -113,7 +113,7 @@ class EagerGraphs(StepGraphs):
 
 
 class PaddingCpuStream(CpuStream):
-    """A runner on it keeps memory for what graphs write."""
+    """A stream that claims to capture graphs: a runner on it allocates the memory that graphs write."""
 
     captures = True
 
@@ -127,7 +127,7 @@ def make_runner(numbers: Numbers, size: Size, device: torch.device) -> ModelRunn
 
 
 def steps(size: Size) -> dict[str, Batch]:
-    """Steps of one runner, by what is new in each, in the order in which they are run."""
+    """Return the steps of one runner, named by the novelty of each, in the order in which they are run."""
     longest, (middle, short) = size.longest, size.others
     batches = {
         "a prompt": _prompts({0: longest}, PLAIN, size),
@@ -162,7 +162,7 @@ def _prompts(lengths: dict[int, int], kind: SamplingParams, size: Size) -> Batch
 
 
 def _decodes(positions: list[int]) -> Batch:
-    """Of slots 0 and on, at these positions."""
+    """Return decodes of the first slots, at these positions."""
     every = list(range(len(positions)))
     return Batch(0, len(every), every, positions, [1] * len(every), [], every)
 
@@ -187,7 +187,7 @@ def mask(device: torch.device) -> None:
 
 
 def run(all_numbers: tuple[Numbers, ...], size: Size, device: torch.device) -> Iterator[str]:
-    """Yield what comes next, before each step and at the end."""
+    """Yield the name of the next step before it runs, and at the end."""
     yield "masks"
     mask(device)
     for numbers in all_numbers:

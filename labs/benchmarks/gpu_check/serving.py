@@ -62,7 +62,7 @@ def check(device: torch.device) -> Iterator[Finding]:
 
 
 def largest_error(device: torch.device, shape: Shape, steps: tuple[Serving, ...]) -> float:
-    """Of any row of these steps, as they are and padded as a graph's."""
+    """Return the largest error of any row of these steps, unpadded and padded as a graph's."""
     every = product(steps, (False, True))
     return max(_error(_step(serving, device, padded), serving.window, *shape) for serving, padded in every)
 
@@ -102,7 +102,7 @@ def _step(serving: Serving, device: torch.device, padded: bool) -> StepInputs:
 
 
 def _error(step: StepInputs, window: int | None, head_dim: int, group: int, kv_dtype: torch.dtype) -> float:
-    """The largest of any row of queries, of what is attended, and of what is stored."""
+    """Return the largest error of any row of queries, of attention, and of stored keys and values."""
     device, heads = step.positions.device, group * KV_HEADS
     generator = torch.Generator(device).manual_seed(head_dim + group)
 

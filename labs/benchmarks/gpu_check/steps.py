@@ -1,4 +1,4 @@
-"""Steps of decoders: decodes, prompts, and both; device time against the roofline, and what a launch costs the host."""
+"""Steps of decoders: decodes, prompts, and both; device time against the roofline, and the host's cost of a launch."""
 
 import time
 from collections import deque
@@ -93,7 +93,7 @@ def check(device: torch.device, plan: Plan) -> Iterator[Finding]:
 
 
 def _breakdowns(runner: ModelRunner, plan: Plan) -> Iterator[Finding]:
-    """Of decodes, and of the longest prompt."""
+    """Yield the breakdowns of decodes, and of the longest prompt."""
     tokens = max(plan.prompts)
     for rows in plan.batches:
         _fill(runner, rows, plan.context)
@@ -130,14 +130,14 @@ def _mixed(runner: ModelRunner, plan: Plan) -> Iterator[Finding]:
 
 
 def _host(what: str, timing: Timing, plan: Plan) -> Iterator[Finding]:
-    """Of a model whose steps take milliseconds, the host has most of each to itself."""
+    """Yield the host's part of a step; if a model's steps take milliseconds, the host idles for most of each."""
     yield Finding(f"{what}: host and launch", timing.launch * 1e3, "ms")
     bound = 0.25 if plan is LLAMA else None
     yield Finding(f"{what}: host and launch / step", timing.launch / timing.step, bound=bound)
 
 
 def _sampling_seconds(runner: ModelRunner, rows: int) -> float:
-    """Of the kernels that draw with top-k and top-p; 0 where torch draws."""
+    """Return the seconds of the kernels that draw with top-k and top-p; 0 where torch draws."""
     draw = runner.decoder.ops.sample
     if draw is None:
         return 0.0

@@ -1,6 +1,7 @@
 """A gateway with tenants, over a model of random weights: its store, a policy and traces are on.
 
-Imports nothing of the gateway's own packages before it is asked for one: not every machine has what they need.
+The gateway's own packages are imported only when a gateway is asked for, because not every machine has their
+dependencies.
 """
 
 import json

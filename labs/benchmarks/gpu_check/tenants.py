@@ -1,8 +1,8 @@
-"""Tenants of one gateway, over HTTP, with its store, a policy and traces: what they get is what they were promised.
+"""Tenants of one gateway, over HTTP, with its store, a policy and traces: they get what they were promised.
 
 Streams that are dropped free their memory within the steps in flight; HTTP costs little beside the same requests
-offline; who floods has its share and no more, and a light tenant hardly notices; decodes keep their rhythm beside a
-long prompt; and what is let in with a deadline has its first token in time, by step times that were calibrated.
+offline; a flooding tenant has its share and no more, and a light tenant hardly notices; decodes keep their rhythm
+beside a long prompt; and an admitted request with a deadline has its first token in time, by calibrated step times.
 """
 
 import gc
@@ -212,7 +212,7 @@ class _Phases:
         yield Finding("share of a core that the clients used", beside.busy)
 
     def _shares(self) -> dict[str, float]:
-        """Of the time of all that always have more to ask, within the window."""
+        """Return each tenant's share of the time of all tenants that always have more to ask, within the window."""
         time.sleep(self._plan.lead)
         before = self._server.served()
         time.sleep(self._plan.window - 1)  # and a second for what this takes
@@ -322,7 +322,7 @@ def _milliseconds(seconds: Iterable[float]) -> str:
 
 
 def _explain(came: list[FirstToken]) -> Iterator[Finding]:
-    """What their first tokens waited for in the engine; the rest is the gateway's and HTTP's."""
+    """Yield the waits of their first tokens in the engine; the rest is the gateway's and HTTP's."""
     if not came:
         return
     waits = sorted(one.waited for one in came)

@@ -1,4 +1,4 @@
-"""LiteLLM's `custom_auth`: the benchmark's key and its limits, which nobody reaches. Runs in LiteLLM's environment."""
+"""LiteLLM's `custom_auth`: the benchmark's key and its limits, which no run reaches. Runs in LiteLLM's environment."""
 
 from fastapi import HTTPException, Request
 from litellm.proxy._types import UserAPIKeyAuth

@@ -1,4 +1,4 @@
-"""What a measured engine is to the benchmark: a process that generates workloads when asked, one JSON line each way."""
+"""A peer is a measured engine: a process that generates workloads when asked, one JSON line each way."""
 
 import json
 import os

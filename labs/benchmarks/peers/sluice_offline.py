@@ -20,7 +20,7 @@ from labs.benchmarks.workload import Workload
 
 @dataclass(slots=True)
 class Observed:
-    """What is seen of one run, step by step."""
+    """The observations of one run, step by step."""
 
     started: float = field(default_factory=time.perf_counter)
     times: dict[str, list[float]] = field(default_factory=dict)

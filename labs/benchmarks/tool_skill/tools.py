@@ -28,14 +28,14 @@ class Tool(NamedTuple):
     topic: str
 
     def schema(self) -> dict[str, object]:
-        """What a client sends in `tools`."""
+        """Return the tool as a client sends it in `tools`."""
         properties = {parameter.name: parameter.schema() for parameter in self.parameters}
         required = [parameter.name for parameter in self.parameters if parameter.is_required]
         parameters = {"type": "object", "properties": properties, "required": required}
         return {"type": "function", "function": {"name": self.name, "parameters": parameters}}
 
     def line(self) -> str:
-        """What the chat template tells the model of it: its name, and the types of its parameters."""
+        """Return the chat template's line about the tool: its name, and the types of its parameters."""
         kinds = {name: kind if isinstance(kind, str) else list(kind) for name, kind, _ in self.parameters}
         return _json({"name": self.name, "parameters": kinds})
 
@@ -47,11 +47,11 @@ class Call(NamedTuple):
     arguments: Mapping[str, Value]
 
     def text(self) -> str:
-        """What the model writes to call it."""
+        """Return the call as the model writes it."""
         return f"<tool_call>\n{_json({'name': self.name, 'arguments': self.arguments})}\n</tool_call>"
 
     def message(self) -> dict[str, object]:
-        """What a chat template expects of it in an assistant's message."""
+        """Return the call as an assistant's message has it for a chat template."""
         return {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
 
 

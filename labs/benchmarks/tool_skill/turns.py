@@ -38,7 +38,7 @@ class ToolTurn:
 
     @property
     def first_text(self) -> str:
-        """What the model is to write upon the ask."""
+        """The text that the model is to write upon the ask."""
         return calls_text(self.calls) if self.calls else self.answer
 
     def messages(self, *, with_results: bool = False) -> list[dict[str, object]]:
@@ -117,7 +117,9 @@ class ToolBox:
 
 
 def is_held_out(ask: Ask) -> bool:
-    """Whether one of the calls has held-out arguments: one in five has, by hash, and training never calls with them."""
+    """Return True if one of the calls has held-out arguments: one in five has, by hash, and training never calls with
+    them.
+    """
     return any(zlib.crc32(repr(tuple(call.arguments.values())).encode()) % 5 == 0 for call in ask.calls)
 
 
@@ -143,7 +145,7 @@ _RESULT_UNITS = ("degrees", "C", "km", "euros", "%", "years", "people", "minutes
 
 
 def _result(rng: Random) -> str:
-    """What a tool says: a number, a time, some words, or a flat JSON object."""
+    """Return a tool's result: a number, a time, some words, or a flat JSON object."""
     if rng.random() < 0.12:
         keys = dict.fromkeys(rng.choice(_RESULT_KEYS) for _ in range(rng.randint(1, 3)))
         return json.dumps({key: _scalar(rng) for key in keys}, ensure_ascii=False)

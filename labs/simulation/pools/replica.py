@@ -83,11 +83,11 @@ class _HalfLoop(Loop):
     """Computes each request's first token, and then keeps its memory until it is told to go on or to end."""
 
     def go_on(self, sequence: Sequence, now: float) -> None:
-        self._core.extend(sequence, sequence.request.most_tokens - sequence.token_limit, now)
+        self._core.raise_token_limit(sequence, sequence.request.most_tokens - sequence.token_limit, now)
         self._plan(now)
 
     def cancel(self, sequence: Sequence, now: float) -> None:
-        self._core.finish(sequence, FinishReason.CANCELLED, now)
+        self._core.finish_sequence(sequence, FinishReason.CANCELLED, now)
         self._recorder.withdrawn(sequence, now)
         self._ended(sequence)
         self._plan(now)
@@ -138,7 +138,7 @@ class Replica:
 
     @property
     def busy(self) -> float:
-        """Its busy seconds."""
+        """The seconds in which the device was busy."""
         return self._recorder.busy
 
     @property

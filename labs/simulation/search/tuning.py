@@ -1,9 +1,9 @@
 """Searches the engine's settings under which most requests of a workload are good.
 
 First by successive halving (Jamieson and Talwalkar, 2016): many settings meet the first part of the requests, the
-better third of them a part three times as long, until a few have met all. Then a step at a time, first from the present
-settings, where somebody has thought about most of them, and then from the best that is known: the next larger and the
-next smaller value of one setting meet all requests, for as long as either is better and the budget lasts.
+better third of them a part three times as long, until a few have met all. Then by steps, first from the present
+settings, most of which an operator has considered, and then from the best known: the next larger and the next smaller
+value of one setting meet all requests, for as long as either is better and the budget lasts.
 
 A search is deterministic, and costs as much as simulating the whole workload `budget` times, the present settings once
 more.

@@ -2,7 +2,8 @@
 -- of this replica that it does not name, if they are older than `bound`. Slices of such replicas are forfeited; those of
 -- this replica's earlier lives are given back, of which it knows that nothing was spent.
 -- KEYS: the tenant's state. ARGV: replica, lease (us), bound (an ordinal), the first ordinal of this life, then the fields
--- of its live reservations.
+-- of its live reservations. Answers "OK", or "AGAIN" if there is more than one call settles, so that the store stands
+-- still for no tenant.
 local all = redis.call('HGETALL', KEYS[1])
 local state, live, expiries = {}, {}, {}
 for i = 1, #all, 2 do state[all[i]] = all[i + 1] end
@@ -19,11 +20,14 @@ local function abandoned(field, replica, ordinal) -- from `bound` on, a call tha
   return now >= (expiries[replica] or 0)
 end
 
+local MOST_SETTLED, settled = 500, 0 -- reservations, marks and slices
 local FORFEITED_LIFE = 32 * DAY -- longer than any budget's period
 local gone = {}
 for field, value in pairs(state) do
+  if settled + #gone >= MOST_SETTLED then break end
   local replica, ordinal = field:match('^r:(%x+)%.(%d+)%.?%x*$')
   if replica and abandoned(field, replica, ordinal) then
+    settled = settled + 1
     local record = opened(value)
     -- This life of this replica does not name it, so that its request never ran; an earlier life's, or another's, may have.
     local never_ran = replica == ARGV[1] and tonumber(ordinal) >= tonumber(ARGV[4])
@@ -48,6 +52,7 @@ for field, value in pairs(state) do
   elseif owner and owner ~= ARGV[1] and now >= (expiries[owner] or 0) then
     local slice = cmsgpack.unpack(value)
     if not slice.forfeited then
+      settled = settled + 1
       redis.call('HSET', KEYS[1], field, forfeit(KEYS[1], slice, now))
     elseif now >= slice.ended + FORFEITED_LIFE then
       gone[#gone + 1] = field
@@ -55,12 +60,16 @@ for field, value in pairs(state) do
   end
 end
 
-local earliest = now + ARGV[2]
+local is_whole, earliest = settled + #gone < MOST_SETTLED, now + ARGV[2]
 for replica, expiry in pairs(expiries) do
-  if now >= expiry then gone[#gone + 1] = 'p:' .. replica else earliest = min(earliest, expiry) end
+  if now < expiry then
+    earliest = min(earliest, expiry)
+  elseif is_whole then
+    gone[#gone + 1] = 'p:' .. replica
+  end
 end
 for _, field in ipairs(gone) do redis.call('HDEL', KEYS[1], field) end
 if next(state) then
   redis.call('HSET', KEYS[1], 'now', int(now), 'p:' .. ARGV[1], int(now + ARGV[2]), 'lease', int(earliest))
 end
-return {'OK'}
+return {is_whole and 'OK' or 'AGAIN'}

@@ -83,14 +83,14 @@ def test_every_obstacle_can_be_explained() -> None:
     assert REASONS.keys() == set(OBSTACLES)
 
 
-def test_what_has_no_name_is_told_with_the_remedy() -> None:
+def test_an_object_without_a_name_in_the_log_is_told_with_a_remedy() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"page_size is not in .* give it a name there"):
         check_all({"block_size", "page_size"}, {"block_size"})
     with pytest.raises(AssertionError, match="has to follow what was renamed"):
         check_all({"block_size"}, {"block_size", "page_size"})
 
 
-def test_what_is_written_by_name_is_read_again() -> None:
+def test_a_configuration_written_by_names_is_read_again() -> None:
     values = {name: [value for _, value in names.items()] for name, names in CHOICES.items()}
     for choice, kinds in values.items():
         for value in kinds:

@@ -14,7 +14,7 @@ def test_a_moment_is_read_as_it_was(seconds: float) -> None:
 
 
 @given(nanoseconds=st.integers(0, DAYS * 10**9))
-def test_what_a_real_clock_says_is_written_in_whole_nanoseconds(nanoseconds: int) -> None:
+def test_a_real_clocks_moment_is_written_in_whole_nanoseconds(nanoseconds: int) -> None:
     assert moment(nanoseconds / 1e9) == str(nanoseconds)
 
 

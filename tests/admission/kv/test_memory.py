@@ -46,7 +46,7 @@ def test_an_answer_that_may_be_long_is_believed_to_be_short_when_its_tenants_wer
     assert gate(make(10, 300, tenant="short"), running, num_free=80, num_held=0, num_kept=0)
 
 
-def test_what_is_full_before_the_newcomer_is_over_keeps_it_out_however_short_it_is() -> None:
+def test_a_pool_that_fills_before_the_newcomer_ends_keeps_even_a_short_one_out() -> None:
     gate = FuturePeak(ENGINE, OutputLengths(), deviations=0)
     running = [make(180, 40, generated=10) for _ in range(5)]
     assert not gate(make(10, 8), running, num_free=4, num_held=0, num_kept=0)

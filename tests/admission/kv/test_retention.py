@@ -13,17 +13,17 @@ from admission.kv.retention import (
     NUM_GAP_CELLS,
     TURNS_REMEMBERED,
     UNHINTED_PRIOR,
-    Curve,
     ReturnTimes,
+    SurvivalCurve,
 )
 from backend.paged_kv.block_names import BlockName
-from backend.paged_kv.idle_blocks import PLAIN, IdleChain
+from backend.paged_kv.idle_blocks import PLAIN_CHAIN, IdleChain
 
 _ordinals = count()
 
 
 def chain(expects: float | None, left_at: float, tenant: str = "t") -> IdleChain:
-    return IdleChain(tenant, PLAIN, expects, left_at, 1, is_held=False)
+    return IdleChain(tenant, PLAIN_CHAIN, expects, left_at, 1, is_held=False)
 
 
 def learned(gaps: list[tuple[float | None, float | None]], tenant: str = "t") -> ReturnTimes:
@@ -35,7 +35,7 @@ def learned(gaps: list[tuple[float | None, float | None]], tenant: str = "t") ->
         name = BlockName(next(_ordinals))
         times.left(chain(said, now, tenant), name)
         if gap is not None:
-            times.arrived([BlockName(next(_ordinals)), name, BlockName(next(_ordinals))], now + gap)
+            times.claim_chain([BlockName(next(_ordinals)), name, BlockName(next(_ordinals))], now + gap)
         now += 100.0
     return times
 
@@ -46,7 +46,7 @@ shares = st.lists(st.integers(0, 20), min_size=NUM_GAP_CELLS, max_size=NUM_GAP_C
 @given(shares, st.lists(st.integers(0, NUM_GAP_CELLS), max_size=40), st.sampled_from([UNHINTED_PRIOR, HINTED_PRIOR]))
 def test_worth_is_the_best_chance_for_the_time_kept(back: list[int], away: list[int], prior: list[float]) -> None:
     """As of every time until which a turn may be kept, looked at one by one."""
-    curve = Curve(prior)
+    curve = SurvivalCurve(prior)
     curve.draw(back, away)
     survival, widths = curve.survival, [GAP_EDGES_S[0]] + [b - a for a, b in pairwise(GAP_EDGES_S)]
     assert all(0 <= after <= before <= 1 for before, after in pairwise(survival))
@@ -64,7 +64,7 @@ def test_before_anything_is_known_the_least_recent_is_worth_least() -> None:
     assert worth == sorted(worth, reverse=True) and worth[-1] >= 0
 
 
-def test_what_comes_back_at_one_time_is_worth_more_the_nearer_that_is_and_little_once_it_has_passed() -> None:
+def test_worth_of_a_chain_rises_until_its_usual_return_and_falls_after_it() -> None:
     times = learned([(None, 30.0)] * 60)
     ages = [times.worth("t", None, age) for age in (1, 12, 20)]
     assert ages == sorted(ages) and ages[2] > 2 * ages[0]
@@ -95,13 +95,13 @@ def test_a_client_that_is_wrong_by_the_same_factor_each_time_is_as_good_as_one_t
         assert times.worth("t", 20.0 * factor, 16.0) > 1.5 * times.worth("t", 20.0 * factor, 1.0)
 
 
-def test_what_says_nothing_is_not_heeded() -> None:
+def test_a_hint_without_information_is_not_heeded() -> None:
     random = Random(4)
     times = learned([(random.uniform(1, 3600), random.lognormvariate(2, 0.3)) for _ in range(100)])
     assert times.worth("t", 1.0, 2.0) == times.worth("t", 3600.0, 2.0)
 
 
-def test_what_never_came_back_is_worth_less_than_what_did() -> None:
+def test_a_kind_of_chain_that_never_came_back_is_worth_less() -> None:
     times = learned([(None, None), (10.0, 10.0)] * 60)
     assert times.worth("t", None, 1.0) < times.worth("t", 10.0, 1.0) / 5
     assert times.probability("t", None, 1.0) < 0.2 and times.probability("t", 10.0, 1.0) > 0.8
@@ -112,7 +112,7 @@ def test_a_turn_that_has_not_come_back_yet_is_not_taken_for_one_that_never_does(
     for n, name in enumerate(names):
         times.left(chain(None, n * 0.01), name)
     for n, name in enumerate(names[::2]):
-        times.arrived([name], 5.0 + n * 0.01)
+        times.claim_chain([name], 5.0 + n * 0.01)
     times.worth("t", None, 1.0)
     assert times.probability("t", None, 1.0) > 0.6
 

@@ -15,9 +15,9 @@ ENGINE = EngineConfig(num_blocks=64, max_model_len=512)
 
 
 def ran(calibration: IdleCalibration, seconds: float, now: float) -> CalibrationStep | None:
-    step = calibration.begin(now)
+    step = calibration.next_step(now)
     if step is not None:
-        calibration.end([(step, seconds)], now)
+        calibration.record_times([(step, seconds)], now)
     return step
 
 
@@ -49,9 +49,9 @@ def test_drift_is_how_far_predictions_were_off_before_they_were_mended() -> None
     calibration = IdleCalibration(ENGINE, StepTimeModel(PRIOR_STEP_TIME))
     assert calibration.drift == 0.0
     for n in range(9):
-        step = calibration.begin(100.0 * n)
+        step = calibration.next_step(100.0 * n)
         assert step is not None
-        calibration.end([(step, 2 * PRIOR_STEP_TIME.seconds(work_of_shape(step)))], 100.0 * n)
+        calibration.record_times([(step, 2 * PRIOR_STEP_TIME.seconds(work_of_shape(step)))], 100.0 * n)
     assert abs(calibration.drift - 0.5) < 1e-9
 
 

@@ -26,7 +26,7 @@ def test_no_other_coefficients_that_are_at_least_0_fit_better(seed: int) -> None
         assert abs(slope) <= 1e-6 or value == 0
 
 
-def test_what_nothing_is_known_of_is_0() -> None:
+def test_a_coefficient_without_evidence_is_0() -> None:
     evidence = evidence_of([[1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]], [3.0])
     found = solve_non_negative(evidence.gram, evidence.moment)
     assert abs(found[0] + 2 * found[1] - 3) < 1e-6 and found[2:] == [0.0] * 5

@@ -121,6 +121,6 @@ def test_coefficients_that_cannot_be_are_refused(values: tuple[float, ...]) -> N
 
 
 @pytest.mark.parametrize("wrong", [{"knee": 0}, {"steps": -5}, {"steps": float("nan")}, {"coefficients": [1.0]}])
-def test_what_no_run_saved_is_refused(wrong: dict[str, object]) -> None:
+def test_a_saved_model_that_no_run_wrote_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"knee|steps|coefficients"):
         StepTimeModel.from_json(trained().to_json() | wrong)

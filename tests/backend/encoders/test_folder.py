@@ -117,6 +117,10 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     ),
     "an activation that is no name": (config(hidden_act=["gelu"]), "hidden_act is ['gelu']; one of gelu, gelu_new, "),
     "heads": (config(num_attention_heads=5), "num_attention_heads is 5; it must divide hidden_size 32"),
+    "too many layers": (
+        config(num_hidden_layers=10**7),
+        "num_hidden_layers is 10000000; an integer of at least 1 and below 4,096",
+    ),
     "no layers": (config(num_hidden_layers=0), "num_hidden_layers is 0; an integer of at least 1 and below"),
     "eps": (config(layer_norm_eps=-1), "layer_norm_eps is -1; a finite number above 0"),
     "a longer table of positions": (

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from backend import LLM, SamplingParams
-from backend.errors import ModelLoadError
-from backend.model import gguf_folder
+from backend.errors import ConfigError, ModelLoadError
 from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
 from backend.model.weights import checkpoint_names, load_weights
@@ -38,7 +37,7 @@ READ += ["yarn-scaling", "mistral-no-window", "qwen2", "qwen3", "qwen3-biases-ti
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(gguf_folder, "cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -150,12 +149,21 @@ def load(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_would_be_served_wrongly_is_refused(change: str, tmp_path: Path, cache: Path) -> None:
+def test_a_gguf_model_that_would_compute_wrongly_is_refused(change: str, tmp_path: Path, cache: Path) -> None:
     keys, message = CHANGES[change]
     path = save_model(tmp_path / "a.gguf", random_model("llama-gqa-tied"), **keys)
     with pytest.raises(ModelLoadError, match=message) as refused:
         load(path)
     assert str(path) in str(refused.value)
+
+
+def test_a_cache_without_a_home_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLUICE_CACHE_DIR", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 3)  # a user that the machine does not know
+    path = save_model(tmp_path / "a.gguf", random_model("qwen2"))
+    with pytest.raises(ConfigError, match="set SLUICE_CACHE_DIR"):
+        resolve_model(str(path))
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, cache: Path) -> None:

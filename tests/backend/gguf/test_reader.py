@@ -98,7 +98,7 @@ def test_a_faulty_file_is_refused(fault: str, tmp_path: Path) -> None:
     assert peak < len(content) * 12 + 2**20
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_gguf_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"a\.gguf cannot be read \(No such file"):
         opened(tmp_path / "a.gguf")
     with pytest.raises(ModelLoadError, match=r"cannot be read \(Is a directory"):
@@ -112,6 +112,18 @@ def test_a_file_of_the_second_version_and_of_another_alignment_is_read(tmp_path:
     file = opened(save(tmp_path / "a.gguf", content.replace(struct.pack("<I", 3), struct.pack("<I", 2), 1)))
     assert file.metadata == {"general.alignment": 64, "b": [1, -2], "c": [True, False], "d": 0.5, "e": -3}
     assert [(one.shape, one.format.name, one.start % 64) for one in file.tensors.values()] == [((2, 32), "Q8_0", 0)] * 2
+
+
+def test_a_tensor_is_in_memory_once_while_it_is_read(tmp_path: Path) -> None:
+    """The largest, over the vocabulary, has gigabytes."""
+    size = 2**22
+    with GgufFile(save(tmp_path / "a.gguf", gguf({}, {"a": ((size // 4,), "F32", bytes(size))}))) as file:
+        tracemalloc.start()
+        try:
+            assert len(file.read(file.tensors["a"].start, size)) == size
+            assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+        finally:
+            tracemalloc.stop()
 
 
 def mutated(content: bytes, head: int, chance: random.Random) -> bytes:

@@ -122,7 +122,9 @@ def test_without_a_space_before_a_text_none_is_taken_off(tmp_path: Path) -> None
         (sentencepiece(add_bos_token=None), ["<s>", "▁", "<0x41>"]),
     ],
 )
-def test_what_stands_around_a_plain_prompt(keys: dict[str, Any], expected: list[str], tmp_path: Path) -> None:
+def test_a_plain_prompt_has_the_special_tokens_that_its_metadata_names(
+    keys: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
     assert built(tmp_path, keys).encode("A").tokens == expected
 
 

@@ -37,6 +37,17 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_compiler", lambda: None)
 
 
+@pytest.mark.parametrize(
+    ("features", "multiplies"),
+    [("flags\t\t: fpu avx512f avx512_bf16", True), ("Features\t: fp asimd bf16", True), ("flags : avx512f", False)],
+)
+def test_a_processor_says_whether_it_multiplies_in_bfloat16(
+    features: str, multiplies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_cpu_features", lambda: features)
+    assert build.multiplies_in_bfloat16.__wrapped__() is multiplies
+
+
 @pytest.mark.usefixtures("compiler")
 def test_a_build_is_cached_and_loads() -> None:
     assert build.cached() is None
@@ -111,6 +122,23 @@ def test_a_compiler_that_hangs_ends_with_all_that_it_has_started(
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("text", ["#!/usr/bin/env bash\nsleep infinity\n", "neither a script nor a program"])
+def test_a_compiler_that_does_not_tell_its_version_keeps_nobody_from_a_library_that_is_there(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build.build()
+    driver = tmp_path / "c++"
+    driver.write_text(text)
+    driver.chmod(0o755)
+    monkeypatch.setenv("CXX", str(driver))
+    monkeypatch.setattr(build, "VERSION_SECONDS", 0.1)
+    assert build.cached() == built
+    library = build.load_library(wait=False)
+    assert library is not None
+    assert library.answer() == 42
+
+
+@pytest.mark.usefixtures("compiler")
 def test_an_unusable_cache_directory_is_logged_and_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,11 +151,7 @@ def test_an_unusable_cache_directory_is_logged_and_no_error(
 def test_a_user_without_a_home_is_served_without_a_cache(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_home(path: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("SLUICE_CACHE_DIR", raising=False)
-    monkeypatch.setattr(Path, "expanduser", no_home)
+    monkeypatch.setenv("SLUICE_CACHE_DIR", "~a-user-who-is-not-here/cache")
     assert build.load_library(wait=True) is None
     assert "set SLUICE_CACHE_DIR" in caplog.text
 

@@ -91,6 +91,15 @@ def test_heights_that_add_in_another_order_are_not_used_if_that_leaves_low_ones(
 
 
 @needs_onednn
+def test_a_row_by_itself_that_seldom_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linears, "_agreeing", {})
+    monkeypatch.setattr(linears, "packed_linear", lambda weight, bias: lambda x: x + (len(x) == 1) * (x > 4))
+    product = TiledLinear(torch.eye(3), None)
+    assert product.batch_invariant
+    assert product.heights == HEIGHTS[1:]
+
+
+@needs_onednn
 def test_a_large_vocabulary_has_low_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linears, "TILE_BYTES", 16 * 63 * 4)
     weight, x = torch.randn(63, 2), torch.randn(100, 2)

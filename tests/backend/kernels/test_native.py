@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,6 +63,18 @@ def test_layers_are_at_once_where_each_product_is_the_librarys(native: CpuOps) -
 def test_layers_are_one_by_one_where_a_product_or_attention_is_another(native: CpuOps) -> None:
     assert native.fuse(stack_of(native, torch.float16)) is None
     assert native.fuse(stack_of(native, torch.float32, head_dim=6)) is None
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_products_in_bfloat16_are_the_librarys_unless_the_processor_multiplies_in_it(
+    native: CpuOps, monkeypatch: pytest.MonkeyPatch, multiplies: bool
+) -> None:
+    """Without such instructions oneDNN takes two to five times as long, and adds in an order of the batch's."""
+    monkeypatch.setattr("backend.kernels.build.multiplies_in_bfloat16", lambda: multiplies)
+    monkeypatch.setattr("backend.kernels.cpu.packs", lambda dtype: True)
+    monkeypatch.setattr("backend.kernels.cpu.TiledLinear", lambda weight, bias: SimpleNamespace(batch_invariant=True))
+    product = native.linear(torch.zeros(8, 16, dtype=torch.bfloat16), None)
+    assert isinstance(product, PackedLinear) is not multiplies
 
 
 def test_a_product_refuses_what_it_would_misread(native: CpuOps) -> None:

@@ -38,7 +38,7 @@ def test_smollm2_is_served_from_the_cache_once_it_is_there(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("name", ["./nowhere/at/all", "nowhere", "/nowhere/model", "a/b/c", "hf:name", "hf:", ""])
-def test_what_is_neither_a_directory_nor_a_hub_name_is_refused(
+def test_a_model_name_is_refused_unless_it_is_a_directory_or_a_hub_name(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -97,7 +97,7 @@ def test_null_and_absent_keys_take_their_defaults(tmp_path: Path) -> None:
     assert (config.num_kv_heads, config.eos_token_ids, config.torch_dtype) == (8, (), "float32")
 
 
-def test_what_an_architecture_implies_need_not_be_said(tmp_path: Path) -> None:
+def test_a_config_may_leave_out_facts_that_its_architecture_implies(tmp_path: Path) -> None:
     qwen2, qwen3 = read(tmp_path, QWEN2), read(tmp_path, QWEN3)
     assert (qwen2.attention_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, False)
     assert (qwen3.attention_bias, qwen3.output_bias, qwen3.qk_norm, qwen3.head_dim) == (False, False, True, 128)
@@ -213,6 +213,7 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
         (LLAMA | {"vocab_size": 2.5}, "vocab_size is 2.5; an integer of at least 1"),
         (LLAMA | {"vocab_size": 2**31}, "vocab_size is 2147483648; an integer of at least 1 and below 2,147,483,648"),
         (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0; an integer of at least 1"),
+        (LLAMA | {"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000; an integer of at least 1 and below 4,0"),
         (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers is True; an integer of at least 1"),
         (LLAMA | {"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; a finite number above 0"),
         (LLAMA | {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; true or false"),
@@ -233,7 +234,7 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
         ),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_file_key_and_value(
+def test_an_unservable_config_is_refused_by_file_key_and_value(
     config: dict[str, Any], complaint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelLoadError) as caught:

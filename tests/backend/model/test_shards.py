@@ -82,7 +82,7 @@ def test_an_index_without_a_map_is_refused(weight_map: object, tmp_path: Path) -
         ("README.md", r"holds neither model\.safetensors nor model\.safetensors\.index\.json"),
     ],
 )
-def test_what_lies_there_instead_of_weights_is_told(name: str, complaint: str, tmp_path: Path) -> None:
+def test_a_refusal_names_the_files_found_instead_of_weights(name: str, complaint: str, tmp_path: Path) -> None:
     """A pointer of Git LFS, pickled weights, and nothing of a model."""
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     with pytest.raises(ModelLoadError, match=complaint):

@@ -64,7 +64,7 @@ def test_a_floor_holds_for_the_tenant_with_the_most() -> None:
     assert stored.pool.held == {"a": 50, "b": 50}
 
 
-def test_who_comes_no_more_does_not_keep_its_share_for_ever() -> None:
+def test_a_tenant_that_stays_away_loses_its_share_of_the_host() -> None:
     stored = Stored(10)
     stored.pool.limit("floor", 2)
     stored.store_many("gone", 3)
@@ -75,7 +75,7 @@ def test_who_comes_no_more_does_not_keep_its_share_for_ever() -> None:
     assert stored.pool.held == {"floor": 2, "a": 8}
 
 
-def test_what_a_step_in_flight_may_copy_stays() -> None:
+def test_a_host_block_stays_while_a_step_in_flight_may_copy_it() -> None:
     pool = HostPool(1)
     host_block, _ = pool.store(BlockName(1), "a", completed_step=0)
     assert host_block is not None

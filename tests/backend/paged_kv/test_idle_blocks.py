@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.kv.retention import Between, make_retention
+from admission.kv.retention import BetweenTurnsRule, make_retention
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import PagedPool
 from backend.paged_kv.block_table import BlockTable
-from backend.paged_kv.idle_blocks import PLAIN, IdleBlocks, IdleChain
+from backend.paged_kv.idle_blocks import PLAIN_CHAIN, IdleBlocks, IdleChain
 from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.scheduled_step import WaitReason
 from tests.backend.paged_kv.test_prefix_cache import finish
@@ -26,11 +26,11 @@ class One:
         self.chain: IdleChain | None = None
 
 
-def chain(since: int, kind: int = PLAIN) -> IdleChain:
+def chain(since: int, kind: int = PLAIN_CHAIN) -> IdleChain:
     return IdleChain("t", kind, None, float(since), since, is_held=False)
 
 
-def left(idle: IdleBlocks[One], since: int, blocks: range, kind: int = PLAIN) -> list[One]:
+def left(idle: IdleBlocks[One], since: int, blocks: range, kind: int = PLAIN_CHAIN) -> list[One]:
     """Blocks that are left together, the last of a prompt first."""
     ones = [One(block) for block in blocks]
     idle.add(ones, chain(since, kind))
@@ -60,7 +60,7 @@ def test_the_chain_of_least_worth_goes_first_to_its_end_and_not_more_than_a_neig
     assert numbers(idle.give_up(9, 2)) == [11, 12], "no more than there are stamps that are as old"
 
 
-def test_what_several_chains_follow_on_is_kept_while_one_of_them_is() -> None:
+def test_a_shared_prefix_is_kept_while_any_chain_that_follows_it_is() -> None:
     idle = IdleBlocks[One](lambda kind, one: 100.0 - one.since)
     first = left(idle, 1, range(4))  # of which 2 and 3 are found by another
     for one in first[2:]:
@@ -100,13 +100,13 @@ def test_how_many_blocks_a_tenant_gives_up_does_not_depend_on_what_they_are_wort
                 cache.evict(said[0])
             else:
                 cache.limit(said[0], said[1], said[1] + 8)
-            cache.check_integrity([])
+            cache.check_blocks([])
         assert caches[0].idle_by_tenant() == caches[1].idle_by_tenant()
         assert caches[0].evictions == caches[1].evictions
     assert sum(map(Counter.total, (cache.idle_by_tenant() for cache in caches))) == 2 * caches[0].num_idle
 
 
-def cached_tokens(rule: Between, seconds: tuple[float, float]) -> list[int]:
+def cached_tokens(rule: BetweenTurnsRule, seconds: tuple[float, float]) -> list[int]:
     """What two conversations find at their next turns, whose clients said when these come, after others needed room."""
     bench = Bench(make_retention(rule), num_blocks=14, max_num_seqs=1)
     turns = []
@@ -121,17 +121,17 @@ def cached_tokens(rule: Between, seconds: tuple[float, float]) -> list[int]:
 
 
 def test_of_two_turns_the_one_that_comes_back_later_gives_way() -> None:
-    assert cached_tokens(Between.LRU, (5.0, 50.0)) == [8, 20]
-    assert cached_tokens(Between.MEASURED, (5.0, 50.0)) == [20, 8]
-    assert cached_tokens(Between.MEASURED, (50.0, 5.0)) == [8, 20]
+    assert cached_tokens(BetweenTurnsRule.LRU, (5.0, 50.0)) == [8, 20]
+    assert cached_tokens(BetweenTurnsRule.MEASURED, (5.0, 50.0)) == [20, 8]
+    assert cached_tokens(BetweenTurnsRule.MEASURED, (50.0, 5.0)) == [8, 20]
 
 
-def test_what_is_dropped_is_not_found_again() -> None:
-    assert cached_tokens(Between.DROP, (5.0, 50.0)) == [0, 0]
+def test_a_dropped_chain_is_not_found_again() -> None:
+    assert cached_tokens(BetweenTurnsRule.DROP, (5.0, 50.0)) == [0, 0]
 
 
-def test_what_is_held_is_not_for_newcomers_unless_nobody_runs() -> None:
-    bench = Bench(make_retention(Between.HOLD), num_blocks=14, max_num_seqs=2)
+def test_held_chains_are_not_given_to_newcomers_while_any_sequence_runs() -> None:
+    bench = Bench(make_retention(BetweenTurnsRule.HOLD), num_blocks=14, max_num_seqs=2)
     bench.now = 1.0
     turn = bench.say(list(range(100, 121)), 3, expects_followup=5.0)
     finish(bench, turn)

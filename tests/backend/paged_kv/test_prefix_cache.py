@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from admission.kv.retention import Between, make_retention
+from admission.kv.retention import BetweenTurnsRule, make_retention
 from backend.config import EngineConfig
 from backend.scheduler.batch import NO_TOKEN, StepOutput
 from backend.scheduler.hooks import DefaultHooks
@@ -93,11 +93,11 @@ def test_those_who_wait_for_one_prompt_at_once_compute_it_once() -> None:
     assert computed(bench) == 14 + 3 * 2
 
 
-def test_who_follows_takes_over_when_its_leader_is_cancelled() -> None:
+def test_a_follower_computes_the_prompt_when_its_leader_is_cancelled() -> None:
     bench = Bench(max_num_batched_tokens=4, prefill_chunk=4)
     leader, follower = bench.say([*PROMPT, 1], 4), bench.say([*PROMPT, 2], 4)
     bench.plan()
-    bench.scheduler.finish(leader, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(leader, FinishReason.CANCELLED)
     finish(bench, follower)
     assert follower.num_cached_tokens == 4, "the step that was on its way is used"
 
@@ -116,7 +116,7 @@ def test_a_lost_step_undoes_those_who_depend_on_it() -> None:
     assert follower.num_billed_tokens + follower.num_cached_tokens == 14
 
 
-def test_what_was_preempted_is_found_again() -> None:
+def test_a_preempted_sequence_hits_its_own_blocks() -> None:
     bench = Bench(num_blocks=10)
     sequences = [bench.say([n, *range(20, 25)], 25) for n in range(4)]
     finish(bench, *sequences)
@@ -136,13 +136,13 @@ def test_a_tenant_is_charged_once_for_what_its_sequences_share() -> None:
     assert [len(s.block_table.blocks) for s in (*two, other)] == [4, 4, 4]
     assert (held["a"], held["b"]) == (5, 4), "three are shared, and one each is its own"
     assert bench.scheduler.kv_manager.blocks.num_available == bench.config.num_blocks - 6
-    bench.scheduler.finish(two[0], FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(two[0], FinishReason.CANCELLED)
     bench.steps(2)
     assert (held["a"], two[1].block_table.num_charged) == (len(two[1].block_table.blocks),) * 2, "who is left pays"
     finish(bench, two[1], other)
 
 
-def test_who_shares_a_lease_too_small_for_two_prompts_runs_beside_the_other() -> None:
+def test_two_sequences_with_shared_blocks_run_under_a_lease_too_small_for_two_prompts() -> None:
     bench = Bench()
     bench.scheduler.allow("a", 7)
     finish(bench, bench.say(PROMPT, 4, "a"))
@@ -180,7 +180,7 @@ def test_a_floor_keeps_blocks_and_a_ceiling_gives_them_up() -> None:
     assert cache.num_evictable == cache.num_idle
 
 
-def test_what_was_counted_on_for_one_that_waits_is_kept_until_it_runs() -> None:
+def test_cached_blocks_counted_for_a_waiting_sequence_are_pinned_until_it_runs() -> None:
     bench = Bench(num_blocks=32)
     cache, counted = bench.scheduler.kv_manager.cache, list(range(200, 209))
     finish(bench, bench.say(counted, 3, "a"))
@@ -190,7 +190,7 @@ def test_what_was_counted_on_for_one_that_waits_is_kept_until_it_runs() -> None:
     later = bench.say(counted, 3, "a", is_pinned=True)
     assert waiting.num_pinned_tokens == later.num_pinned_tokens == 8
     crowd += [bench.say(list(range(600 + 40 * n, 630 + 40 * n)), 9, "flood") for n in range(4)]
-    bench.scheduler.finish(later, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(later, FinishReason.CANCELLED)
     finish(bench, waiting, *crowd)
     assert (waiting.num_cached_tokens, waiting.num_pinned_tokens) == (8, 0) and cache.evictions > 0
 
@@ -216,14 +216,14 @@ def test_nobody_finds_what_a_sequence_computed_that_failed() -> None:
         bench.scheduler.update_from_output(StepOutput(batch.step, [NO_TOKEN] * len(batch.sampled), 0.0))
         if batch.sampled:
             break
-    bench.scheduler.finish(failed, FinishReason.FAILED)
+    bench.scheduler.finish_sequence(failed, FinishReason.FAILED)
     bench.scheduler.check_integrity()
     again = bench.say(PROMPT, 4)
     finish(bench, again)
     assert again.num_cached_tokens == 0
 
 
-def test_what_is_given_up_is_swapped_out_and_found_again_on_the_host() -> None:
+def test_an_evicted_block_is_swapped_out_and_hit_again_on_the_host() -> None:
     bench = Bench(num_blocks=10, num_host_blocks=40)
     counters = bench.scheduler.counters
     finish(bench, bench.say(PROMPT, 3))
@@ -235,7 +235,7 @@ def test_what_is_given_up_is_swapped_out_and_found_again_on_the_host() -> None:
     assert again.num_cached_tokens == 12 and counters.swapped_in == 3
 
 
-def test_what_was_preempted_comes_back_from_the_host() -> None:
+def test_blocks_of_a_preempted_sequence_come_back_from_the_host() -> None:
     bench = Bench(num_blocks=10, num_host_blocks=40)
     sequences = [bench.say([n, *range(20, 25)], 25) for n in range(4)]
     finish(bench, *sequences)
@@ -336,7 +336,7 @@ def test_when_the_one_that_computes_is_cancelled_the_next_does() -> None:
     bench = Bench(max_num_batched_tokens=4, prefill_chunk=4)
     first, *others = [bench.say(PROMPT, 4, prompt_group="g") for _ in range(3)]
     bench.plan()
-    bench.scheduler.finish(first, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(first, FinishReason.CANCELLED)
     finish(bench, *others)
     assert computed(bench) == 13 and any(batch.forks for batch in bench.batches)
 
@@ -345,7 +345,7 @@ def test_an_answer_that_is_cancelled_in_the_step_that_forks_it_gives_its_blocks_
     bench = Bench(max_num_batched_tokens=16, prefill_chunk=16)
     first, second, third = [bench.say(PROMPT, 4, prompt_group="g") for _ in range(3)]
     bench.plan()
-    bench.scheduler.finish(second, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(second, FinishReason.CANCELLED)
     assert second.slot >= 0
     bench.complete()
     assert second.slot < 0
@@ -373,7 +373,7 @@ def test_without_memory_for_all_some_start_from_the_cache_later() -> None:
     assert 1 <= sum(len(batch.forks) for batch in bench.batches) < 3
 
 
-def test_what_the_host_did_not_take_and_is_asked_for_again_would_have_been_worth_it() -> None:
+def test_a_request_for_a_declined_block_raises_the_rate_of_return() -> None:
     """Were it taken for lost at once, a tenant that was declined a few times would be for ever."""
     bench = Bench(make_hooks=Unwilling, num_blocks=10, num_host_blocks=40)
     asked = cast(Unwilling, bench.hooks).asked
@@ -447,7 +447,7 @@ def test_a_pinned_prefix_stays_once_it_was_computed_and_its_tenant_is_charged_fo
     assert last.num_cached_tokens == 0
 
 
-def test_what_is_cached_when_it_is_pinned_stays_and_what_is_pinned_no_more_gives_way_from_its_end() -> None:
+def test_cached_blocks_stay_once_pinned_and_are_evicted_from_the_end_once_unpinned() -> None:
     bench = Bench(num_blocks=14)
     cache = bench.scheduler.kv_manager.cache
     finish(bench, bench.say([*PROMPT, 1, 2, 3, 4, 5], 3, "a"))
@@ -511,9 +511,11 @@ class SharingMachine(LossyMachine):
         budget=st.integers(4, 12),
         chunk=st.sampled_from([None, 3, 4, 8]),
         host=st.sampled_from([0, 3, 12]),
-        rule=st.sampled_from(Between),
+        rule=st.sampled_from(BetweenTurnsRule),
     )
-    def configure(self, num_blocks: int, depth: int, budget: int, chunk: int | None, host: int, rule: Between) -> None:
+    def configure(
+        self, num_blocks: int, depth: int, budget: int, chunk: int | None, host: int, rule: BetweenTurnsRule
+    ) -> None:
         self.begin(
             retention=make_retention(rule),
             num_host_blocks=host,
@@ -611,4 +613,4 @@ class SharingMachine(LossyMachine):
 
 
 TestSharing = SharingMachine.TestCase
-TestSharing.settings = settings(max_examples=examples(60, at_night=4000), stateful_step_count=60, deadline=None)
+TestSharing.settings = settings(max_examples=examples(30, at_night=4000), stateful_step_count=60, deadline=None)

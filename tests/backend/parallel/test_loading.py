@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -91,7 +92,23 @@ def test_a_model_with_too_little_to_divide_starts_nothing() -> None:
         load_model("embedded", TIGHT, device="cpu", tensor_parallel=7)
 
 
-def test_what_another_rank_cannot_load_is_told(tmp_path: Path) -> None:
+def test_a_load_that_fails_leaves_the_process_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise ModelLoadError("the disk is gone")
+
+    monkeypatch.setattr("backend.parallel.loading.load_weights", full)
+    monkeypatch.setattr("backend.parallel.loading.RankProcesses", Mock())
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with pytest.raises(ModelLoadError, match="the disk is gone"):
+            load_model("embedded", TIGHT, device="cpu", tensor_parallel=2)
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_load_error_of_another_rank_is_raised(tmp_path: Path) -> None:
     setup = RankSetup(1, 2, tmp_path / "meeting", tmp_path, TIGHT, "float32", torch.device("cpu"), "auto", 1)
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         RankProcesses([setup]).await_answers()

@@ -47,14 +47,14 @@ def served(runner: ModelRunner, seed: int) -> tuple[list[list[int]], int]:
             if coming:
                 scheduler.add(coming.popleft())
         if random.random() < 0.05 and (running := list(scheduler.running.values())):
-            scheduler.finish(random.choice(running), FinishReason.CANCELLED)
+            scheduler.finish_sequence(random.choice(running), FinishReason.CANCELLED)
         if scheduler.has_work:
             engine.step()
     assert scheduler.pool.num_free == runner.config.num_blocks
     return [sequence.output for sequence in sequences], scheduler.counters.preemptions
 
 
-def test_what_is_cancelled_or_preempted_ends_as_on_one_rank(tmp_path: Path) -> None:
+def test_cancelled_and_preempted_sequences_end_as_on_one_rank(tmp_path: Path) -> None:
     most = 0
     for seed in range(examples(2)):
         with taking_turns():

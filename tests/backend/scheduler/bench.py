@@ -169,7 +169,7 @@ class BenchMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.sequences))
         if sequence.status is not SequenceStatus.FINISHED:
             self.cancelled[sequence] = len(sequence.output)
-        self.bench.scheduler.finish(sequence, FinishReason.CANCELLED, self.bench.now)
+        self.bench.scheduler.finish_sequence(sequence, FinishReason.CANCELLED, self.bench.now)
 
     @invariant()
     def blocks_and_slots_are_conserved(self) -> None:

@@ -53,7 +53,7 @@ def test_no_more_is_forced_than_a_sequence_may_have_for_now() -> None:
     bench.plan()
     bench.complete(forced=8)
     assert len(sequence.output) == 3
-    bench.scheduler.extend(sequence, 100)
+    bench.scheduler.raise_token_limit(sequence, 100)
     answered(bench, 8)
     assert sequence.output == expected(sequence)
 

@@ -17,7 +17,7 @@ def unused_slots(sequence: Sequence) -> int:
     return len(sequence.block_table.blocks) * make_config().block_size - sequence.num_computed_tokens
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(ASK, max_size=12), st.integers(0, 4), st.integers(0, 5))
 def test_every_block_is_on_an_account(asks: list[tuple[str, list[int], int, int]], floor: int, hosted: int) -> None:
     """Held, idle and free blocks are all that there are; what tenants hold is more only by what they share."""
@@ -60,7 +60,7 @@ def happen(bench: Bench, sequences: list[Sequence], event: Any, now: float) -> N
             sequences.append(bench.say(prompt, max_tokens, tenant, salt="all"))
         case "cancel", number:
             for sequence in sequences[number : number + 1]:
-                bench.scheduler.finish(sequence, FinishReason.CANCELLED, now)
+                bench.scheduler.finish_sequence(sequence, FinishReason.CANCELLED, now)
         case "limit", tenant, floor, ceiling:
             bench.scheduler.kv_manager.limit_cache(tenant, floor, ceiling, now)
         case "pin", tenant, prompts:
@@ -74,7 +74,7 @@ def happen(bench: Bench, sequences: list[Sequence], event: Any, now: float) -> N
                 getattr(bench, end)(now)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 @given(st.lists(st.tuples(EVENT, st.integers(1, 8)), max_size=50))
 def test_every_tenant_pays_for_what_it_was_charged_as_long_as_it_was(events: list[tuple[Any, int]]) -> None:
     """Block-seconds of its sequences, and of its floor and pins, add up to what it was charged between all events."""

@@ -44,7 +44,7 @@ def test_cancelling_the_one_that_did_not_fit_lets_the_next_of_its_tenant_in() ->
     large, small = bench.add(20, 2, "small"), bench.add(3, 2, "small")
     bench.step()
     assert small.status is SequenceStatus.WAITING
-    bench.scheduler.finish(large, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(large, FinishReason.CANCELLED)
     bench.drain()
     assert small.output == expected(small)
 
@@ -71,7 +71,7 @@ class AllowanceMachine(BenchMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), tokens=st.integers(1, 5))
     def extend(self, data: st.DataObject, tokens: int) -> None:
-        self.bench.scheduler.extend(data.draw(st.sampled_from(self.sequences)), tokens)
+        self.bench.scheduler.raise_token_limit(data.draw(st.sampled_from(self.sequences)), tokens)
 
     @rule()
     def step(self) -> None:
@@ -93,9 +93,9 @@ class AllowanceMachine(BenchMachine):
         for tenant in "ab" if hasattr(self, "bench") else ():
             self.bench.scheduler.allow(tenant, 6)  # each of them fits: 24 tokens
         for sequence in getattr(self, "sequences", ()):
-            self.bench.scheduler.extend(sequence, 100)
+            self.bench.scheduler.raise_token_limit(sequence, 100)
         super().teardown()
 
 
 TestAllowances = AllowanceMachine.TestCase
-TestAllowances.settings = settings(max_examples=examples(70, at_night=3000), stateful_step_count=40, deadline=None)
+TestAllowances.settings = settings(max_examples=examples(35, at_night=3000), stateful_step_count=40, deadline=None)

@@ -14,7 +14,7 @@ def test_a_budget_is_never_empty_and_never_more_than_what_is_configured(most: in
             budget.computed()
             assert budget.tokens >= before
         else:
-            budget.lost(lost)
+            budget.halve(lost)
             assert budget.tokens <= max(1, lost // 2)
         assert 1 <= budget.tokens <= most
 
@@ -23,7 +23,7 @@ def test_a_budget_is_never_empty_and_never_more_than_what_is_configured(most: in
 def test_it_is_whole_again_after_as_many_steps_as_stated(most: int) -> None:
     budget = TokenBudget(most)
     for _ in range(MAX_LOSSES_IN_A_ROW):
-        assert budget.lost(budget.tokens)
+        assert budget.halve(budget.tokens)
     assert budget.tokens <= max(1, most // 2**MAX_LOSSES_IN_A_ROW + 1)
     for _ in range(RECOVERY_STEPS):
         budget.computed()
@@ -32,13 +32,13 @@ def test_it_is_whole_again_after_as_many_steps_as_stated(most: int) -> None:
 
 def test_losing_without_end_is_told_and_a_step_that_was_computed_begins_anew() -> None:
     budget = TokenBudget(512)
-    assert [budget.lost(512) for _ in range(MAX_LOSSES_IN_A_ROW + 1)] == [True] * MAX_LOSSES_IN_A_ROW + [False]
+    assert [budget.halve(512) for _ in range(MAX_LOSSES_IN_A_ROW + 1)] == [True] * MAX_LOSSES_IN_A_ROW + [False]
     budget.computed()
-    assert budget.lost(1)
+    assert budget.halve(1)
 
 
 def test_the_whole_can_be_tried_again_where_nothing_fits_the_rest() -> None:
     budget = TokenBudget(512)
     assert not budget.restore()
-    budget.lost(512)
+    budget.halve(512)
     assert budget.restore() and budget.tokens == 512

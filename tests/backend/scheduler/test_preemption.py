@@ -75,7 +75,7 @@ def test_paused_sequences_of_one_tenant_do_not_keep_slots_from_another() -> None
     bench.steps(10)
     assert other.output == expected(other)
     assert paused.status is SequenceStatus.WAITING and paused.num_preemptions == 0
-    bench.scheduler.extend(paused, 100)
+    bench.scheduler.raise_token_limit(paused, 100)
     bench.drain()
     assert paused.output == expected(paused)
 
@@ -104,7 +104,7 @@ def test_one_gives_way_where_both_who_runs_and_who_waits_lack_memory() -> None:
     bench.step()
     assert (paused.num_yields, runs.num_preemptions, runs.num_yields) == (1, 0, 0)
     assert runs.num_computed_tokens == 17
-    bench.scheduler.extend(paused, 5)
+    bench.scheduler.raise_token_limit(paused, 5)
     bench.drain()
     assert all(sequence.output == expected(sequence) for sequence in (paused, runs, waits))
 

@@ -41,9 +41,9 @@ def test_a_sequence_stops_at_the_tokens_it_may_generate_and_goes_on_when_it_may_
     sequence.limit_to(2)
     bench.steps(8)
     assert len(sequence.output) == 2 and not bench.scheduler.in_flight
-    bench.scheduler.extend(sequence, 3)
+    bench.scheduler.raise_token_limit(sequence, 3)
     bench.steps(8)
     assert len(sequence.output) == 5
-    bench.scheduler.extend(sequence, 100)
+    bench.scheduler.raise_token_limit(sequence, 100)
     bench.drain()
     assert sequence.output == expected(sequence)

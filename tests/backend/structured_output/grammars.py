@@ -99,4 +99,4 @@ def running_processes(num_seqs: int = 8, **options: Any) -> Iterator[GrammarProc
     try:
         yield processes
     finally:
-        processes.stop()
+        processes.end_all()

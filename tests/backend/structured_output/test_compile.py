@@ -60,7 +60,7 @@ def test_whitespace_inside_json_is_that_of_common_writers_and_bounded() -> None:
         ("lark", "", ""),
     ],
 )
-def test_what_cannot_be_compiled_says_why_in_a_line(kind: str, source: str, message: str) -> None:
+def test_a_compile_error_says_why_in_one_line(kind: str, source: str, message: str) -> None:
     with pytest.raises(CompileError) as refused:
         compile_grammar(TOKENIZER, GrammarKind(kind), source)
     assert message in str(refused.value)

@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Event
 from unittest.mock import Mock
 
 import pytest
 
 from backend.errors import GrammarInvalid, GrammarTooComplex
-from backend.grammar import Grammar
+from backend.grammar import Grammar, GrammarKind
 from backend.structured_output import compiler as module
 from backend.structured_output.compiler import MAX_WAITING_PER_KEY, CompiledGrammar, GrammarCompiler, TooManyGrammars
 from backend.structured_output.grammar_process import COMPILE_NICENESS
@@ -32,10 +33,10 @@ def compiler(processes: GrammarProcesses) -> GrammarCompiler:
     return GrammarCompiler(processes)
 
 
-def test_who_matches_is_started_before_anything_is_asked_for() -> None:
+def test_the_matching_process_is_started_before_the_first_request() -> None:
     with running_processes() as processes:
         compiler = GrammarCompiler(processes)
-        compiler.start()
+        compiler.prepare()
         compiler._threads.shutdown()
         assert processes._matching != [None]
 
@@ -43,7 +44,7 @@ def test_who_matches_is_started_before_anything_is_asked_for() -> None:
 def test_a_gateway_says_at_its_start_that_no_answer_can_have_a_grammar(caplog: pytest.LogCaptureFixture) -> None:
     processes = Mock(matching=Mock(side_effect=GrammarInvalid("its process does not start")))
     compiler = GrammarCompiler(processes)
-    compiler.start()
+    compiler.prepare()
     compiler._threads.shutdown()
     assert "no answer can have a grammar: its process does not start" in caplog.text
 
@@ -68,7 +69,7 @@ def test_a_process_that_was_killed_while_it_waited_is_replaced(compiler: Grammar
     assert compiler.compile_now(regex("[x-z]+", "killed")).num_users == 1
 
 
-def test_what_is_compiled_is_kept_for_its_owner_alone(compiler: GrammarCompiler) -> None:
+def test_a_compiled_grammar_is_cached_for_its_owner_alone(compiler: GrammarCompiler) -> None:
     charged: list[tuple[str, float]] = []
     compiler.on_compiled.append(lambda owner, seconds: charged.append((owner, seconds)))
     first = compiler.compile_now(regex("[a-z]+", "a"))
@@ -99,7 +100,7 @@ def test_a_grammar_that_takes_too_much_memory_is_refused_with_the_limit() -> Non
 def test_processes_that_end_or_hang_for_reasons_of_their_own_are_not_held_against_a_grammar(
     is_stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WALL_SECONDS", 0.1 if is_stopped else 20.0)
+    monkeypatch.setattr(module, "COMPILE_WALL_SECONDS", 0.1 if is_stopped else 20.0)
     with running_processes() as processes:
         compiler, fork = GrammarCompiler(processes), processes.fork_compiler
 
@@ -130,6 +131,32 @@ def test_a_grammar_that_is_none_is_refused_with_what_is_wrong(compiler: GrammarC
     assert not isinstance(refused.value, GrammarTooComplex)
 
 
+@pytest.mark.parametrize("grammar", [regex("\ud800"), Grammar(GrammarKind.CHOICE, "red")])
+def test_a_source_that_cannot_be_read_is_no_matter_of_memory(compiler: GrammarCompiler, grammar: Grammar) -> None:
+    with pytest.raises(GrammarInvalid) as refused:
+        compiler.compile_now(grammar)
+    assert not isinstance(refused.value, GrammarTooComplex)
+
+
+def test_a_matching_process_ends_with_its_compiling_thread(compiler: GrammarCompiler) -> None:
+    """Who waits for the thread would wait for ever, and with it every tenant's grammars."""
+    process = compiler.compile_now(PERSON).process
+    process._grammars.settimeout(60)
+    with pytest.raises(EOFError):
+        process.compile(Grammar(GrammarKind.CHOICE, "red"))
+    assert compiler.compile_now(regex("[a-e]+")).num_users == 1
+
+
+def test_a_matching_process_that_does_not_answer_keeps_no_grammar_waiting(compiler: GrammarCompiler) -> None:
+    stopped = compiler.compile_now(PERSON).process
+    assert stopped._grammars.gettimeout() is not None, "or every tenant's grammars would wait for ever"
+    stopped._grammars.settimeout(0.1)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    compiled = compiler.compile_now(regex("[a-e]+", "waits for another"))
+    assert compiled.process is not stopped
+    assert compiler.processes.has(compiled.process)
+
+
 def test_a_grammar_beyond_a_limit_of_the_library_is_told_apart_from_one_that_is_none(
     compiler: GrammarCompiler,
 ) -> None:
@@ -144,11 +171,25 @@ def test_a_tokenizer_that_is_of_no_use_is_told(tmp_path: object) -> None:
             GrammarCompiler(processes).compile_now(PERSON)
 
 
+def test_a_process_that_does_not_start_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may have no memory for it at present."""
+    with running_processes() as processes:
+        compiler = GrammarCompiler(processes)
+        with monkeypatch.context() as patched:
+            patched.setattr("backend.structured_output.processes.module_command", lambda *_: ["false"])
+            with pytest.raises(NoGrammarProcess, match="no grammar process can be started"):
+                compiler.compile_now(PERSON)
+            patched.setattr("backend.structured_output.processes.module_command", lambda *_: ["/nowhere"])
+            with pytest.raises(NoGrammarProcess, match="No such file"):
+                compiler.compile_now(PERSON)
+        assert compiler.compile_now(PERSON).num_users == 1
+
+
 def test_an_owners_bytes_are_bounded_and_what_was_not_used_for_longest_goes_first(
     processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = processes.matching(0)
-    monkeypatch.setattr(module._Job, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
+    monkeypatch.setattr(module._Compilation, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
     compiler = GrammarCompiler(processes, owner_bytes=250)
     first, second = (compiler.compile_now(regex(source)) for source in ("b+", "c+"))
     with pytest.raises(TooManyGrammars, match="take more than"):
@@ -161,11 +202,11 @@ def test_an_owners_bytes_are_bounded_and_what_was_not_used_for_longest_goes_firs
         compiler.compile_now(regex("b+"))
 
 
-def test_what_one_key_has_running_leaves_its_owners_other_keys_half_as_many_bytes(
+def test_grammars_in_use_by_one_key_leave_half_of_the_bytes_to_its_owners_other_keys(
     processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = processes.matching(0)
-    monkeypatch.setattr(module._Job, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
+    monkeypatch.setattr(module._Compilation, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
     compiler = GrammarCompiler(processes, owner_bytes=250)
 
     async def run() -> None:
@@ -188,11 +229,11 @@ def test_keys_of_an_owner_take_turns_at_being_compiled_for(
 ) -> None:
     process, order = processes.matching(0), list[str]()
 
-    def run_job(job: module._Job) -> CompiledGrammar:
+    def run_job(job: module._Compilation) -> CompiledGrammar:
         order.append(job._grammar.source)
         return CompiledGrammar(job._grammar, 1, 0.01, process)
 
-    monkeypatch.setattr(module._Job, "run", run_job)
+    monkeypatch.setattr(module._Compilation, "run", run_job)
     compiler = GrammarCompiler(processes)
 
     async def run() -> None:
@@ -204,9 +245,9 @@ def test_keys_of_an_owner_take_turns_at_being_compiled_for(
     assert not compiler._waiting and not compiler._turns
 
 
-def test_what_a_process_had_compiled_is_compiled_again_when_it_is_gone(compiler: GrammarCompiler) -> None:
+def test_grammars_are_compiled_again_when_their_process_has_ended(compiler: GrammarCompiler) -> None:
     compiled = compiler.compile_now(PERSON)
-    compiler.processes.lost(compiled.process)
+    compiler.processes.discard(compiled.process)
     assert compiler.compile_now(PERSON) is compiled
     assert compiled.num_users == 2
     assert (compiler.num_hits, compiler.num_misses) == (0, 2)
@@ -252,7 +293,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_what_was_spent_on_a_grammar_that_is_given_up_is_charged() -> None:
+def test_an_owner_is_charged_for_a_compilation_that_it_gave_up() -> None:
     with running_processes(compile_seconds=60) as processes:
         compiler = GrammarCompiler(processes)
         charged: list[tuple[str, float]] = []
@@ -270,7 +311,7 @@ def test_what_was_spent_on_a_grammar_that_is_given_up_is_charged() -> None:
         assert owner == "a" and 0 < seconds < 60
 
 
-def test_what_is_compiled_for_who_has_left_is_charged_and_kept(
+def test_a_grammar_compiled_after_its_client_left_is_charged_and_kept(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go_on, compile_there = Event(), Event(), MatchingProcess.compile
@@ -297,14 +338,15 @@ def test_what_is_compiled_for_who_has_left_is_charged_and_kept(
     assert (compiler.num_hits, compiler.num_misses) == (1, 1)
 
 
-def test_who_forks_is_started_again_where_it_does_not_say_in_time_how_a_process_ended(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failure", [TimeoutError, KeyboardInterrupt])
+def test_the_forking_process_is_restarted_when_it_does_not_tell_in_time_how_a_fork_ended(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
 ) -> None:
-    compiler.compile_now(PERSON)
-    processes, late = compiler.processes, TimeoutError()
-    with monkeypatch.context() as patched:
-        patched.setattr(processes, "_ask", Mock(side_effect=late))
-        assert processes.end(ForkedProcess(2**22, [])) is None
+    """What it says later would be taken for its answer to the next question."""
+    process, processes = compiler.compile_now(PERSON).process, compiler.processes
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr("backend.structured_output.processes.receive_frame", Mock(side_effect=failure))
+        assert processes.lost(process) is None
     assert processes._link is None
     assert processes.has(compiler.compile_now(PERSON).process)
 

@@ -5,6 +5,7 @@ import signal
 import socket
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Rows:
         for slot, (grammar, output) in enumerate(zip(grammars, outputs, strict=True)):
             self.outputs[slot] = list(output)
             params = SamplingParams(grammar=grammar, **sampling)
-            self.masks.admit(NewSequence(slot, params, 0, PROMPT + output, len(PROMPT)))
+            self.masks.fill_slot(NewSequence(slot, params, 0, PROMPT + output, len(PROMPT)))
 
     def batch(self) -> Batch:
         """Returns a step of all slots: those that were just admitted prefill, all others decode."""
@@ -104,20 +105,20 @@ def test_rows_of_several_owners_match_and_others_are_left_alone(processes: Gramm
     assert rows.masks.num_rows == 162
 
 
-def test_what_rows_take_of_a_processor_is_their_owners(processes: GrammarProcesses) -> None:
+def test_processor_time_of_matching_is_counted_for_the_rows_owners(processes: GrammarProcesses) -> None:
     time = processes.mask_time
     for owner in ("", "b"):
-        time.take(owner)
+        time.take_seconds(owner)
     rows = Rows(processes, [PERSON, None, regex("ab+", "b")])
     for _ in range(5):
         rows.run()
-    first = time.take("b")
+    first = time.take_seconds("b")
     rows.admit([PERSON, PERSON, PERSON], [[], [], []])
     rows.run()
     assert 0 < first < time.seconds
-    assert time.take("b") == 0
-    assert 0 < time.take("") < time.seconds
-    assert time.take("") == 0
+    assert time.take_seconds("b") == 0
+    assert 0 < time.take_seconds("") < time.seconds
+    assert time.take_seconds("") == 0
 
 
 def test_forced_tokens_are_told_where_they_may_be_taken_at_once(processes: GrammarProcesses) -> None:
@@ -191,10 +192,33 @@ def test_a_row_that_a_process_ends_with_fails_and_its_neighbours_go_on(processes
     rows.masks._shared.working_on[index] = 1
     theirs.close()
     taken = rows.masks.answer()
-    real.steps.close()
+    real.close()
     assert taken.failed == [1]
     assert taken.slots == {0: 0}
     assert rows.masks.num_failures == 1
+
+
+def test_a_row_is_not_blamed_for_a_process_that_is_given_no_time(processes: GrammarProcesses) -> None:
+    rows, index = Rows(processes, [PERSON, PERSON]), processes.index_of(PERSON)
+    rows.run()
+    os.kill(processes.matching(index).pid, signal.SIGSTOP)
+    rows.send(rows.batch())
+    rows.masks._shared.working_on[index] = 1
+    assert rows.masks.answer().failed == []
+
+
+def test_a_process_that_was_ended_meanwhile_rings_at_no_other_file() -> None:
+    """A client's connection, for instance, that was accepted under the number of the doorbell."""
+    process = MatchingProcess(0, [*socket.socketpair()], doorbell := os.eventfd(0))
+    process.close()
+    reads, writes = os.pipe()
+    client = os.dup2(writes, doorbell)
+    with suppress(ValueError):
+        process.ring()
+    os.close(client)
+    os.close(writes)
+    assert os.read(reads, 8) == b""
+    os.close(reads)
 
 
 def test_rows_fail_alone_where_no_process_can_be_had_for_them(

@@ -101,7 +101,7 @@ def test_forced_tokens_are_allowed_one_after_the_other(grammar: int, choices: li
 
 
 @given(grammars, st.lists(st.integers(0, 1000), min_size=400, max_size=400))
-def test_what_is_drawn_to_its_end_matches(grammar: int, choices: list[int]) -> None:
+def test_an_answer_drawn_to_its_end_matches_its_grammar(grammar: int, choices: list[int]) -> None:
     tokens = drawn(grammar, choices)
     if tokens[-1] == END:
         json.loads(TOKENIZER.decode_str(tokens[:-1]))

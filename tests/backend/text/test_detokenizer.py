@@ -8,7 +8,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.text.detokenizer import HELD_TOKENS, IncrementalDetokenizer, StopMatcher
+from backend.text.detokenizer import MAX_HELD_TOKENS, IncrementalDetokenizer, StopMatcher
 from backend.text.token_bytes import byte_decoding
 from backend.text.tokenizer import Tokenizer
 from tests.backend import tiny_tokenizers as tiny
@@ -30,13 +30,13 @@ def ids_of(tokenizer: Tokenizer, max_size: int = 60) -> st.SearchStrategy[list[i
 
 def stream(tokenizer: Tokenizer, ids: list[int], **options: object) -> list[str]:
     detokenizer = IncrementalDetokenizer(tokenizer, **options)  # type: ignore[arg-type]
-    return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.finish()]
+    return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.flush()]
 
 
 @pytest.mark.parametrize("tokenizer", EVERY)
 @given(text=TEXTS)
 def test_an_encoded_text_streams_as_it_decodes(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = tokenizer.encode_text(text, add_special_tokens=False)
     sent = stream(tokenizer, ids)
     assert "".join(sent) == tokenizer.decode(ids)
     if "\ufffd" not in text and tokenizer is not METASPACE:
@@ -57,7 +57,7 @@ def test_byte_level_streams_any_ids_as_they_decode(ids: list[int], skip: bool, c
     assert decoded in (whole, f"{whole}\ufffd")
     assert "".join(stream(BYTE_LEVEL, ids, skip_special_tokens=skip)) == whole
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, skip_special_tokens=skip)
-    assert detokenizer.push(ids[:cut]) + detokenizer.push(ids[cut:]) + detokenizer.finish() == whole
+    assert detokenizer.push(ids[:cut]) + detokenizer.push(ids[cut:]) + detokenizer.flush() == whole
 
 
 @pytest.mark.parametrize("tokenizer", [FALLBACK, FALLBACK_UNSTRIPPED])
@@ -72,6 +72,12 @@ def test_byte_fallback_differs_from_decoding_only_where_bytes_are_no_text(
         assert sent.count("\ufffd") <= whole.count("\ufffd")
     else:
         assert sent == whole
+
+
+def test_a_text_that_a_grammar_matched_keeps_the_space_that_it_begins_with() -> None:
+    ids = FALLBACK.encode("the the", add_special_tokens=False)
+    assert "".join(stream(FALLBACK, ids)) == "the the"
+    assert "".join(stream(FALLBACK, ids, keeps_spaces=True)) == " the the"
 
 
 @given(ids=ids_of(METASPACE))
@@ -89,7 +95,7 @@ def test_a_token_pushed_alone_has_the_text_that_it_has_in_a_run(
         IncrementalDetokenizer(tokenizer, stop, prompt_tail=tail, min_tokens=min_tokens) for _ in range(2)
     )
     assert alone.push_each(ids) == [text for token_id in ids if (text := in_runs.push([token_id]))]
-    assert alone.finish() == in_runs.finish()
+    assert alone.flush() == in_runs.flush()
     assert alone.stopped == in_runs.stopped
 
 
@@ -117,17 +123,17 @@ def test_a_broken_character_is_sent_once_it_is_certain() -> None:
 @pytest.mark.parametrize("tokenizer", EVERY)
 @pytest.mark.parametrize("text", ["naïve", "日本", "a 😀"])
 def test_of_a_character_that_is_cut_there_is_nothing(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = tokenizer.encode_text(text, add_special_tokens=False)
     for end in range(len(ids)):
         assert "\ufffd" not in "".join(stream(tokenizer, ids[:end]))
 
 
 def test_a_real_replacement_character_is_told() -> None:
     for tokenizer in (BYTE_LEVEL, FALLBACK):
-        assert "".join(stream(tokenizer, tokenizer.encode("a\ufffd", add_special_tokens=False))) == "a\ufffd"
+        assert "".join(stream(tokenizer, tokenizer.encode_text("a\ufffd", add_special_tokens=False))) == "a\ufffd"
 
 
-def test_what_waits_is_bounded_when_no_text_ever_emerges() -> None:
+def test_held_tokens_are_bounded_when_no_text_ever_emerges() -> None:
     sent = stream(FALLBACK, [BYTE_IDS[0xF0]] * 1000)
     assert sent[0] == ""
     assert all(part == "\ufffd" for part in sent[1:-1])
@@ -148,8 +154,8 @@ def test_the_window_of_a_neighbourly_decoder_is_bounded() -> None:
             return "\ufffd" * len(token_ids)
 
     sent = stream(Undecodable(), [1] * 500)  # type: ignore[arg-type]
-    assert "".join(sent) == "\ufffd" * (500 - 500 % HELD_TOKENS), "what still waits may be a character that is cut"
-    assert max(widths) <= HELD_TOKENS + 4
+    assert "".join(sent) == "\ufffd" * (500 - 500 % MAX_HELD_TOKENS), "what still waits may be a character that is cut"
+    assert max(widths) <= MAX_HELD_TOKENS + 4
 
 
 def test_a_continued_prompt_keeps_the_leading_space_and_its_half_character() -> None:
@@ -162,7 +168,7 @@ def test_a_continued_prompt_keeps_the_leading_space_and_its_half_character() -> 
 
 @given(text=st.text("abc 日😀", min_size=1, max_size=30), stop=st.text("abc 日😀", min_size=1, max_size=4))
 def test_text_ends_before_a_stop_across_tokens(text: str, stop: str) -> None:
-    ids = BYTE_LEVEL.encode(text, add_special_tokens=False)
+    ids = BYTE_LEVEL.encode_text(text, add_special_tokens=False)
     sent = "".join(stream(BYTE_LEVEL, ids, stop=(stop,)))
     assert sent == text.partition(stop)[0]
     kept = "".join(stream(BYTE_LEVEL, ids, stop=(stop,), include_stop=True))
@@ -170,7 +176,7 @@ def test_text_ends_before_a_stop_across_tokens(text: str, stop: str) -> None:
 
 
 def test_a_stop_within_the_minimum_is_text() -> None:
-    ids = [BYTE_LEVEL.encode(char, add_special_tokens=False)[0] for char in "axbxc"]
+    ids = [BYTE_LEVEL.encode_text(char, add_special_tokens=False)[0] for char in "axbxc"]
     assert "".join(stream(BYTE_LEVEL, ids, stop=("x",), min_tokens=2)) == "axb"
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, stop=("x",), min_tokens=2)
     assert detokenizer.push(ids) == "axb"
@@ -184,7 +190,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4)
 def run(stops: tuple[str, ...], pieces: list[str], include_stop: bool = False) -> tuple[list[str], str | None]:
     matcher = StopMatcher(stops, include_stop)
     sent = [matcher.push(piece) for piece in pieces]
-    return [*sent, matcher.finish()], matcher.stopped
+    return [*sent, matcher.flush()], matcher.stopped
 
 
 def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:

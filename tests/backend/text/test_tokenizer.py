@@ -19,8 +19,8 @@ def tokenizer(tmp_path: Path) -> Iterator[Tokenizer]:
 
 
 def test_encodes_as_the_checkpoint_says(tokenizer: Tokenizer) -> None:
-    plain = tokenizer.encode("a fox", add_special_tokens=False)
-    assert tokenizer.encode("a fox", add_special_tokens=True) == [tokenizer.bos_token_id, *plain]
+    plain = tokenizer.encode_text("a fox", add_special_tokens=False)
+    assert tokenizer.encode_text("a fox", add_special_tokens=True) == [tokenizer.bos_token_id, *plain]
     assert tokenizer.decode([0, *plain, 1]) == "a fox"
     assert tokenizer.decode([0, *plain, 1], skip_special_tokens=False) == "<s>a fox</s>"
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
@@ -30,11 +30,11 @@ def test_encodes_as_the_checkpoint_says(tokenizer: Tokenizer) -> None:
 
 def test_a_long_text_of_more_tokens_than_may_be_had_is_refused_with_their_number(tokenizer: Tokenizer) -> None:
     text = "fox " * INLINE_CHARS
-    count = len(tokenizer.encode(text, add_special_tokens=False))
+    count = len(tokenizer.encode_text(text, add_special_tokens=False))
     with pytest.raises(TooManyTokens) as refusal:
-        tokenizer.encode(text, False, count - 1)
+        tokenizer.encode_text(text, False, count - 1)
     assert refusal.value.num_tokens == count
-    assert len(tokenizer.encode(text, False, count)) == count
+    assert len(tokenizer.encode_text(text, False, count)) == count
 
 
 def test_truncation_and_padding_of_the_file_do_not_apply(tmp_path: Path) -> None:
@@ -45,16 +45,16 @@ def test_truncation_and_padding_of_the_file_do_not_apply(tmp_path: Path) -> None
                            "pad_type_id": 0, "pad_token": "<s>"}  # fmt: skip
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer.from_dir(tmp_path, model_vocab_size=1024)
-    assert tokenizer.decode(tokenizer.encode("1, 2, 3, 12, 345", False)) == "1, 2, 3, 12, 345"
+    assert tokenizer.decode(tokenizer.encode_text("1, 2, 3, 12, 345", False)) == "1, 2, 3, 12, 345"
 
 
 def test_lone_surrogates_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="lone surrogate"):
-        tokenizer.encode("a\ud800", add_special_tokens=False)
+        tokenizer.encode_text("a\ud800", add_special_tokens=False)
 
 
 def test_special_tokens_in_a_message_are_encoded_as_such(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("x<|im_end|>", add_special_tokens=False)[-1] == 3
+    assert tokenizer.encode_text("x<|im_end|>", add_special_tokens=False)[-1] == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": {}}', b"\xff\xfe"])
@@ -97,7 +97,7 @@ def test_special_tokens_come_from_their_own_file_when_the_config_has_none(tmp_pa
 def test_a_text_has_at_least_the_fewest_tokens_that_its_length_allows(text: str) -> None:
     for core in (tiny.byte_level_bpe(), tiny.byte_fallback_bpe(), tiny.metaspace_unigram()):
         tokenizer = Tokenizer(core)
-        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode_text(text, add_special_tokens=False))
 
 
 class RememberingModel:
@@ -109,7 +109,7 @@ class RememberingModel:
         self.capacity = capacity
 
 
-def test_what_a_text_takes_does_not_depend_on_which_words_others_have_sent() -> None:
+def test_encoding_time_does_not_depend_on_words_that_others_have_sent() -> None:
     model = RememberingModel()
     remember_no_words(model)
     assert model.capacity == 0

@@ -4,6 +4,7 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,14 +28,15 @@ def on_cpu() -> Iterator[LLM]:
     llm = LLM("embedded", EngineOptions(max_num_seqs=4))
     yield llm
     assert llm.model.runner.masks is not None
-    llm.model.runner.masks.processes.stop()
+    llm.model.runner.masks.processes.end_all()
 
 
-def make_ahead(on_cpu: LLM) -> tuple[LLM, AheadStream]:
+def make_ahead(on_cpu: LLM, steps_in_flight: int = 2) -> tuple[LLM, AheadStream]:
     like, stream = on_cpu.model.runner, AheadStream()
-    runner = ModelRunner(like.decoder, like.kv, like.config, stream)
+    config = replace(like.config, steps_in_flight=steps_in_flight)
+    runner = ModelRunner(like.decoder, like.kv, config, stream)
     runner.masks = like.masks
-    return LLM.of(on_cpu.model, runner), stream
+    return LLM.of(replace(on_cpu.model, engine_config=config), runner), stream
 
 
 def generate(llm: LLM, jumps: bool) -> tuple[list[list[int]], int, int]:
@@ -61,6 +63,26 @@ def test_with_two_steps_in_flight_forced_tokens_are_known_before_the_step_that_s
     assert foretold > jumped, "the first forced token is taken with those behind it"
     assert alone <= in_flight <= alone + 2 < one_by_one, "the step that was in flight is lost, and no other"
     assert generate(ahead, jumps=False)[0] == plain
+
+
+def one_after_the_other(llm: LLM) -> list[list[int]]:
+    """Returns the tokens of answers of which one ends with every step or two, and another takes its place."""
+    either = [Grammar(GrammarKind.REGEX, source) for source in ("[a-f]{30,40}", "[0-9 ]{30,40}")]
+    sampling = [SamplingParams(seed=n, max_tokens=2 + n, grammar=either[n % 2]) for n in range(9)]
+    return [one.token_ids for one in llm.generate(["a", "b c d", "c"] * 3, sampling, progress=False)]
+
+
+def test_with_one_step_in_flight_tokens_are_told_to_the_grammars_of_their_own_slots(on_cpu: LLM) -> None:
+    """What a step was staged in is the next one's before that asks for its masks."""
+    assert one_after_the_other(make_ahead(on_cpu, steps_in_flight=1)[0]) == one_after_the_other(on_cpu)
+
+
+@pytest.mark.parametrize("lost", range(3, 8))
+def test_the_step_in_place_of_a_lost_one_tells_no_grammar_the_tokens_of_another_slot(on_cpu: LLM, lost: int) -> None:
+    ahead, stream = make_ahead(on_cpu)
+    stream.fails_at = lost
+    assert one_after_the_other(ahead) == one_after_the_other(on_cpu)
+    assert ahead.scheduler.counters.lost_steps == 1
 
 
 def test_a_step_that_finds_no_memory_keeps_nobody_waiting_for_its_masks(on_cpu: LLM) -> None:

@@ -31,7 +31,7 @@ def out_of_resources() -> Exception:
         "CUDA driver error: out of memory",
     ],
 )
-def test_what_lacks_memory_without_being_of_its_type_has_its_step_planned_again(words: str) -> None:
+def test_a_lack_of_memory_told_only_in_words_has_its_step_planned_again(words: str) -> None:
     assert isinstance(make_runner().failure(3, RuntimeError(words)), MemoryExhausted)
 
 
@@ -52,7 +52,7 @@ LACKS: dict[str, tuple[Callable[[], Exception], str]] = {
 
 
 @pytest.mark.parametrize("what", LACKS)
-def test_what_the_device_lacks_for_a_model_is_told_with_what_helps(what: str) -> None:
+def test_a_lack_of_the_device_is_told_with_a_remedy(what: str) -> None:
     make, remedy = LACKS[what]
     with pytest.raises(ConfigError, match=f"cannot be placed on cuda:0: .*{remedy}") as raised, placing(DEVICE):
         raise make()
@@ -76,7 +76,7 @@ def test_a_kernel_that_does_not_fit_fails_its_step_with_a_remedy(monkeypatch: py
 
     monkeypatch.setattr(runner, "_launch_step", refuse)
     with pytest.raises(DeviceError, match=r"step 7 failed on cpu: .*choose kernels torch"):
-        runner.launch(SimpleNamespace(step=7))  # type: ignore[arg-type]
+        runner.launch(SimpleNamespace(step=7, stores=True))  # type: ignore[arg-type]
 
 
 def test_triton_without_a_compiler_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ def test_on_a_cpu_waiting_is_doing() -> None:
     stream, done = CpuStream(), []
     running = [stream.launch(lambda n=n: done.append(n)) for n in range(3)]  # type: ignore[misc]
     assert done == []
-    times = [step.wait() for step in running]
+    times = [step.synchronize() for step in running]
     assert done == [0, 1, 2]
     assert all(seconds >= 0 for seconds in times)
 
@@ -38,7 +38,7 @@ def test_on_a_cpu_copies_are_made_right_before_their_work() -> None:
     stream, done = CpuStream(), []
     running = [stream.launch(lambda n=n: done.append(n), lambda n=n: done.append(-n)) for n in (1, 2)]  # type: ignore[misc]
     for step in running:
-        step.wait()
+        step.synchronize()
     assert done == [-1, 1, -2, 2]
 
 
@@ -104,7 +104,7 @@ def test_cuda_is_timed_around_the_work_and_waited_for_at_its_end(monkeypatch: py
     cuda = PaperCuda(monkeypatch)
     running = CudaStream(torch.device("cuda:0")).launch(lambda: cuda.calls.append("work"))
     assert cuda.calls == ["record", "work", "record"]
-    assert running.wait() == pytest.approx(0.002)
+    assert running.synchronize() == pytest.approx(0.002)
     assert cuda.calls[3:] == ["synchronize"]
 
 

@@ -36,7 +36,7 @@ class Device:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self.thread.stop(PATIENCE)
+        assert self.thread.drain(PATIENCE)
 
     def launch(self, batch: Batch) -> Step:
         if self.refusal is not None:
@@ -202,5 +202,5 @@ def test_a_device_that_is_stuck_is_told(runs_ahead: bool) -> None:
     with Device(runs_ahead=runs_ahead) as device:
         device.submit(0)
         assert device.launched() == 0
-        assert not device.thread.stop(timeout=0.01)
+        assert not device.thread.drain(timeout=0.01)
         device.complete()

@@ -126,7 +126,7 @@ def test_rules_survive_preemption_and_hold_for_whole_texts() -> None:
     assert texts[0] == plain
 
 
-def test_what_a_sampled_row_scored_is_of_the_models_own_logits() -> None:
+def test_log_probabilities_of_a_sampled_row_are_of_the_models_own_logits() -> None:
     asked = SamplingParams(temperature=0, max_tokens=5, logprobs=1)
     biased = replace(asked, logit_bias=((4, 100.0),), presence_penalty=1.0)
     biased = replace(asked, logit_bias=((4, 100.0),), presence_penalty=1.0)

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from backend.errors import DeviceError, MemoryExhausted
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence
 from backend.worker import graph_shapes
-from backend.worker.device_stream import CpuStream, Running, Work
+from backend.worker.device_stream import CpuStream, LaunchedWork, Work
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import CONFIG, EagerGraphStream, generate, make_runner
@@ -150,7 +151,7 @@ class WatchedStream(EagerGraphStream):
         super().__init__()
         self.threads: set[threading.Thread] = set()
 
-    def launch(self, work: Work, copies: Work | None = None) -> Running:
+    def launch(self, work: Work, copies: Work | None = None) -> LaunchedWork:
         self.threads.add(threading.current_thread())
         return super().launch(work, copies)
 
@@ -284,7 +285,7 @@ class FailingStream(EagerGraphStream):
         self.error, self.every, self.at_once = error, every, at_once
         self.launched = self.recovered = 0
 
-    def launch(self, work: Work, copies: Work | None = None) -> Running:
+    def launch(self, work: Work, copies: Work | None = None) -> LaunchedWork:
         self.launched += 1
         if self.launched % self.every:
             return super().launch(work, copies)
@@ -300,7 +301,7 @@ class FailingStream(EagerGraphStream):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_what_cuda_reports_is_a_device_error(at_once: bool) -> None:
+def test_an_error_of_cuda_becomes_a_device_error(at_once: bool) -> None:
     error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     runner = make_runner(device_stream=FailingStream(error, every=1, at_once=at_once))
     with pytest.raises(DeviceError, match="illegal memory access"):
@@ -323,9 +324,21 @@ def test_a_step_that_finds_no_memory_is_lost_and_nothing_else(
     assert not captures or sum(replays(stream, prompts=True)) > 5
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_calibration_step_that_finds_no_memory_leaves_its_own_to_the_steps_behind_it(at_once: bool) -> None:
+    stream = FailingStream(torch.OutOfMemoryError("CUDA out of memory"), every=2, at_once=at_once)
+    runner = make_runner(device_stream=stream)
+    (token,) = runner.launch(prompt_step(5)).wait().token_ids
+    with pytest.raises(MemoryExhausted):
+        runner.launch(runner.calibration_batch(CalibrationStep(num_prefills=1, length=4))).wait()
+    stream.every = 1000
+    both = [runner.launch(prompt_step(6 + slot, slot)) for slot in (0, 1)]
+    assert [step.wait().token_ids for step in both] == [[token], [token]]
+
+
 def test_a_cpu_says_in_words_that_it_has_no_memory() -> None:
     class Greedy(CpuStream):
-        def launch(self, work: Work, copies: Work | None = None) -> Running:
+        def launch(self, work: Work, copies: Work | None = None) -> LaunchedWork:
             return super().launch(lambda: torch.empty(1 << 50))
 
     step = make_runner(device_stream=Greedy()).launch(prompt_step())

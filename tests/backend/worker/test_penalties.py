@@ -56,3 +56,16 @@ def test_no_memory_is_taken_until_a_request_is_penalised() -> None:
     assert machine.batch(np.array([0]), np.array([1]), torch.device("cpu")).penalties is None
     machine.admit(NewSequence(0, SamplingParams(presence_penalty=1), 0, [1], 1))
     assert machine.batch(np.array([0]), np.array([1]), torch.device("cpu")).penalties is not None
+
+
+def test_of_sequences_that_end_before_they_sample_nothing_is_kept_but_each_slots_last() -> None:
+    """Clients may leave before the first token as often as they like, while nobody else has penalties or rules."""
+    machine = SlotSampler(4, 50)
+    params = SamplingParams(presence_penalty=1, logit_bias=((3, 1.0),))
+    admitted = [NewSequence(n % 2, params, n, [n % 50] * 9, 9) for n in range(40)]
+    for one in admitted:
+        machine.admit(one)
+    batch = machine.batch(np.array([0]), np.array([9]), torch.device("cpu"))
+    assert batch.penalties is not None
+    assert batch.processed is not None
+    assert batch.penalties.arrived == [rules.admitted for rules in batch.processed.arrived] == admitted[-2:]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NewSequence
-from backend.worker.sampler import SlotSampler, cutoffs, uniforms
+from backend.worker.sampler import SamplingBatch, SlotSampler, cutoffs, sample, uniforms
 from backend.worker.slot_sampling import SlotSampling
 
 VOCAB = 50
@@ -90,7 +90,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_naive_sampler(params: Sa
     top_p=st.floats(0.01, 1),
     min_p=st.floats(0, 1),
 )
-def test_what_may_be_drawn_is_what_the_naive_filters_keep(
+def test_drawn_tokens_are_the_ones_that_naive_filters_keep(
     logits: list[float], top_k: int, top_p: float, min_p: float
 ) -> None:
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
@@ -208,7 +208,7 @@ def test_limits_beyond_all_tokens_are_none() -> None:
     for most in (VOCAB, 2**31, 2**32 + 1, 2**63 - 1):
         assert run(logits, SamplingParams(top_k=most)) == run(logits, SamplingParams())
         slots = SlotSampling(1, VOCAB)
-        slots.admit(NewSequence(0, SamplingParams(top_k=most), 0, [1], 1))
+        slots.fill_slot(NewSequence(0, SamplingParams(top_k=most), 0, [1], 1))
         assert slots.top_k.tolist() == [VOCAB]
     logits[0, 0] = 100.0
     assert run(logits, SamplingParams(temperature=0, min_tokens=2**63 - 1), position=10_000) != [0]
@@ -219,3 +219,23 @@ def test_a_slot_forgets_who_held_it_before() -> None:
     machine.admit(NewSequence(0, SamplingParams(temperature=0), 0, [1], 1))
     batch = machine.batch(np.array([0]), np.array([1]), torch.device("cpu"))
     assert batch == type(batch)()
+
+
+def drawn(logits: Tensor, numbers: list[float]) -> list[int]:
+    """The token of each row that is drawn at each number."""
+    batch = SamplingBatch(torch.full((len(logits),), 0.9), torch.tensor(numbers, dtype=torch.float64))
+    tokens: list[int] = sample(logits.clone(), batch).tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_row_draws_the_same_to_the_last_bit_beside_others(seed: int) -> None:
+    """Its own number is on either side of the one from which on it draws another token."""
+    logits = torch.randn(13, 97, generator=torch.Generator().manual_seed(seed))
+    row, low, high = logits[-1:], 0.0, 1 - 2.0**-53
+    first = drawn(row, [low])
+    assert drawn(row, [high]) != first
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if drawn(row, [middle]) == first else (low, middle)
+    for number in (low, high):
+        assert drawn(logits, [0.3] * 12 + [number])[-1:] == drawn(row, [number])

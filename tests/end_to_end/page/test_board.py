@@ -66,6 +66,7 @@ def test_a_gateway_that_is_gone_is_not_a_wrong_key(open_page: PageMaker, gateway
     gateway.start()
 
 
+@pytest.mark.nightly
 def test_a_store_that_is_gone_a_policy_that_was_not_taken_and_a_drain_stand_at_the_top(
     board: Page, gateway: FakeGateway
 ) -> None:
@@ -97,6 +98,7 @@ def test_several_troubles_are_one_line_that_counts_and_unfolds(gateway: FakeGate
     board.until(f"document.querySelector('#problems').clientHeight <= {height + 1}")
 
 
+@pytest.mark.nightly
 def test_a_trouble_that_others_come_of_counts_once_and_stands_above_them(
     gateway: FakeGateway, open_board: PageMaker
 ) -> None:
@@ -116,7 +118,8 @@ def test_a_trouble_that_others_come_of_counts_once_and_stands_above_them(
     board.until_count("#problems li li", 0)
 
 
-@pytest.mark.parametrize("width", [500, *(pytest.param(width, marks=pytest.mark.nightly) for width in (800, 1280))])
+@pytest.mark.nightly
+@pytest.mark.parametrize("width", [500, 800, 1280])
 def test_the_words_of_a_trouble_are_not_cut(gateway: FakeGateway, open_board: PageMaker, width: int) -> None:
     words = "this replica does not know the others' service: fairness holds on each replica alone"
     gateway.answers["diagnosis"]["findings"][0]["trouble"] = words
@@ -146,6 +149,7 @@ def show_lines(gateway: FakeGateway, change: Callable[[list[Any]], list[Any]]) -
     gateway.answers["overview"] |= {"series": {"seconds": 1, "end": 0, "points": changed}}
 
 
+@pytest.mark.nightly
 def test_a_chart_of_nothing_says_so_and_a_young_gateway_has_short_lines_at_the_right(
     board: Page, gateway: FakeGateway
 ) -> None:
@@ -161,6 +165,7 @@ def test_a_chart_of_nothing_says_so_and_a_young_gateway_has_short_lines_at_the_r
     assert float(board.attributes(".chart > svg .line", "d")[0][1:].split()[0]) > width - 12
 
 
+@pytest.mark.nightly
 def test_pointing_at_a_chart_reads_one_second_in_all_of_them(board: Page) -> None:
     left, top, width, _ = board.box(".chart > svg")
     before = board.texts(".legend b")
@@ -172,6 +177,7 @@ def test_pointing_at_a_chart_reads_one_second_in_all_of_them(board: Page) -> Non
     assert board.texts(".legend b") == before
 
 
+@pytest.mark.nightly
 def test_the_pool_tells_what_blocks_are_used_for_and_a_pointer_whose_each_is(board: Page, gateway: FakeGateway) -> None:
     assert board.texts(".pool-uses li") == [], "nothing is cached: there is nothing to tell apart"
     gateway.answers["kv"] = kv_in_uses()

@@ -184,7 +184,7 @@ def spelled(code: str) -> str:
     return f"\u2039U+{code}\u203a"
 
 
-def test_what_cannot_be_seen_is_spelled_out(everyone: Page) -> None:
+def test_invisible_characters_are_spelled_out(everyone: Page) -> None:
     names = everyone.column("#tenants")
     assert HOSTILE[0] in names
     assert f"acme{spelled('202E')}fdp.exe{spelled('2066')}" in names
@@ -223,7 +223,7 @@ WHOLE = """[...document.querySelectorAll('%s tbody td')].filter(cell => cell.off
   .every(box => box.scrollWidth <= box.clientWidth + 1 && box.scrollHeight <= box.clientHeight + 1)"""
 
 
-def test_what_a_policy_says_of_a_tenant_is_not_cut(gateway: FakeGateway, open_board: PageMaker) -> None:
+def test_a_tenants_policy_is_shown_uncut(gateway: FakeGateway, open_board: PageMaker) -> None:
     tenants = gateway.answers["policy"]["effective"]["tenants"]
     tenants |= {name: fields | LONG for name, fields in tenants.items()}
     page = open_board("policy")
@@ -233,7 +233,7 @@ def test_what_a_policy_says_of_a_tenant_is_not_cut(gateway: FakeGateway, open_bo
         page.until(WHOLE % "#policy-tenants")
 
 
-def test_what_the_audit_log_and_refusals_say_is_not_cut(gateway: FakeGateway, open_board: PageMaker) -> None:
+def test_audit_entries_and_refusals_are_shown_uncut(gateway: FakeGateway, open_board: PageMaker) -> None:
     page = open_board("keys")
     for table, view in (("#audit-table", "keys"), ("#refusals", "now")):
         page.click(f"#views [href='#/{view}']")

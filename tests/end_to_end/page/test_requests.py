@@ -62,6 +62,7 @@ def test_a_request_opens_with_its_timeline_as_a_picture_and_in_words_while_it_is
     board.until_reads("#request-dialog", "has no record of it")
 
 
+@pytest.mark.nightly
 def test_an_open_request_is_followed_and_can_be_cancelled_from_there(board: Page, gateway: FakeGateway) -> None:
     row = live(0, "acme") | {"state": "decoding", "output_tokens": 7, "age": 99}
     gateway.show_requests(row)
@@ -98,6 +99,7 @@ def test_a_tenant_opens_with_its_limits_what_is_left_of_them_and_its_requests(
     board.until_shown("#request-dialog")
 
 
+@pytest.mark.nightly
 def test_a_queued_request_has_its_place_and_two_requests_of_one_id_are_two_rows(
     board: Page, gateway: FakeGateway
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_queued_request_has_its_place_and_two_requests_of_one_id_are_two_rows(
     assert [row["tenant"] for row in gateway.answers["requests"]["live"]] == ["acme"]
 
 
+@pytest.mark.nightly
 def test_rows_do_not_move_under_the_pointer_and_their_values_do(board: Page, gateway: FakeGateway) -> None:
     before = board.column("#live")
     left, top, _, _ = board.box("#live tbody tr:nth-child(2) td")

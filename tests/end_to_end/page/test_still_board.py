@@ -99,7 +99,7 @@ def test_bars_lie_where_their_times_are(still_board: Page) -> None:
     assert places == [["0%", "calc(25% - 1px)"], ["25%", "calc(50% - 1px)"], ["75%", ""], ["75%", "calc(25% - 1px)"]]
 
 
-def test_what_had_no_end_when_the_request_ended_ended_with_it(still_board: Page) -> None:
+def test_an_open_phase_ends_with_its_request(still_board: Page) -> None:
     words = still_board.js(
         """(async () => {
           const { timeline } = await import("/timeline.js");

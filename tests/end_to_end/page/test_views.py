@@ -73,6 +73,7 @@ def test_a_key_is_made_used_rotated_and_revoked_and_all_of_it_is_on_record(serve
     assert not any(key in server.log.read_text() + str(audit) for key in (first, second))
 
 
+@pytest.mark.nightly
 def test_a_key_is_made_without_a_mouse_and_bad_input_is_told_in_words(server: ServerProcess, keys: Page) -> None:
     keys.tab_to("#key-create")
     keys.press("Enter")
@@ -84,6 +85,7 @@ def test_a_key_is_made_without_a_mouse_and_bad_input_is_told_in_words(server: Se
     keys.until_gone("#key-dialog")
 
 
+@pytest.mark.nightly
 def test_names_are_text_and_small_screens_cut_nothing_off(gateway: FakeGateway, open_board: PageMaker) -> None:
     gateway.answers["keys"] = page_data.keys((HOSTILE, "x" * 200, *page_data.TENANTS))
     for entry in gateway.answers["audit"]["entries"]:
@@ -193,7 +195,7 @@ def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open
     page.until_reads("#usage-table", "No use on these days.")
 
 
-def test_what_a_gateway_serves_is_in_its_usage_a_little_later(server: ServerProcess, open_view: PageMaker) -> None:
+def test_served_requests_are_in_the_usage_a_little_later(server: ServerProcess, open_view: PageMaker) -> None:
     assert server.post("/v1/completions", **completion(max_tokens=2)).status_code == 200
     eventually(lambda: "demo" in [row["tenant"] for row in server.admin("usage")["rows"]])
     page = open_view("usage")
@@ -267,6 +269,7 @@ def test_tenants_that_an_answer_leaves_out_are_found_by_the_gateway(
     assert board.count("#tenants tbody tr:not(.gone)") == 1
 
 
+@pytest.mark.nightly
 def test_tenants_of_a_long_policy_usage_and_budgets_are_found_by_the_gateway(
     gateway: FakeGateway, open_board: PageMaker
 ) -> None:

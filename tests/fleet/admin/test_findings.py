@@ -113,7 +113,7 @@ def test_a_draining_replica_reports_its_rest_and_its_own_finding_is_not_repeated
     draining = seen("b", Condition.DRAINING, replace(TOLD, running=2, waiting=1))
     own = {"b": [Finding("draining", "it drains", "", "")]}
     finding = only(diagnosed(look(seen("a"), draining), own=own))
-    assert (finding.name, finding.evidence) == ("replica_draining", "3 requests are left")
+    assert (finding.name, finding.evidence) == ("replica_draining", "3 requests left")
 
 
 def test_more_work_than_the_others_at_both_looks_is_an_imbalance() -> None:
@@ -134,7 +134,7 @@ def test_more_work_than_the_others_at_both_looks_is_an_imbalance() -> None:
         (works("a", 30.0), seen("b", Condition.DRAINING)),
     ],
 )
-def test_what_is_no_imbalance(replicas: tuple[ReplicaSummary, ...]) -> None:
+def test_no_imbalance_is_found_among_these_replicas(replicas: tuple[ReplicaSummary, ...]) -> None:
     assert "imbalance" not in {one.name for one in diagnosed(look(*replicas))}
 
 
@@ -155,7 +155,7 @@ def test_an_edit_of_the_policy_that_is_on_its_way_is_no_difference() -> None:
     assert diagnosed(edited, before=look(seen("a"), seen("b"))) == []
 
 
-def test_what_a_replica_is_too_old_to_tell_is_no_difference() -> None:
+def test_a_field_that_an_old_replica_lacks_is_no_difference() -> None:
     assert diagnosed(look(seen("a"), seen("b", told=replace(TOLD, version="", policy="")))) == []
 
 

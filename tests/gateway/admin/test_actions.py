@@ -167,7 +167,9 @@ async def test_an_edit_takes_effect_even_where_it_cannot_be_recorded(
     assert "not in the audit log" in caplog.text
 
 
-async def test_what_a_start_finds_is_recorded_or_else_told(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changes_found_at_a_start_are_recorded_or_else_logged(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
     await desk.actions.started(3)
     assert await desk.said() == [("gateway.start", f"policy {desk.policies.current.version}", "in force; keys: 3")]
     (desk.folder / "audit.log").unlink()

@@ -89,7 +89,7 @@ async def test_without_the_key_no_path_is_revealed(method: str, path: str) -> No
     assert (await asked(method, path, "another-key-of-an-admin")).status_code == 401
 
 
-async def test_what_is_open_to_everyone_needs_no_key() -> None:
+async def test_public_endpoints_need_no_key() -> None:
     assert (await asked("GET", "/", "")).text == "<p>"
 
 

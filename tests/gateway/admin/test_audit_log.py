@@ -97,7 +97,7 @@ async def test_only_the_end_of_a_long_log_is_read(audit: AuditLog, path: Path) -
     assert entries[0]["result"] == "new" and len(entries) <= 1000
 
 
-async def test_what_cannot_be_written_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+async def test_a_failed_write_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     audit = AuditLog(tmp_path / "file" / "audit.log")
     with pytest.raises(AuditUnavailable, match=r"file/audit\.log cannot be written \("):

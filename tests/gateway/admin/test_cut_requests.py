@@ -12,7 +12,7 @@ from quotas.store.redis_store import RedisStore
 LIMITS = (Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.MONTH)),)
 
 
-async def test_what_a_router_tells_of_is_settled_once(redis_url: str) -> None:
+async def test_a_request_cut_at_a_router_is_settled_once(redis_url: str) -> None:
     store, tenant, request = RedisStore.at(redis_url, 5.0), uuid4().hex, uuid4().hex
     await store.connect()
     await store.reserve(tenant, None, LIMITS, Ask(1, 10, 500, attempt=Attempt(request, 2)))
@@ -27,6 +27,6 @@ async def test_what_a_router_tells_of_is_settled_once(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"request": "*"}, {"output_tokens": -1}, {"tenant": ""}, {"more": 1}])
-def test_what_names_no_request_is_refused(wrong: dict[str, object]) -> None:
+def test_a_cut_without_a_request_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         CutRequest.model_validate({"tenant": "t", "request": "0" * 32, "has_begun": True} | wrong)

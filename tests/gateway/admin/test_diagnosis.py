@@ -88,7 +88,7 @@ async def test_moments_too_close_to_compare_are_not_compared(site: Site) -> None
     assert site.compared[1:] == [(100.0 + WINDOW_SECONDS, 100.0 + 2 * WINDOW_SECONDS)]
 
 
-async def test_what_metrics_show_of_the_last_minutes_is_told_after_what_ails_it_now(
+async def test_findings_of_the_last_minutes_are_told_after_present_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site, since = Site(monkeypatch), []

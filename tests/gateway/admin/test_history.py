@@ -104,7 +104,7 @@ def test_tokens_and_blocks_are_read_off_the_scheduler(site: Site) -> None:
     assert site.point("kv_blocks_used") == 2
 
 
-def test_what_waits_is_counted_by_class(site: Site) -> None:
+def test_waiting_requests_are_counted_by_class(site: Site) -> None:
     for name in "abcdef":
         site.arrive(name)
     site.step()
@@ -186,7 +186,7 @@ def test_nothing_that_a_client_wrote_is_kept_at_length(site: Site) -> None:
     assert max(map(len, (summary.model or "", summary.path, summary.refusal.message))) == MAX_TEXT_CHARS
 
 
-def test_what_a_bad_request_quotes_is_not_kept(site: Site) -> None:
+def test_quotes_of_a_bad_request_are_not_kept(site: Site) -> None:
     error = BadRequest("prompt must be a string, got 'my secret'.", "prompt")
     site.history.request_ended(a_record(error=error, outcome=Outcome.INVALID))
     (summary,) = site.history.refusals()

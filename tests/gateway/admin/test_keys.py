@@ -103,7 +103,7 @@ async def test_a_key_has_two_secrets_at_most(site: Site) -> None:
 
 
 @pytest.mark.parametrize("key_id", ["nobody", "", "../keys", "inpolicy", "demo"])
-async def test_what_is_not_stored_is_neither_rotated_nor_revoked(site: Site, key_id: str) -> None:
+async def test_a_key_that_is_not_stored_is_neither_rotated_nor_revoked(site: Site, key_id: str) -> None:
     for change in (site.keys.rotate("me", key_id, Rotation()), site.keys.revoke("me", key_id)):
         with pytest.raises(KeyNotFound):
             await change
@@ -117,6 +117,8 @@ async def test_what_is_not_stored_is_neither_rotated_nor_revoked(site: Site, key
         ("tenant", {"tenant": ""}),
         ("name", {"tenant": "acme", "name": "x" * 65}),
         ("name", {"tenant": "acme", "name": "a\u202eb"}),
+        ("tenant", {"tenant": "sk-sluice-77777777", "unnamed": True}),
+        ("name", {"tenant": "acme", "name": "of sk-sluice-77777777"}),
         ("scopes", {"tenant": "acme", "scopes": ["admin"]}),
     ],
 )
@@ -124,11 +126,11 @@ async def test_bad_input_is_told_by_its_field_and_makes_nothing(site: Site, fiel
     before = len(site.source.in_force)
     with pytest.raises(BadRequest) as refused:
         await site.keys.create("me", NewKey(**body))
-    assert refused.value.param == field
+    assert (refused.value.param, "7777" in refused.value.message) == (field, False)
     assert (len(site.source.in_force), await site.record()) == (before, [])
 
 
-async def test_what_cannot_be_put_on_record_is_not_done(site: Site) -> None:
+async def test_an_action_that_cannot_be_recorded_is_not_done(site: Site) -> None:
     (site.state / "audit.log").mkdir()
     with pytest.raises(AuditUnavailable):
         await site.keys.create("me", NewKey(tenant="acme"))

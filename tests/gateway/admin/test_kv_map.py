@@ -44,7 +44,7 @@ async def test_the_map_names_the_owner_of_every_block(site: Site) -> None:
 async def test_blocks_of_a_cut_sequence_stay_its_own_until_the_step_is_over(site: Site) -> None:
     record = site.arrive("a", prompt=8)
     assert site.core.schedule(site.clock()) is not None
-    site.core.finish(record.engine.timelines[0].sequence, FinishReason.CANCELLED, site.clock())
+    site.core.finish_sequence(record.engine.timelines[0].sequence, FinishReason.CANCELLED, site.clock())
     scheduler = site.core.scheduler
     used = scheduler.config.num_blocks - scheduler.pool.num_free
     runs = (await kv_map(scheduler, 8))["runs"]
@@ -77,14 +77,14 @@ async def test_blocks_reserved_for_a_queued_sequence_are_its_tenants() -> None:
     assert ("acme", Use.RESERVED) in await uses(rig)
 
 
-async def test_what_the_policy_pins_is_told_from_what_is_idle(rig: Rig) -> None:
+async def test_pinned_blocks_are_told_apart_from_idle_ones(rig: Rig) -> None:
     rig.core.pin_prefixes("acme", NAMES[:2], rig.now)
     rig.arrive("a", prompt=12, max_tokens=2, names=NAMES[:3])
     rig.run()
     assert await uses(rig) == [("acme", Use.CACHED), ("acme", Use.PINNED), ("acme", Use.PINNED)]
 
 
-async def test_what_floors_keep_and_what_the_host_has_is_counted_by_tenant(rig: Rig) -> None:
+async def test_floored_and_host_blocks_are_counted_by_tenant(rig: Rig) -> None:
     rig.core.limit_cache("acme", 1, None, rig.now)
     rig.arrive("a", prompt=20, max_tokens=2, names=NAMES[:5])
     rig.run()

@@ -57,7 +57,7 @@ def test_a_client_that_takes_anothers_response_id_as_its_own_id_does_not_hide_it
     assert found.requests.live("cmpl-1") is victim
 
 
-def test_what_a_tenant_has_running_is_told_oldest_first(found: Found) -> None:
+def test_running_requests_of_a_tenant_are_listed_oldest_first(found: Found) -> None:
     for name, began in (("late", 102.0), ("early", 101.0)):
         found.begin(name, None, began)
     record = found.begin("of another", None)
@@ -96,7 +96,7 @@ def test_a_tenants_are_only_its_own(found: Found) -> None:
     assert len(found.requests.of_tenant("acme", 1)) == 1
 
 
-async def test_what_does_not_generate_is_not_listed(found: Found) -> None:
+async def test_a_request_that_does_not_generate_is_not_listed(found: Found) -> None:
     found.telemetry.live.add(a_record(operation=None))
     assert (await found.requests.listed())["live"] == []
 
@@ -131,7 +131,7 @@ def test_details_say_how_much_and_how_it_ended() -> None:
     assert details["end"] == "completed"
 
 
-def test_what_still_goes_on_has_no_end() -> None:
+def test_a_phase_that_goes_on_has_no_end() -> None:
     timeline = a_timeline(first_token=None, prefilled=None, ended=None)
     assert told(timelines=[timeline], ended=None, settling=None)[-2:] == [("queue", 4, 10), ("prefill", 10, None)]
     waiting = a_timeline(admitted=None, first_token=None, prefilled=None, ended=None)

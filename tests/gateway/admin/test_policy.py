@@ -25,7 +25,7 @@ def check() -> PolicyCheck:
     return PolicyCheck()
 
 
-async def test_what_a_valid_edit_would_change_is_told_as_the_diff_tells_it(check: PolicyCheck) -> None:
+async def test_changes_of_a_valid_edit_are_told_as_in_the_diff(check: PolicyCheck) -> None:
     report = await check.of(PastedPolicy(text=POLICY.replace("weight: 3", "weight: 4")), CURRENT)
     assert report["valid"]
     assert report["changes"] == ["tenant acme", "  weight: 3 -> 4"]
@@ -44,14 +44,21 @@ async def test_of_a_pinned_prompt_the_beginning_is_told_and_what_tells_it_from_o
     assert shown.startswith(beginning) and len(shown) < 100
 
 
-async def test_what_is_wrong_is_told_with_its_line(check: PolicyCheck) -> None:
+async def test_a_policy_error_is_told_with_its_line(check: PolicyCheck) -> None:
     report = await check.of(PastedPolicy(text="tenants:\n  acme: {wieght: 3}\n  b: {weight: -1}\n"), CURRENT)
     assert not report["valid"]
     places = [(problem["line"], problem["path"]) for problem in report["problems"]]
     assert places == [(2, "tenants.acme"), (3, "tenants.b.weight")]
 
 
-async def test_what_this_gateway_could_not_keep_to_is_told_with_its_line(check: PolicyCheck) -> None:
+async def test_a_key_that_was_pasted_into_a_policy_is_not_repeated(check: PolicyCheck) -> None:
+    key = f"sk-sluice-{'7' * 40}"
+    text = f"tenants:\n  acme: {{{key}: 3, keys: {{k1: {{hmac: {key}}}}}}}\n  {key}: {{weight: x}}\n"
+    report = await check.of(PastedPolicy(text=text), CURRENT)
+    assert (len(report["problems"]), "7777" in str(report)) == (3, False)
+
+
+async def test_a_limit_beyond_this_gateway_is_told_with_its_line(check: PolicyCheck) -> None:
     def find(policy: Policy) -> list[tuple[str, str]]:
         return [("tenants.b.prefix_cache.floor", "leaves no room")]
 
@@ -87,7 +94,7 @@ async def test_of_many_changes_the_first_are_told_and_the_rest_counted(check: Po
 @pytest.mark.parametrize(
     "text", ["", "\x00", "a: &a [*a, *a]", "&a [" * 2000, "\ufeff", "tenants: !!python/object:os.system {}"]
 )
-async def test_what_is_no_policy_has_problems_and_harms_nobody(check: PolicyCheck, text: str) -> None:
+async def test_a_text_that_is_no_policy_has_problems_and_no_effect(check: PolicyCheck, text: str) -> None:
     assert (await check.of(PastedPolicy(text=text), CURRENT))["problems"]
 
 

@@ -1,4 +1,4 @@
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from backend.scheduler.sequence import FinishReason
 from gateway.admin import recent_traffic
 from gateway.admin.recent_traffic import HISTORY_SECONDS, MAX_REQUESTS, RecentTraffic
@@ -6,12 +6,12 @@ from gateway.telemetry.request_record import RequestRecord
 from tests.gateway.telemetry.records import a_record, a_sequence, a_timeline
 
 
-def asked(name: str, tenant: str = "acme", declared: bool = True, refusal: str | None = None) -> Asked:
-    prompts = (AskedPrompt(7, 40, declared),)
-    return Asked(name, tenant, "k1", "flex", 123, 0.5, None, None, prompts, refusal)
+def asked(name: str, tenant: str = "acme", declared: bool = True, refusal: str | None = None) -> JudgedRequest:
+    prompts = (JudgedPrompt(7, 40, declared),)
+    return JudgedRequest(name, tenant, "k1", "flex", 123, 0.5, None, None, prompts, refusal)
 
 
-def a_request(asked: Asked, at: float) -> RequestRecord:
+def a_request(asked: JudgedRequest, at: float) -> RequestRecord:
     return a_record(asked=asked, asked_at=at, response_id=asked.id, timelines=[])
 
 
@@ -23,7 +23,7 @@ def end(traffic: RecentTraffic, record: RequestRecord, tokens: int, reason: Fini
     traffic.request_ended(record)
 
 
-def test_what_is_older_than_an_hour_is_forgotten() -> None:
+def test_traffic_older_than_an_hour_is_forgotten() -> None:
     live = {a_request(asked("old"), 0.0), a_request(asked("new"), HISTORY_SECONDS + 1)}
     traffic = RecentTraffic(live)
     assert [request.asked.id for request in traffic.within(HISTORY_SECONDS + 2)] == ["new"]

@@ -48,7 +48,7 @@ def test_before_anything_happened_every_second_is_unknown(series: RecentSeries) 
     assert shown["waiting"] == {}
 
 
-def test_what_happened_in_a_second_is_told_when_it_is_over(series: RecentSeries, tick: Tick) -> None:
+def test_events_of_a_second_are_told_when_it_is_over(series: RecentSeries, tick: Tick) -> None:
     series.request_ended(False)
     series.request_ended(True)
     series.first_token(0.2)

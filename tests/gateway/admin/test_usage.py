@@ -65,9 +65,7 @@ def shown(report: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [tuple(row[field] for field in fields) for row in report["rows"]]
 
 
-async def test_what_was_used_is_told_by_tenant_by_key_and_by_day_with_its_exact_cost(
-    spent: None, reader: UsageReader
-) -> None:
+async def test_usage_is_told_by_tenant_key_and_day_with_its_exact_cost(spent: None, reader: UsageReader) -> None:
     report = await reader.report(DAYS)
     assert shown(report) == [
         ("acme", None, 3, 2_001_000, 800_000, 200_010, {"USD": "0.980515"}),
@@ -108,7 +106,9 @@ async def test_the_csv_is_that_of_the_command(spent: None, reader: UsageReader) 
         ({"by": "model"}, "by"),
     ],
 )
-async def test_what_is_no_period_is_told_by_its_field(reader: UsageReader, query: dict[str, str], field: str) -> None:
+async def test_a_malformed_period_is_refused_by_its_field(
+    reader: UsageReader, query: dict[str, str], field: str
+) -> None:
     with pytest.raises(BadRequest) as refused:
         await reader.report(query)
     assert refused.value.param == field

@@ -87,7 +87,7 @@ def without_ids(message: Json) -> Json:
 
 
 @given(pieces(), st.booleans(), st.none() | st.just("stop"))
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_stream_has_what_the_whole_message_has(text: list[str], is_cut: bool, stop: str | None) -> None:
     choice = whole(text, is_cut)
     choice.stop_string = stop

@@ -192,7 +192,7 @@ for _ in range(101):
         ((), {"output_format": {"type": "json_schema", "schema": 5}}, "output_format.schema", "must be a JSON schema"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused_by_the_names_of_this_api(
+def test_a_wrong_field_is_refused_by_the_names_of_this_api(
     messages: Any, fields: Any, param: str, message: str
 ) -> None:
     error = refused(*messages, **fields)

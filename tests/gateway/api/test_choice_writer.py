@@ -29,7 +29,7 @@ from tests.backend import tiny_tokenizers as tiny
 from tests.backend.sequences import make_sequence
 
 TOKENIZER = Tokenizer(tiny.byte_level_bpe())
-IDS = TOKENIZER.encode("the 日 cat 😀 sat\n", add_special_tokens=False)
+IDS = TOKENIZER.encode_text("the 日 cat 😀 sat\n", add_special_tokens=False)
 IDENTITY = Identity("chatcmpl-1", 7, "paper")
 
 

@@ -57,14 +57,14 @@ def test_the_tightest_holds() -> None:
 
 @pytest.mark.parametrize("name", ["x_sluice_ttft_ms", "x_request_timeout_seconds", "x_stainless_read_timeout"])
 @pytest.mark.parametrize("value", ["", "0", "-1", "nan", "inf", "1e3", "soon", "0x10", "1.2.3", "9" * 33, "٣"])
-def test_what_is_no_time_is_refused_by_name(name: str, value: str) -> None:
+def test_a_malformed_time_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(ApiError) as refused:
         read(**{name: value})
     assert (refused.value.status, refused.value.param) == (400, name.replace("_", "-"))
 
 
 @pytest.mark.parametrize("value", ["", "yesterday", "2027-01-15T08:00:00", "2027-13-15T08:00:00Z", "nan", "1e400"])
-def test_what_is_no_moment_is_refused(value: str) -> None:
+def test_a_malformed_moment_is_refused(value: str) -> None:
     with pytest.raises(ApiError, match="x-sluice-deadline-at"):
         read(x_sluice_deadline_at=value)
 

@@ -45,7 +45,7 @@ async def site(embedded_tokenizer: Tokenizer) -> AsyncIterator[Site]:
     site = Site(embedded_tokenizer)
     site.gateway.engine.start()
     yield site
-    await site.gateway.engine.stop()
+    await site.gateway.engine.shut_down()
 
 
 async def test_a_deadline_counts_from_the_arrival_of_the_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +76,30 @@ async def test_a_refusal_tells_what_is_left_of_the_limits(site: Site, monkeypatc
     names = [{name for name, _ in head["headers"] if b"ratelimit" in name} for head in (served, refused)]
     assert (served["status"], refused["status"]) == (200, 503)
     assert names[0] and names[0] == names[1]
+
+
+async def test_of_one_huge_text_as_much_is_encoded_as_is_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, sizes = site.gateway.frontend.tokenizer, list[int]()
+    encode = tokenizer.encode_inputs
+
+    def counted(inputs: Any) -> list[list[int]]:
+        sizes.append(sum(map(len, inputs)))
+        return encode(inputs)
+
+    monkeypatch.setattr(tokenizer, "encode_inputs", counted)
+    head, body = await site.embed("a b " * 250_000)
+    assert (head["status"], body["error"]["code"]) == (400, "context_length_exceeded")
+    assert "input[0] holds at least " in body["error"]["message"]
+    assert 0 < max(sizes) < 100_000
+
+
+@pytest.mark.parametrize("text", ["ab cd " * 30_000, "x" * 200_000, " " * 200_000 + "a b", "a\n" * 90_000])
+def test_a_text_that_is_cut_has_the_tokens_that_it_has_as_a_whole(embedded_tokenizer: Tokenizer, text: str) -> None:
+    encoder = ServedEncoder(EncoderSetup("e", Path(), 0, "embed", 2, 512, 1024), embedded_tokenizer)
+    assert encoder.token_ids([text], -1, ["input"]) == [embedded_tokenizer.encode_inputs([text])[0][:512]]
+    pairs = [(text, "a"), ("a", text)]
+    found = [encoder._cut(ids, 7) for ids in embedded_tokenizer.encode_inputs(pairs)]
+    assert encoder.token_ids(pairs, 7, ["a", "b"]) == found
 
 
 async def test_long_texts_to_embed_keep_no_other_tenants_body_or_text_waiting(

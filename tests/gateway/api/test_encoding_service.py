@@ -13,7 +13,7 @@ from admission.encoding import EncodingLimits, EncodingRequest
 from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.worker.device_stream import CpuStream
-from backend.worker.side_job import Stream
+from backend.worker.side_job import WorkStream
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import EncodingAsk
 from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
@@ -26,7 +26,7 @@ class PaperEncoder:
 
     measured = ((1, 1e-3), (100, 2e-3))
 
-    def __init__(self, stream: Stream | None = None) -> None:
+    def __init__(self, stream: WorkStream | None = None) -> None:
         self.stream = stream or CpuStream()
         self.batches: list[int] = []
         self.num_tokens = 0
@@ -64,7 +64,7 @@ async def rig() -> AsyncIterator[Rig]:
     rig = Rig()
     yield rig
     rig.encoder.may_go.set()
-    await rig.engine.stop()
+    await rig.engine.shut_down()
 
 
 async def test_each_input_has_its_vector_and_its_tenant_pays(rig: Rig) -> None:
@@ -82,11 +82,11 @@ class PaperStream:
         work()
         return self
 
-    def wait(self) -> float:
+    def synchronize(self) -> float:
         return 3.0
 
 
-async def test_what_a_batch_took_is_the_time_of_the_device(rig: Rig) -> None:
+async def test_a_batch_is_charged_the_device_time_that_it_took(rig: Rig) -> None:
     rig.encoder.stream = PaperStream()
     await rig.encode([1, 2], [3])
     assert rig.core.share.account("acme").charged == pytest.approx(3.0)
@@ -161,7 +161,7 @@ async def test_inputs_of_a_tenant_in_debt_wait_for_no_paused_answer(rig: Rig) ->
     rig.engine.submit(sequence)
     await until(lambda: bool(sequence.output) and not rig.core.in_flight)
     rig.core.arrive(make_sequence("t", "embeds", 4, 40), rig.engine.clock())
-    rig.core.charge("embeds", 5.0, rig.engine.clock())
+    rig.core.charge_side_work("embeds", 5.0, rig.engine.clock())
     async with asyncio.timeout(240):
         assert await rig.encode([1, 2], tenant="embeds") == [(3.0, 2.0)]
 

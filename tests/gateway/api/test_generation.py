@@ -46,6 +46,6 @@ async def test_an_absolute_deadline_is_the_moment_that_the_client_named(
     monkeypatch.setattr(time, "time", lambda: real() + sum(client.passed))
     gateway.engine.start()
     await client.ask(gateway.app)
-    await gateway.engine.stop()
+    await gateway.engine.shut_down()
     assert client.passed == [BODY_SECONDS] and client.sent[0]["status"] == 200
     assert asked[0].done_by > began + 499

@@ -20,7 +20,7 @@ async def gateway(embedded_tokenizer: Tokenizer) -> AsyncIterator[Gateway]:
     gateway = Gateway(embedded_tokenizer)
     gateway.engine.start()
     yield gateway
-    await gateway.engine.stop()
+    await gateway.engine.shut_down()
 
 
 def completion(**fields: object) -> list[bytes]:

@@ -88,3 +88,13 @@ async def test_sharing_groups_change_the_pinned_blocks(rig: Rig) -> None:
 async def test_where_no_block_is_shared_nothing_is_told(rig: Rig) -> None:
     await PromptPinner(rig.engine, rig.prompts, None).policy_changed(parsed(f"tenants: {{a: {PINS}}}"))
     assert rig.engine.take() == []
+
+
+async def test_a_pin_that_the_engine_did_not_take_is_told_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = parsed(f"tenants: {{a: {PINS}}}")
+    with monkeypatch.context() as broken:
+        broken.delattr(Engine, "pin_prefixes")
+        with pytest.raises(AttributeError):
+            await rig.pinner.policy_changed(policy)
+    await rig.pinner.policy_changed(policy)
+    assert rig.engine.take() == [("a", await rig.named(PROMPT, "tenant:a"))]

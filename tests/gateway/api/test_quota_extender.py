@@ -26,8 +26,8 @@ class Grant:
 
 
 class Admission:
-    def extend(self, stream: TokenStream, tokens: int) -> None:
-        stream.sequence.extend(tokens)
+    def raise_token_limit(self, stream: TokenStream, tokens: int) -> None:
+        stream.sequence.raise_limit(tokens)
 
 
 def stream_of(max_tokens: int, allowed: int) -> TokenStream:

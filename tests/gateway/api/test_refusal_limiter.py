@@ -43,7 +43,7 @@ def site() -> Site:
 
 def test_a_key_that_sends_too_many_bad_requests_is_read_again_when_time_has_paid_for_them(site: Site) -> None:
     assert [site.bad() for _ in range(BURST + 2)] == [True] * (BURST + 1) + [False]
-    with pytest.raises(TooManyRefused, match="of your API key") as refusal:
+    with pytest.raises(TooManyRefused, match=r"of your API key .* one more for 64KiB read") as refusal:
         site.rate.check("t", "k")
     assert {"retry-after", "x-sluice-dropped-reason"} <= refusal.value.headers().keys()
     assert site.is_read("other") and site.is_read(tenant="other")
@@ -52,7 +52,7 @@ def test_a_key_that_sends_too_many_bad_requests_is_read_again_when_time_has_paid
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 2**22)), max_size=300))
-def test_what_is_looked_at_in_any_time_is_bounded_by_its_rate(arrivals: list[tuple[float, int]]) -> None:
+def test_examined_requests_are_bounded_by_the_rate_in_any_interval(arrivals: list[tuple[float, int]]) -> None:
     site, cost = Site(), 0.0
     for pause, size in arrivals:
         site.now += pause
@@ -135,3 +135,19 @@ def test_a_million_addresses_are_not_remembered(site: Site) -> None:
     for number in range(40_000):
         site.rate.count(STRANGER, None, None, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 0)
     assert len(site.rate._addresses._buckets) <= 16_384
+
+
+def test_a_tenant_is_suspect_once_everyone_was_told(site: Site) -> None:
+    told: list[str] = []
+
+    def fail(_: str) -> None:
+        raise BrokenPipeError
+
+    site.rate.on_suspect += [fail]
+    with pytest.raises(BrokenPipeError):
+        site.bad()
+    assert not site.rate.refused_tenants, "it is told again at the next fault"
+    site.rate.on_suspect[:] = [told.append]
+    site.bad()
+    site.bad()
+    assert told == ["t"] and site.rate.refused_tenants == {"t"}

@@ -69,7 +69,7 @@ def test_a_spent_budget_is_not_worth_a_retry() -> None:
 
 
 @pytest.mark.parametrize(("limit", "code"), [(RUNNING, "concurrency_exceeded"), (KV, "kv_quota_exceeded")])
-def test_what_is_in_use_is_worth_a_retry(limit: Limit, code: str) -> None:
+def test_a_limit_on_requests_in_use_is_worth_a_retry(limit: Limit, code: str) -> None:
     refusal, body = told(LimitExceeded(limit, 1, 0, None))
     assert (refusal.status, body["code"]) == (429, code)
     assert float(refusal.headers()["retry-after-ms"]) >= 1000
@@ -81,7 +81,7 @@ def test_sizes_are_told_as_policies_write_them() -> None:
         assert "is 1MiB: this request asks for 1GiB" in message and "1048576" not in message
 
 
-def test_what_can_never_fit_is_the_requests_own_fault() -> None:
+def test_a_request_that_can_never_fit_is_a_bad_request() -> None:
     refusal, body = told(NeverFits(TOKENS, 1001))
     assert (refusal.status, body["code"], refusal.outcome) == (400, "quota_unsatisfiable", Outcome.INVALID)
     assert "max_tokens" in str(body["message"])

@@ -185,15 +185,22 @@ def test_findings_as_json(serve: Any, key: str, printed: Printed) -> None:
         (lambda request: httpx.Response(200, json={}), "answers as no gateway of this version does"),
     ],
 )
-def test_what_is_no_gateway(serve: Any, key: str, sluice: Sluice, behind: Any, said: str) -> None:
+def test_an_address_that_is_no_gateway_is_told(serve: Any, key: str, sluice: Sluice, behind: Any, said: str) -> None:
     serve(behind)
     done = sluice("doctor", "--live", "--key-file", key)
     assert (done.status, said in done.err) == (1, True)
 
 
-def test_no_gateway_there(key: str, sluice: Sluice) -> None:
-    done = sluice("doctor", "--live", "http://127.0.0.1:1", "--key-file", key)
-    assert (done.status, "cannot be read" in done.err) == (1, True)
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://127.0.0.1:1", "nothing listens there"),
+        ("foo", "it is no URL such as http://127.0.0.1:8001"),
+    ],
+)
+def test_no_gateway_there(key: str, sluice: Sluice, url: str, reason: str) -> None:
+    done = sluice("doctor", "--live", url, "--key-file", key)
+    assert (done.status, f"{url} cannot be read ({reason}): name" in done.err) == (1, True)
 
 
 def test_no_key(tmp_path: Path, sluice: Sluice) -> None:
@@ -202,7 +209,7 @@ def test_no_key(tmp_path: Path, sluice: Sluice) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xb5" * 32, "Schl\u00fcssel mit Umlaut".encode()])
-def test_what_is_no_key(tmp_path: Path, sluice: Sluice, content: bytes) -> None:
+def test_a_file_without_an_admin_key_is_refused(tmp_path: Path, sluice: Sluice, content: bytes) -> None:
     path = tmp_path / "pepper"
     path.write_bytes(content)
     done = sluice("doctor", "--live", "--key-file", str(path))

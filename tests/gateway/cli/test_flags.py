@@ -57,12 +57,40 @@ def test_only_the_named_flags_are_added_with_what_they_mean_to_the_command() -> 
 
 
 def test_a_bad_value_is_one_line_that_names_the_flag_the_variable_and_the_value() -> None:
-    assert refusal("--max-num-seqs", "0") == (
-        "--max-num-seqs (SLUICE_MAX_NUM_SEQS): greater than or equal to 1; got '0'"
-    )
+    assert refusal("--max-num-seqs", "0") == "--max-num-seqs (SLUICE_MAX_NUM_SEQS): must be at least 1; got '0'"
     assert refusal("--prefill-chunk", "some") == (
-        "--prefill-chunk (SLUICE_PREFILL_CHUNK): a valid integer or 'off'; got 'some'"
+        "--prefill-chunk (SLUICE_PREFILL_CHUNK): must be a whole number or 'off'; got 'some'"
     )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "rule"),
+    [
+        ("--kv-memory-fraction", "2", "below 1"),
+        ("--kv-memory-fraction", "nan", "below 1"),
+        ("--header-timeout", "0", "above 0"),
+        ("--header-timeout", "soon", "a number"),
+        ("--port", "99999", "at most 65535"),
+        ("--seed", "1.5", "a whole number"),
+        ("--max-body-bytes", "0", "at least 1KiB"),
+        ("--kv-memory-bytes", "many", "a size such as 512MiB"),
+        ("--kv-memory-bytes", "5 apples", "a size such as 512MiB"),
+        ("--model", "", "at least 1 character long"),
+        ("--served-model-name", "x" * 300, "at most 256 characters long"),
+        ("--log-level", "loud", "'auto', 'debug', 'info', 'warning' or 'error'"),
+        ("--advertise", "foo", "http:// or https:// with a host, and nothing behind its port"),
+        ("--cors-origins", "foo", "off, * or origins such as https://a.example, separated by commas"),
+    ],
+)
+def test_a_bad_value_is_told_in_our_own_words(flag: str, value: str, rule: str) -> None:
+    assert f": must be {rule}; got " in refusal(flag, value)
+
+
+def test_each_pattern_of_a_setting_has_words() -> None:
+    for name, field in Settings.model_fields.items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict)
+        assert any(getattr(limit, "pattern", None) for limit in field.metadata) == bool(extra["form"]), name
 
 
 def test_every_bad_value_gets_its_line() -> None:

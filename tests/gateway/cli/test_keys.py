@@ -128,8 +128,8 @@ def test_a_second_rotation_does_not_cut_short_what_the_first_promised(
 
 
 def test_a_key_that_is_not_stored_cannot_be_rotated(store: KeyStore, sluice: Sluice) -> None:
-    done = sluice("keys", "rotate", "\x1b[2Jnone")
-    assert (done.status, "\x1b" in done.err) == (1, False)
+    done = sluice("keys", "rotate", f"\x1b[2Jsk-sluice-{'7' * 40}")
+    assert (done.status, "\x1b" in done.err, "7777" in done.err) == (1, False, False)
     assert store.records() == []
 
 
@@ -226,15 +226,17 @@ def test_a_foreign_file_cannot_steer_the_terminal(store: KeyStore, made: Printed
         ["create", "acme", "--name", "a\x1b[31m"],
         ["create", "acme", "--name", ""],
         ["create", "acme", "--name", "n" * 65],
+        ["create", f"sk-sluice-{'7' * 40}"],
+        ["create", "acme", "--name", f"of sk-sluice-{'7' * 40}"],
         ["rotate", "abc", "--overlap", "1"],
         ["rotate", "abc", "--overlap", "-1h"],
         ["rotate"],
         ["list", "--tenant", "a b"],
     ],
 )
-def test_what_is_asked_wrongly_makes_no_key(arguments: list[str], store: KeyStore, sluice: Sluice) -> None:
+def test_a_wrong_flag_makes_no_key(arguments: list[str], store: KeyStore, sluice: Sluice) -> None:
     done = sluice("keys", *arguments)
-    assert (done.status, "\x1b" in done.err) == (2, False)
+    assert (done.status, "\x1b" in done.err, "7777" in done.err) == (2, False, False)
     assert store.records() == []
 
 
@@ -250,7 +252,7 @@ def recorded(store: KeyStore) -> list[tuple[str, str, str]]:
     return [(entry["action"], entry["target"], entry["result"]) for entry in entries]
 
 
-def test_what_is_done_to_keys_is_in_the_audit_log_though_no_gateway_runs(store: KeyStore, sluice: Sluice) -> None:
+def test_changes_of_keys_are_in_the_audit_log_without_a_gateway(store: KeyStore, sluice: Sluice) -> None:
     made = sluice("keys", "create", "acme")
     (record,) = store.records()
     told = [made, *(sluice("keys", command, record.id) for command in ("rotate", "rotate", "revoke", "revoke"))]
@@ -264,7 +266,7 @@ def test_what_is_done_to_keys_is_in_the_audit_log_though_no_gateway_runs(store: 
     assert all(json.loads(line)["actor"].startswith("command line of ") for line in text.splitlines())
 
 
-def test_what_cannot_be_recorded_is_not_done(store: KeyStore, sluice: Sluice) -> None:
+def test_a_change_that_cannot_be_recorded_is_not_done(store: KeyStore, sluice: Sluice) -> None:
     (store.directory / "audit.log").mkdir(parents=True)
     store.directory.chmod(0o700)
     done = sluice("keys", "create", "acme")

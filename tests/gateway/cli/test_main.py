@@ -64,7 +64,7 @@ def test_a_bad_setting_is_one_message_and_status_2(app: Run, sluice: Sluice) -> 
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_what_stops_a_start_is_said_without_a_traceback(
+def test_an_error_at_the_start_is_told_without_a_traceback(
     app: Run, sluice: Sluice, error: BaseException, status: int, said: str
 ) -> None:
     def serve(settings: Settings) -> int:

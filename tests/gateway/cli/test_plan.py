@@ -107,7 +107,7 @@ def test_it_saves_steps_that_read_the_weights_and_then_multiply(model: str, tmp_
         (["--memory", "80GiB", "--gpu", "abacus"], "invalid choice"),
     ],
 )
-def test_what_is_asked_wrongly_is_said_in_one_line(model: str, flags: list[str], message: str, sluice: Sluice) -> None:
+def test_a_wrong_flag_is_refused_in_one_line(model: str, flags: list[str], message: str, sluice: Sluice) -> None:
     done = sluice("plan", model, *flags)
     assert done.status == 2
     assert message in done.err

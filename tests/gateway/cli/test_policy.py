@@ -68,6 +68,13 @@ def test_check_says_where_each_mistake_is_and_exits_with_1(sluice: Sluice, broke
     ]
 
 
+def test_check_repeats_no_key(sluice: Sluice, tmp_path: Path) -> None:
+    key = f"sk-sluice-{'7' * 40}"
+    (tmp_path / "keys.yaml").write_text(f"tenants:\n  {key}: {{}}\n  acme: {{keys: {{k1: {{hmac: {key}}}}}}}\n")
+    done = sluice("policy", "check", str(tmp_path / "keys.yaml"))
+    assert (done.status, done.err.count("***"), "7777" in done.err) == (1, 2, False)
+
+
 def test_check_counts_what_it_found_and_exits_with_0(printed: Printed) -> None:
     version = read_policy(POLICIES).version
     assert printed("policy", "check", POLICIES) == f"valid: 1 file, 3 classes, 0 tenants, 0 keys; version {version}\n"
@@ -107,7 +114,7 @@ def test_check_compares_floors_with_the_kv_memory_that_it_is_told(tmp_path: Path
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_what_show_prints_is_the_same_policy(path: Path, tmp_path: Path, printed: Printed) -> None:
+def test_the_output_of_show_is_the_same_policy(path: Path, tmp_path: Path, printed: Printed) -> None:
     shown = written(tmp_path, "shown", printed("policy", "show", path))
     assert read_policy(shown) == read_policy(path)
     assert printed("policy", "diff", path, shown)

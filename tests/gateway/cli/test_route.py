@@ -19,7 +19,7 @@ from tests.gateway.server_process import ROOT, sluice
         (("--replicas-dns", "name:80:81", "--routing", "best"), "invalid choice: 'best'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_served(
+def test_contradictory_settings_are_refused_before_anything_is_served(
     tmp_path: Path, flags: tuple[str, ...], said: str
 ) -> None:
     asked = sluice("route", *flags, "--port", "0", "--admin-port", "off", "--state-dir", tmp_path)

@@ -41,7 +41,7 @@ def rows(printed: Printed) -> Rows:
     return lambda *arguments: list(csv.DictReader(StringIO(printed("usage", "--csv", *arguments))))
 
 
-def test_what_was_settled_is_told_by_tenant_with_its_cost(redis_url: str, rows: Rows) -> None:
+def test_settled_usage_is_told_by_tenant_with_its_cost(redis_url: str, rows: Rows) -> None:
     for key in ("k1", "k2"):
         spend(redis_url, "acme", key, Usage(1_000_000, 100_000, 400_000, 2e9), day=TODAY)
     spend(redis_url, "beta", None, Usage(3, 1), day=TODAY)
@@ -107,7 +107,7 @@ def test_a_store_that_cannot_be_reached_is_named(sluice: Sluice) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--from", "yesterday"], ["--tenant", "a b"], ["--by", "day"]])
-def test_what_is_asked_wrongly_exits_with_2(sluice: Sluice, arguments: list[str]) -> None:
+def test_a_wrong_flag_exits_with_2(sluice: Sluice, arguments: list[str]) -> None:
     assert sluice("usage", *arguments).status == 2
 
 

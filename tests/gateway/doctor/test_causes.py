@@ -19,7 +19,7 @@ def told(*those: Finding) -> list[tuple[str, str]]:
     return [(finding.name, finding.cause) for finding in ranked(those)]
 
 
-def test_what_memory_that_is_full_brings_stands_behind_it() -> None:
+def test_consequences_of_full_memory_stand_behind_it() -> None:
     assert told(
         found("slow_planning"),
         found("above_target_standard"),
@@ -96,7 +96,7 @@ def test_nothing_explains_what_explains_it() -> None:
             assert other not in kinds[:rank], f"{kind} explains {other}, which stands above it"
 
 
-def test_what_a_cause_explains_is_a_finding_that_there_is() -> None:
+def test_a_cause_explains_only_existing_findings() -> None:
     """By the names of the functions that find them, but for a few that are called otherwise."""
     names = {judge.__name__ for judge in _JUDGES}
     otherwise = {"device_stalled": "stalled", "flooding_tenant": "flood_of_work", "refused_tenant": "flood_of_refusals"}

@@ -44,7 +44,7 @@ def test_keys_of_tenants_that_the_policy_does_not_name(tmp_path: Path) -> None:
     store.add(new_key("acme", store.pepper())[1])
     settings = Settings(policy=policy, state_dir=store.directory)
     policy.write_text("tenants: {acme: }")
-    assert file_checks.keys(settings) == ok("keys", "1 are stored")
+    assert file_checks.keys(settings) == ok("keys", "1 stored")
     policy.write_text("tenants: {acne: }")
     check = file_checks.keys(settings)
     assert (check.verdict, 'did you mean "acne"?' in check.found) == (WARNING, True)
@@ -114,7 +114,7 @@ def test_policies(tmp_path: Path) -> None:
     assert "limits no tenant" in file_checks.policy(Settings()).found
     path = tmp_path / "policy.yaml"
     path.write_text("tenants: {acme: {weight: 2}}")
-    assert "1 tenants" in file_checks.policy(Settings(policy=path)).found
+    assert ", 1 tenant, version" in file_checks.policy(Settings(policy=path)).found
     path.write_text("tenants: {acme: {wieght: 2, modles: []}}")
     check = file_checks.policy(Settings(policy=path))
     assert check.verdict is PROBLEM

@@ -27,7 +27,7 @@ def test_the_serious_come_first() -> None:
     assert severities == [Severity.SERIOUS, Severity.WARNING]
 
 
-def test_what_metrics_showed_minutes_ago_is_told_as_a_warning() -> None:
+def test_a_finding_of_minutes_ago_is_a_warning() -> None:
     refused = {'sluice_refusals_total{reason="quota_store",code="quota_unverifiable"}': 198.0}
     now = snapshot(400.0, HEALTHY | refused)
     found = past_findings(160.0, snapshot(160.0, BEFORE).samples, now)

@@ -25,7 +25,7 @@ def test_a_store_that_keeps_nothing(redis_url: str) -> None:
     assert [check.remedy for check in rest] == ["set appendonly yes, with appendfsync everysec"]
 
 
-def test_what_is_said_of_a_store_that_may_be_used() -> None:
+def test_a_usable_store_passes_its_check() -> None:
     kept = {"redis_version": "7.2", "aof_enabled": 1}
     assert [check.verdict for check in store_checks.judge("here", kept, 0.001, 0.1)] == [OK]
     far, ahead = store_checks.judge("here", kept, 0.02, 2.5)[1:]

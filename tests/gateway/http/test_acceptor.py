@@ -70,7 +70,7 @@ def test_tenants_are_served_and_probes_answered_however_many_strangers_there_are
     with connected(server) as streaming, connected(server) as idle:
         idle.send(request(server, completion(), "/v1/completions"))
         assert idle.reply().status == 200
-        streaming.send(request(server, completion(max_tokens=500, ignore_eos=True, stream=True), "/v1/completions"))
+        streaming.send(request(server, completion(max_tokens=250, ignore_eos=True, stream=True), "/v1/completions"))
         assert streaming.receive().startswith(b"HTTP/1.1 200")
         with crowd(server, keep):
             assert all(is_served(server) for _ in range(5))
@@ -132,6 +132,36 @@ async def test_a_connection_that_ended_before_it_is_accepted_is_not_opened() -> 
         assert len(opened) == 3
         acceptor.close()
         await acceptor.wait_closed()
+
+
+async def test_a_request_without_a_key_that_is_closed_already_is_refused_before_it_is_opened() -> None:
+    opened = []
+
+    def connection(entry: ConnectionEntry) -> HttpConnection:
+        opened.append(entry)
+        return cast(HttpConnection, asyncio.Protocol())
+
+    keyless = UPLOAD.replace(b"1000000", b"1")
+    others = (
+        keyless.replace(b"host: x", b"host: x\r\nX-API-Key: a"),
+        keyless.replace(b"host: x", b"host: x\r\nAuthorization: Bearer a"),
+        keyless.replace(b"/v1/completions", b"/v1/messages"),
+        PROBE,
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        listener.setblocking(False)
+        clients = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(5)]
+        for client, sent in zip(clients, (keyless, *others), strict=True):
+            client.send(sent)
+            client.shutdown(socket.SHUT_WR)
+        acceptor = Acceptor(listener, ConnectionTable(10), connection, None, 1)
+        while len(opened) < len(others):
+            await asyncio.sleep(0)
+        head, _, body = clients[0].recv(4096).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 401") and json.loads(body)["error"]["code"] == "invalid_api_key"
+        acceptor.close()
+        await acceptor.wait_closed()
+        assert len(opened) == len(others)
 
 
 def test_a_tenant_that_uploads_on_every_connection_locks_no_other_out(server: ServerProcess) -> None:

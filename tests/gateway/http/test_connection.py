@@ -8,6 +8,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from gateway.admin.endpoint import Blob
+from gateway.admin.server import AdminServer, serving
 from gateway.http.connection import (
     DEAD_PEER_SECONDS,
     DISCARDED_PER_SECOND,
@@ -21,8 +23,10 @@ from gateway.http.connection import (
 from gateway.http.connection_table import ConnectionState, ConnectionTable
 from gateway.http.request_scope import TRANSPORT, ActiveRequests, show_key
 from gateway.http.responses import ResponseWriter
+from gateway.settings.settings import Settings
 
 POST = b"POST /v1/x?q=1 HTTP/1.1\r\nhost: a\r\nx-own: yes\r\ncontent-length: 5\r\n\r\nhello"
+GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 UPGRADE = POST.replace(b"x-own", b"Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nx-own")
 CHUNKED = POST.replace(b"content-length: 5", b"transfer-encoding: chunked").replace(
     b"hello", b"3\r\nhel\r\n2\r\nlo\r\n0\r\n"
@@ -38,6 +42,7 @@ class Transport(asyncio.Transport):
         self.ended = False
         self.closed = False
         self.reads = True
+        self.unread = [0]  # bytes that the client has not taken, at each look
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return default
@@ -54,7 +59,7 @@ class Transport(asyncio.Transport):
         self.ended = True
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unread.pop() if len(self.unread) > 1 else self.unread[0]
 
     def is_closing(self) -> bool:
         return self.closed
@@ -111,13 +116,21 @@ class Application:
 class Wire:
     """A connection whose other end the test holds."""
 
-    def __init__(self, table: ConnectionTable | None = None, header_timeout: float = 10.0, reads: int = 2**20) -> None:
+    def __init__(
+        self,
+        table: ConnectionTable | None = None,
+        header_timeout: float = 10.0,
+        reads: int = 2**20,
+        write_timeout: float = 30.0,
+    ) -> None:
         self.application = Application(reads)
         self.transport = Transport()
         config = Config(app=self.application, ws="none", lifespan="off", log_config=None)
         entry = (table or ConnectionTable(10)).add("192.0.2.1", self.transport.close)
         pace = DiscardPace(asyncio.get_running_loop().time)
-        self.protocol = HttpConnection(config, ServerState(), {}, entry, HangupWatcher(), pace, header_timeout)
+        self.protocol = HttpConnection(
+            config, ServerState(), {}, entry, HangupWatcher(), pace, header_timeout, write_timeout
+        )
         self.protocol.connection_made(self.transport)
 
     async def send(self, *parts: bytes) -> None:
@@ -248,6 +261,31 @@ async def test_a_client_that_reads_too_slowly_holds_events_back_and_gets_all_of_
     assert wire.transport.written == before + b"1\r\n2\r\n1\r\n3\r\n1\r\n4\r\n"
 
 
+async def test_a_client_that_has_taken_nothing_for_a_while_is_dropped_and_a_slow_one_is_not() -> None:
+    wire = Wire(write_timeout=0.0)
+    await wire.send(POST)
+    wire.transport.unread = [1, 4, 4, 7, 9, 9]  # at each look, the last one first
+    wire.protocol.pause_writing()
+    wire.protocol.resume_writing()
+    wire.protocol.pause_writing()
+    await until(lambda: wire.transport.closed)
+    assert wire.transport.unread == [1], "it was cut when nothing more had been taken"
+
+
+async def test_an_answer_that_nobody_reads_holds_no_port_for_ever() -> None:
+    """Nor does a request behind it; the kernel is not asked to notice it."""
+    server = AdminServer(Settings(port=0, write_timeout=0.1), Blob(bytes(2**23), "text/plain"))
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listening.setblocking(False)
+        async with serving(server, listening):
+            client.connect(listening.getsockname())
+            client.send(GET)
+            await until(lambda: server.server_state.total_requests == 1)
+            client.send(GET)
+            await until(lambda: not server.server_state.connections and not server.server_state.tasks)
+
+
 async def test_to_a_client_that_has_left_nothing_is_written() -> None:
     wire, application = streamed()
     await wire.send(POST)
@@ -260,7 +298,7 @@ async def test_to_a_client_that_has_left_nothing_is_written() -> None:
 
 @pytest.mark.parametrize("behind", [POST, b"GET /late HTTP/1.1\r\n", b"\x00\x01garbage", POST * 1000])
 @pytest.mark.parametrize("together", [False, True])
-async def test_what_comes_behind_an_unanswered_request_is_not_served_and_its_leaving_is_noticed(
+async def test_a_request_behind_an_unanswered_one_is_not_served_and_its_hangup_is_noticed(
     behind: bytes, together: bool
 ) -> None:
     wire = Wire()
@@ -288,7 +326,7 @@ async def test_the_request_in_front_is_answered_before_the_connection_closes(beh
 
 
 @pytest.mark.parametrize("then", [b"", b"connection: close\r\n"], ids=["kept", "closed"])
-async def test_what_follows_of_an_answered_body_is_read_at_a_bounded_pace(then: bytes) -> None:
+async def test_the_rest_of_an_answered_body_is_read_at_a_bounded_pace(then: bytes) -> None:
     wire = Wire(reads=1)
     await wire.send(b"POST / HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\nx" % (then, 10**12))
     assert b"200 OK" in wire.transport.written
@@ -348,6 +386,18 @@ async def test_an_error_inside_a_body_is_told_and_ends_the_request() -> None:
     assert wire.application.requests == []
 
 
+@pytest.mark.parametrize("raw", [POST[:-2], CHUNKED[:-3]])
+async def test_a_body_that_ends_early_is_refused_if_its_client_still_reads(raw: bytes) -> None:
+    wire = Wire()
+    await wire.send(raw)
+    assert not wire.protocol.eof_received(), "the connection is closed once this is written"
+    await settled()
+    assert (
+        wire.transport.written.startswith(b"HTTP/1.1 400") and b"ended before its announced" in wire.transport.written
+    )
+    assert wire.application.left == 1 and not wire.application.requests
+
+
 async def test_headers_up_to_the_limit_are_read_and_no_more() -> None:
     for size, status in ((MAX_HEADER_BYTES - 100, b"200"), (MAX_HEADER_BYTES + 1, b"431")):
         for step in (1000, 10**6):
@@ -382,7 +432,7 @@ async def test_a_few_bytes_do_not_keep_an_idle_connection(tickle: bytes) -> None
 
 
 @pytest.mark.parametrize("rest", [b"", b"x" * 1000])
-async def test_what_is_still_sent_after_the_last_answer_is_read_and_thrown_away(rest: bytes) -> None:
+async def test_bytes_after_the_last_answer_are_read_and_discarded(rest: bytes) -> None:
     """A socket that is closed with something unread has its answer taken back by the kernel."""
     wire = Wire(header_timeout=0.5, reads=1)
     await wire.send(POST.replace(b"x-own: yes", b"connection: close").replace(b": 5", b": 5000"), rest)

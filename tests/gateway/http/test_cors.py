@@ -15,7 +15,7 @@ def test_a_setting_is_a_list_of_origins(setting: str) -> None:
 @pytest.mark.parametrize(
     "setting", ["", "a.example", "https://a.example/", "https://a,", "https://*.example", "*,*", "ftp://a"]
 )
-def test_what_is_no_origin_is_refused(setting: str) -> None:
+def test_a_malformed_origin_is_refused(setting: str) -> None:
     assert not re.fullmatch(ORIGINS, setting)
 
 

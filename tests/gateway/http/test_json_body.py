@@ -146,7 +146,7 @@ FOREIGN_WORDS = re.compile(
 
 
 @given(form=FORMS, changes=st.dictionaries(st.sampled_from(FIELDS), ODD, min_size=1, max_size=3))
-def test_what_is_wrong_is_said_in_our_own_words(form: Any, changes: dict[str, Any]) -> None:
+def test_body_errors_are_told_in_our_own_words(form: Any, changes: dict[str, Any]) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **changes}
     complaint: BadRequest | None = None
     try:

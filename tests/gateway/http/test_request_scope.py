@@ -215,7 +215,7 @@ async def test_a_failure_keeps_what_the_client_is_to_be_told() -> None:
     assert isinstance(scope.error, ShuttingDown)
 
 
-async def test_what_is_over_cannot_be_ended() -> None:
+async def test_an_ended_request_cannot_be_ended_again() -> None:
     async with Peer().scope() as scope:
         await turns(2)
     scope.fail(ShuttingDown())
@@ -263,14 +263,6 @@ async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not
     with pytest.raises(asyncio.CancelledError):
         await sweeper
     assert await nothing_is_left()
-
-
-async def test_a_last_write_that_ends_in_time_leaves_the_connection_as_it_is() -> None:
-    active_requests, transport = ActiveRequests(write_timeout=0), Transport()
-    with active_requests.abort_if_stalled({**SCOPE, "extensions": {TRANSPORT: {"transport": transport}}}):
-        pass
-    await turns(3)
-    assert not transport.aborted
 
 
 async def test_a_write_waits_as_long_as_any_of_them_waits() -> None:

@@ -79,7 +79,7 @@ def test_content_is_null_beside_something_else(text: str, content: str | None) -
     assert one.members()["content"] == content
 
 
-def test_what_is_told_of_tokens_waits_for_an_event() -> None:
+def test_log_probabilities_wait_for_an_event() -> None:
     one = message()
     chunks = MessageChunks(Identity("i", 0, "m"), False, 0, one)
     usage = TokenUsage(1, 1)

@@ -83,7 +83,7 @@ def test_a_message_whose_end_is_left_out_cannot_be_continued(tmp_path: Path) -> 
         ({"reasoning_effort": "low"}, "reasoning_effort"),
     ],
 )
-def test_what_a_template_has_no_place_for_is_refused_by_name(tmp_path: Path, fields: Any, param: str) -> None:
+def test_a_field_without_a_place_in_the_template_is_refused_by_name(tmp_path: Path, fields: Any, param: str) -> None:
     with pytest.raises(BadRequest, match="Leave") as refusal:
         conversation(**fields).render(tokenizer(tmp_path, PLAIN, response_template=OWN_FORM))
     assert refusal.value.param == param
@@ -121,7 +121,7 @@ def test_no_reasoning_needs_no_template_that_reasons(tmp_path: Path) -> None:
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ],
 )
-def test_what_no_request_may_say_is_refused(fields: Any, param: str) -> None:
+def test_a_forbidden_conversation_is_refused_by_its_field(fields: Any, param: str) -> None:
     with pytest.raises(BadRequest) as refusal:
         conversation(**fields)
     assert refusal.value.param == param

@@ -103,7 +103,7 @@ def test_ids_fit_the_template_and_still_name_their_results() -> None:
     assert first.isalnum() and f'"call_id": "{first}"' in text and '"id": "abcdefghi"' in text
 
 
-def test_what_a_template_refuses_in_every_form_is_refused_for_its_first_reason() -> None:
+def test_messages_refused_in_every_form_are_refused_for_the_first_reason() -> None:
     source = "{{ raise_exception('no ' ~ (messages[1].tool_calls[0].function.arguments | string)) }}"
     with pytest.raises(InvalidRequest, match=r"refuses these messages: no \{\"a$"):
         conversation(answer(call('{"a'))).render(tokenizer_of(source, core()))

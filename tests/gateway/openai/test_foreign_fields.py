@@ -64,7 +64,7 @@ def test_no_field_is_in_two_lists() -> None:
 
 @BOTH
 @pytest.mark.parametrize("value", [*NOTHING, *SOMETHING])
-def test_what_libraries_echo_is_dropped(limits: Limits, value: Any) -> None:
+def test_fields_that_libraries_echo_are_dropped(limits: Limits, value: Any) -> None:
     echoes = dict.fromkeys(ECHOES, value)
     call = {**dict.fromkeys(ECHOES - {"id"}, value), **CALL, "function": {**echoes, **CALL["function"]}}  # type: ignore[dict-item]
     answer = {**echoes, "role": "assistant", "content": "b", "tool_calls": [call]}
@@ -165,7 +165,7 @@ def test_fields_of_other_servers_are_ignored_by_their_name_or_refused(name: str)
 
 @BOTH
 @pytest.mark.parametrize("name", REFUSED_IN_CHAT)
-def test_what_would_change_an_answer_is_refused_by_its_name(limits: Limits, name: str) -> None:
+def test_a_field_that_would_change_an_answer_is_refused_by_name(limits: Limits, name: str) -> None:
     instead = REFUSED_IN_CHAT[name]
     for value in (None, *((instead,) if isinstance(instead, str) else instead)):
         if value != instead:
@@ -215,7 +215,7 @@ def test_a_part_that_is_no_text_is_refused_by_its_place_and_key(limits: Limits, 
 
 @BOTH
 @pytest.mark.parametrize("name", REFUSED_IN_MESSAGE)
-def test_what_a_message_would_bring_along_is_refused_by_its_name(limits: Limits, name: str) -> None:
+def test_an_attachment_of_a_message_is_refused_by_name(limits: Limits, name: str) -> None:
     for value in (["x"], {"id": "x"}, True):
         assert refused(limits, {**HI, name: value}).param == f"messages[1].{name}"
     assert not chat(limits, {**HI, name: None}).ignored

@@ -78,14 +78,14 @@ UNENFORCED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "pointer"), UNENFORCED)
-def test_what_is_not_enforced_is_named_by_its_pointer(schema: Any, pointer: str) -> None:
+def test_an_unenforced_keyword_is_named_by_its_pointer(schema: Any, pointer: str) -> None:
     message = fault_of(schema)
     assert message is not None
     assert f" at {pointer}" in message
 
 
 @pytest.mark.parametrize(("schema", "pointer"), UNENFORCED)
-def test_what_is_not_enforced_is_left_out_of_a_schema_that_is_not_strict(schema: Any, pointer: str) -> None:
+def test_unenforced_keywords_are_left_out_of_a_schema_that_is_not_strict(schema: Any, pointer: str) -> None:
     schema = copied(schema)
     assert enforce(schema, "f.schema", is_strict=False) == [f"f.schema{pointer[1:]}"]
     assert enforce(schema, "f.schema", is_strict=False) == []
@@ -118,7 +118,7 @@ def test_nesting_is_bounded() -> None:
         {"const": deep},
         {"items": {"enum": deep}},
         {"default": {"a": deep}},
-        {"additionalProperties": deep},
+        {"items": deep},
     ):
         assert "more than 100 levels" in str(fault_of(schema))
 
@@ -143,7 +143,7 @@ def test_keywords_that_say_nothing_are_left_out() -> None:
         {"minProperties": 0}, {"dependentRequired": {}}, {"required": ["a"], "minProperties": 1},
     ],
 )  # fmt: skip
-def test_what_says_nothing_is_no_reason_to_refuse(said: dict[str, Any]) -> None:
+def test_a_keyword_that_constrains_nothing_is_no_reason_to_refuse(said: dict[str, Any]) -> None:
     left = rewritten(said)
     assert not (said.keys() - {"maxItems", "required"}) & left.keys()
 
@@ -238,8 +238,8 @@ def test_formats_of_numbers_are_bounds_or_say_nothing(schema: dict[str, Any], co
 
 
 @pytest.mark.parametrize("kind", [{}, [{}], [["integer"]], [None], 3])
-def test_a_format_of_what_is_no_type_is_refused_by_its_place(kind: Any) -> None:
-    with pytest.raises(InvalidGrammar, match="#/format"):
+def test_what_is_no_type_is_refused_by_its_place(kind: Any) -> None:
+    with pytest.raises(InvalidGrammar, match="#/type"):
         enforce({"type": kind, "format": "int32"}, "f")
 
 
@@ -397,7 +397,7 @@ def test_properties_are_counted_where_none_can_come_twice() -> None:
     assert allows(named, {"a": 1}, {"a": 1, "b": 2}, b'{"a":1,"a":2}') == [False, True, False]
 
 
-def test_what_nothing_evaluates_is_what_is_not_listed() -> None:
+def test_unevaluated_properties_are_the_unlisted_ones() -> None:
     schema = {"properties": {"a": {}}, "unevaluatedProperties": False}
     assert allows(schema, {"a": 1}, {"b": 1}) == [True, False]
     assert allows({"prefixItems": [{}], "unevaluatedItems": False}, [1], [1, 2]) == [True, False]
@@ -416,7 +416,7 @@ def test_a_schema_that_is_one_of_several_at_most_is_any_of_them_unless_it_is_str
         assert fault_of({"oneOf": options, **defined}) is None
     crossing: list[Any] = [
         [text, {"type": "string"}], [number, {"type": "number"}], [tagged[0], {"type": "object"}], [{}, number],
-        [{"enum": ["a", "b"]}, {"const": "a"}], [True, number], [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/None"}],
+        [{"enum": ["a", "b"]}, {"const": "a"}], [True, number], [{"$ref": "#/$defs/A"}] * 2,
     ]  # fmt: skip
     for options in crossing:
         assert enforce({"oneOf": copied(options), **copied(defined)}, "s", is_strict=False) == ["s/oneOf"]
@@ -443,6 +443,31 @@ def test_a_complaint_about_a_grammar_of_our_own_does_not_quote_it(complaint: str
     assert without_source(complaint) == told
 
 
-@pytest.mark.parametrize("kind", [{"a": 1}, [{"a": 1}], 5, None])
-def test_a_type_that_is_none_is_left_to_the_compiler(kind: Any) -> None:
-    assert enforce({"type": kind, "minimum": 1}, "schema", is_strict=False) == []
+MISTAKEN: list[tuple[Any, str]] = [
+    ({"type": "any"}, "#/type"), ({"type": ""}, "#/type"), ({"type": 5}, "#/type"), ({"type": [{"a": 1}]}, "#/type"),
+    ({"items": {"type": ["string", "any"]}}, "#/items/type"), ({"items": "string"}, "#/items"),
+    ({"properties": ["a"]}, "#/properties"), ({"additionalProperties": "no"}, "#/additionalProperties"),
+    ({"enum": "a"}, "#/enum"), ({"required": "a"}, "#/required"), ({"anyOf": {"type": "null"}}, "#/anyOf"),
+    ({"pattern": ["a"]}, "#/pattern"), ({"maxLength": "3"}, "#/maxLength"), ({"minimum": "0"}, "#/minimum"),
+    ({"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {}}, "#/properties/a/$ref"), ({"$ref": 5}, "#/$ref"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "pointer"), MISTAKEN)
+def test_a_keyword_with_a_value_of_no_meaning_is_left_out_unless_the_schema_is_strict(
+    schema: Any, pointer: str
+) -> None:
+    assert f" at {pointer}" in str(fault_of(schema))
+    schema = copied(schema)
+    assert enforce(schema, "s", is_strict=False) == [f"s{pointer[1:]}"]
+    compile_grammar(TOKENIZER, GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def test_a_keyword_that_is_null_says_nothing() -> None:
+    unsaid: dict[str, Any] = dict.fromkeys(
+        ("type", "properties", "required", "items", "additionalProperties", "enum", "pattern", "format", "anyOf", "not",
+         "minimum", "maxItems", "uniqueItems", "$ref", "$schema", "title")
+    )  # fmt: skip
+    said = {"const": None, "default": None}
+    assert rewritten({**unsaid, **said}) == said
+    assert rewritten({"properties": {"type": {**unsaid, "enum": [None]}}}) == {"properties": {"type": {"enum": [None]}}}

@@ -11,8 +11,8 @@ from tests.backend import tiny_tokenizers as tiny
 
 TOKENIZER = Tokenizer(tiny.byte_level_bpe())
 SPELLING = Spelling(TOKENIZER)
-(THE,) = TOKENIZER.encode("the", add_special_tokens=False)[:1]
-FIRST, SECOND = TOKENIZER.encode("日", add_special_tokens=False)[:2]  # parts of a character
+(THE,) = TOKENIZER.encode_text("the", add_special_tokens=False)[:1]
+FIRST, SECOND = TOKENIZER.encode_text("日", add_special_tokens=False)[:2]  # parts of a character
 
 
 def spelled(token_id: int) -> str:

@@ -13,6 +13,9 @@ def call(arguments: Any, call_id: str = "a", name: str = "f") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+DEEP = '{"a":' * 102 + "1" + "}" * 102
+
+
 def read(*messages: Any) -> tuple[Message, ...]:
     return template_messages(messages)
 
@@ -27,6 +30,7 @@ def read(*messages: Any) -> tuple[Message, ...]:
         (" null\n", {}),
         (None, {}),
         ({"a": 1}, {"a": 1}),
+        (DEEP, DEEP),
     ],
 )
 def test_arguments_are_objects_for_templates(arguments: Any, expected: Any) -> None:
@@ -54,7 +58,7 @@ def test_a_result_has_the_name_of_its_function() -> None:
         ({"role": "user", "content": "x", "tool_calls": [call("{}")]}, "messages[0].tool_calls"),
     ],
 )
-def test_what_a_role_lacks_or_has_not_is_refused_by_its_place(message: Any, param: str) -> None:
+def test_a_missing_or_foreign_field_of_a_role_is_refused_by_its_place(message: Any, param: str) -> None:
     with pytest.raises(BadRequest) as refusal:
         read(message)
     assert refusal.value.param == param

@@ -97,7 +97,7 @@ def test_most_of_them_are_enforced_to_the_letter() -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_what_is_generated_of_a_type_of_pydantics_is_read_by_it(name: str) -> None:
+def test_an_answer_by_a_pydantic_schema_is_read_by_pydantic(name: str) -> None:
     adapter, random = TypeAdapter[Any](TYPES[name]), Random(name)
     grammar = asked(adapter.json_schema()).grammar
     answers = [drawn(TOKENIZER, grammar.kind, grammar.source, random) for _ in range(6)]
@@ -111,7 +111,7 @@ DECIMAL = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_what_is_generated_of_a_decimal_is_one(strict: bool) -> None:
+def test_an_answer_by_the_schema_of_a_decimal_is_a_decimal(strict: bool) -> None:
     """As pydantic has described it, and several other libraries with it."""
     schema = {"type": "object", "properties": {"price": DECIMAL}, "required": ["price"], "additionalProperties": False}
     grammar, left_out = asked(schema, strict=strict)[::2]

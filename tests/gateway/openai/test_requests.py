@@ -107,7 +107,7 @@ NEUTRAL = {
     "use_beam_search": False, "echo": False, "documents": [], "continue_final_message": False,
 }  # fmt: skip
 UNSUPPORTED: dict[str, list[Any]] = {
-    "best_of": [3], "functions": [[{}]],
+    "best_of": [3],
     "modalities": [["text", "audio"]], "audio": [{}], "web_search_options": [{}],
     "chat_template": ["{{ x }}"],
 }  # fmt: skip
@@ -206,7 +206,18 @@ def test_a_cache_salt_is_a_string_of_1_to_256_characters(value: Any) -> None:
         assert parse(**fields, cache_salt=None) == parse(**fields)
 
 
-@pytest.mark.parametrize("value", [-1, 0, 1.0, "5", True, 10**30, [], 2**63])
+def test_functions_are_refused_with_the_name_that_they_have_today() -> None:
+    assert (
+        refused(chat, functions=[{"name": "f"}]).message == "functions is not a field of this API: send tools instead."
+    )
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_chat_of_minus_one_token_is_one_of_open_length(field: str) -> None:
+    assert chat(**{field: -1}) == chat()
+
+
+@pytest.mark.parametrize("value", [-2, 0, 1.0, "5", True, 10**30, [], 2**63])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_token_limits_are_positive_integers(field: str, value: Any) -> None:
     raw = json.dumps({"model": "m", "messages": HI, field: value}).encode()
@@ -337,7 +348,7 @@ def test_an_over_long_prompt_is_refused_with_both_numbers() -> None:
         b'{"seed": ' + b"9" * 100_000 + b"}", b"\xef\xbb\xbf{}", b"\x00",
     ],
 )  # fmt: skip
-def test_what_is_not_a_json_object_is_refused(raw: bytes) -> None:
+def test_a_text_that_is_no_json_object_is_refused(raw: bytes) -> None:
     for parse in PARSERS:
         assert refused(parse, raw).param is None
 
@@ -404,14 +415,14 @@ def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
     survives(raw)
 
 
-@settings(max_examples=examples(200, at_night=4000))
+@settings(max_examples=examples(80, at_night=4000))
 @given(changes=OBJECTS, messages=st.just(HI) | MESSAGES, prompt=JSON)
 def test_any_change_of_a_request_is_parsed_or_refused(changes: dict[str, Any], messages: Any, prompt: Any) -> None:
     survives(json.dumps({"model": "m", "messages": messages, **changes}).encode())
     survives(json.dumps({"model": "m", "prompt": prompt, **changes}).encode())
 
 
-def test_what_tools_mean_for_the_engine() -> None:
+def test_tools_become_a_grammar_for_the_engine() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     strict = {"type": "function", "function": {"name": "f", "strict": True}}
     assert not chat().offers_tools and not chat().may_end

@@ -85,7 +85,7 @@ def check_items(events: list[Json]) -> None:
 
 
 @given(pieces(), st.booleans(), st.booleans())
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_stream_has_what_the_whole_response_has(text: list[str], is_cut: bool, shows_reasoning: bool) -> None:
     options = {"shows_reasoning": shows_reasoning}
     events = streamed(text, is_cut, **options)

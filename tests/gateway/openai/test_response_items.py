@@ -122,7 +122,7 @@ for _ in range(101):
         ([{**THOUGHT, "content": [{"type": "x", "text": ""}]}], "input[0].content[0].type", "'reasoning_text'"),
     ],
 )
-def test_what_is_no_item_is_refused_by_its_place(given: Any, param: str, message: str) -> None:
+def test_a_malformed_item_is_refused_by_its_place(given: Any, param: str, message: str) -> None:
     with pytest.raises(BadRequest) as refusal:
         read_messages(read_items(given), Ignored())
     assert refusal.value.param == param

@@ -67,7 +67,7 @@ def test_log_probabilities_are_asked_for_by_name_or_number() -> None:
     assert asked(include=[LOGPROBS], top_logprobs=2).details == TokenDetails(2)
 
 
-def test_what_a_server_would_run_or_include_is_ignored_and_told() -> None:
+def test_tools_and_includes_of_a_server_are_ignored_and_told() -> None:
     request = asked(tools=[*HOSTED, TOOL], include=[ENCRYPTED, "file_search_call.results"], mood="good")
     assert request.ignored is not None
     assert [*request.ignored] == [
@@ -105,7 +105,7 @@ for _ in range(200):
         ({"prompt": {"id": "x"}}, "prompt", "is not supported here"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema'"),
         ({"text": {"format": {**SCHEMA, "schema": 5}}}, "text.format.schema", "must be a JSON schema"),
-        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", "is only allowed when"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", "cannot be combined with"),
         ({"text": {"format": {**SCHEMA, "json_schema": SCHEMA}}}, "text.format.json_schema", "schema instead"),
         ({"text": {"format": {**STRICT, "schema": {"not": {"type": "null"}}}}}, "text.format.schema", "#/not"),
         ({"include": "x"}, "include", "must be an array"),
@@ -130,7 +130,7 @@ for _ in range(200):
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_wrong_is_refused_by_the_names_of_this_api(fields: Any, param: str, message: str) -> None:
+def test_a_wrong_field_is_refused_by_the_names_of_this_api(fields: Any, param: str, message: str) -> None:
     error = refused(**fields)
     assert error.param == param and message in error.message
 

@@ -32,7 +32,7 @@ def test_biases_are_by_token_id_and_ascend(bias: dict[int, float]) -> None:
         {"1": 101}, {"1": -100.5}, {"1": "5"}, {"1": None}, {"1": True}, [1], 5, {str(i): 1 for i in range(301)},
     ],
 )  # fmt: skip
-def test_what_is_no_bias_is_refused_by_name(bias: Any) -> None:
+def test_a_malformed_bias_is_refused_by_name(bias: Any) -> None:
     with pytest.raises(BadRequest) as refusal:
         sampled(logit_bias=bias)
     assert str(refusal.value.param).startswith("logit_bias")
@@ -44,12 +44,12 @@ def test_allowed_tokens_ascend_and_are_there_once(allowed: list[int]) -> None:
 
 
 @pytest.mark.parametrize("allowed", [[], [1000], [-1], ["5"], [1.0], [True], "5", 5, {}, [1] * 1001])
-def test_what_is_no_list_of_allowed_tokens_is_refused_by_name(allowed: Any) -> None:
+def test_a_malformed_list_of_allowed_tokens_is_refused_by_name(allowed: Any) -> None:
     with pytest.raises(ApiError) as refusal:
         sampled(allowed_token_ids=allowed)
     assert refusal.value.param == "allowed_token_ids" and refusal.value.status == 400
 
 
-def test_what_few_ask_for_leaves_the_parameters_of_all_others_as_they_were() -> None:
+def test_rare_fields_leave_the_other_parameters_unchanged() -> None:
     assert sampled(logit_bias={}, allowed_token_ids=None) is sampled()
     assert sampled(logit_bias={"5": 1}, temperature=0.5) == SamplingParams(temperature=0.5, logit_bias=((5, 1),))

@@ -63,6 +63,7 @@ def test_vllms_field_says_one_of_five(asked: dict[str, Any], expected: Grammar) 
     assert request.sampling.grammar == expected
     field = next(iter(asked))
     assert request.grammar_field == f"structured_outputs.{field}"
+    assert request.keeps_spaces and not chat(response_format=of_schema(PERSON)).keeps_spaces
 
 
 @pytest.mark.parametrize(
@@ -110,11 +111,11 @@ def test_a_wrong_type_is_refused_by_its_field(fields: dict[str, Any], param: str
 @pytest.mark.parametrize("schema", [{"enum": ["x" * 1000] * 300}, {"description": "x" * 300_000}])
 def test_a_schema_has_a_bounded_size(schema: dict[str, Any]) -> None:
     refusal = refused(chat, response_format=of_schema(schema))
-    assert "at most 262144 are compiled here" in refusal.message
+    assert "at most 262,144 are compiled here" in refusal.message
     assert refusal.code == "invalid_grammar"
 
 
-def test_what_is_not_enforced_is_refused_by_its_place() -> None:
+def test_an_unenforced_schema_is_refused_by_its_place() -> None:
     with pytest.raises(ApiError, match=r"has not at #/properties/a~1b/items/anyOf/1/not, which is not enforced"):
         chat(
             response_format=of_schema(
@@ -140,6 +141,14 @@ def test_a_schema_may_stand_beside_the_type(kind: str) -> None:
     request = chat(response_format={"type": kind, "schema": {**PERSON, "format": "iri"}})
     assert request.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON, separators=(",", ":")))
     assert (request.grammar_field, request.left_out) == ("response_format.schema", ["response_format.schema/format"])
+
+
+def test_a_chat_may_say_a_schema_in_the_form_of_responses() -> None:
+    form = {"type": "json_schema", "name": "person", "description": "who", "strict": True, "schema": PERSON}
+    request = chat(response_format=form)
+    assert request.sampling.grammar == grammar(response_format=of_schema(PERSON))
+    assert request.grammar_field == "response_format.schema"
+    assert refused(chat, response_format={**form, "schema": {"contains": {}}}).param == "response_format.schema"
 
 
 @pytest.mark.parametrize("schema", [{}, True, {"title": "x"}, {"additionalProperties": {"type": "integer"}}])

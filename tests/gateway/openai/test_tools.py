@@ -39,7 +39,7 @@ def test_tools_are_offered_as_the_request_has_them() -> None:
         ({"type": "function", "function": {"name": "g"}}, True, ("required", True, True, ["g"])),
     ],
 )
-def test_what_the_answer_may_do_with_them(choice: Any, parallel: bool | None, expected: Any) -> None:
+def test_tool_choice_bounds_the_calls_of_an_answer(choice: Any, parallel: bool | None, expected: Any) -> None:
     use = read_tools([tool(), tool("g")], choice, parallel)
     assert use is not None
     names = [function.name for function in use.functions]
@@ -100,11 +100,11 @@ def nested(levels: int) -> Any:
             "null",
         ),
         ([tool(), tool()], None, "tools[1].function.name", "another tool too"),
-        ([tool(parameters={"x": "y" * MAX_TOOLS_BYTES})], None, "tools", f"at most {MAX_TOOLS_BYTES} are read"),
+        ([tool(parameters={"x": "y" * MAX_TOOLS_BYTES})], None, "tools", "at most 256KiB are read"),
         ([tool(parameters=nested(2000))], None, "tools", "nested too deeply"),
     ],
 )
-def test_what_is_wrong_is_refused_by_its_place(tools: Any, choice: Any, param: str, message: str) -> None:
+def test_a_wrong_value_is_refused_by_its_place(tools: Any, choice: Any, param: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message) as refusal:
         read_tools(tools, choice, None)
     assert refusal.value.param == param

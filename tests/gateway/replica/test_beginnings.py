@@ -74,7 +74,7 @@ def test_a_late_or_new_router_is_told_all(replica: Replica, monkeypatch: pytest.
     assert replica.ask().is_all, "of an earlier life"
 
 
-def test_what_is_behind_the_last_digest_is_told_as_long_as_one_prompt_has_ended_there(replica: Replica) -> None:
+def test_the_rest_behind_the_last_digest_is_told_while_one_prompt_has_ended_there(replica: Replica) -> None:
     digests = [b"d0", b"d1", b"d2"]  # of two blocks of tokens each
 
     def serve(name: str, blocks: str, num_digests: int) -> None:
@@ -101,7 +101,7 @@ def test_what_is_behind_the_last_digest_is_told_as_long_as_one_prompt_has_ended_
     assert behind() == {}
 
 
-def test_what_is_behind_a_digest_is_given_up_with_its_last_block(replica: Replica) -> None:
+def test_the_rest_behind_a_digest_is_dropped_with_its_last_block(replica: Replica) -> None:
     timeline = replica.arrive("a", prompt=12, max_tokens=1, names=[b"a", b"b", b"c"])  # type: ignore[list-item]
     replica.run()
     replica.beginnings.computed(Beginnings((b"d0",), 3 * BLOCK_BYTES // 2), timeline.sequence)

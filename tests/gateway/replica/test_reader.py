@@ -16,7 +16,7 @@ def test_an_idle_replica_has_no_work_and_wants_none(rig: Rig) -> None:
     assert rig.metrics.replica.state(draining=True).draining
 
 
-def test_what_waits_is_told_by_tenant_and_as_metrics(rig: Rig) -> None:
+def test_waiting_work_is_told_by_tenant_and_as_metrics(rig: Rig) -> None:
     for name, tenant in (("a", "acme"), ("b", "acme"), ("c", "other")):
         rig.arrive(name, prompt=20, tenant=tenant)
     state = rig.metrics.replica.state(draining=False)
@@ -51,7 +51,7 @@ def test_a_token_of_a_prompt_takes_longer_beside_decodes(rig: Rig) -> None:
     assert rig.metrics.replica.state(draining=False).token_seconds == alone
 
 
-def test_what_runs_is_told_by_tenant_and_what_was_found_in_the_cache(rig: Rig) -> None:
+def test_running_work_is_told_by_tenant_with_its_prefix_hits(rig: Rig) -> None:
     for name, tenant in (("a", "acme"), ("b", "acme"), ("c", "other")):
         rig.arrive(name, prompt=4, tenant=tenant)
     rig.step()

@@ -76,7 +76,7 @@ def test_an_idle_replica_has_all_its_memory_and_no_load(rig: Rig) -> None:
     assert told.loads[0] == SchedulerLoadSnapshot(0, 0, 0, 0, 0, 0, 64 * 4, 0.0, 0.0, 0.0, 0.0, 8)
 
 
-def test_what_runs_and_waits_is_told_of_all_tenants_together(rig: Rig) -> None:
+def test_running_and_waiting_work_is_told_for_all_tenants_together(rig: Rig) -> None:
     for number in range(10):
         rig.arrive(str(number), prompt=6, max_tokens=8, tenant="secret")
     while len(rig.core.scheduler.running) < 8:

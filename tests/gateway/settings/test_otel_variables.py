@@ -98,12 +98,12 @@ def test_every_variable_of_the_sdk_is_obeyed_or_named() -> None:
         ("OTEL_TRACES_EXPORTER", "zipkin", "without --otlp-endpoint nothing is sent"),
     ],
 )
-def test_what_is_not_obeyed_has_a_remedy(name: str, value: str, said: str) -> None:
+def test_a_variable_that_is_not_obeyed_is_named_with_a_remedy(name: str, value: str, said: str) -> None:
     (line,) = otel_variables.ignored({name: value})
     assert line.startswith(f"{name}={value} ")
     assert said in line
 
 
-def test_what_is_so_anyway_is_not_named() -> None:
+def test_a_variable_that_asks_for_the_present_behaviour_is_not_named() -> None:
     said = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_PROPAGATORS": "tracecontext,baggage", "OTEL_LOGS_EXPORTER": "none"}
     assert otel_variables.ignored(said | {"OTEL_BSP_MAX_QUEUE_SIZE": ""}) == []

@@ -24,7 +24,7 @@ from gateway.settings.secret_rules import placeholder, weakness
         ("zyxwvutsrqponmlkjihgfedcba9876543210", "counts"),
     ],
 )
-def test_what_would_be_guessed_is_named_and_not_repeated(secret: str, why: str) -> None:
+def test_a_guessable_secret_is_named_and_not_repeated(secret: str, why: str) -> None:
     said = weakness(secret)
     assert said is not None
     assert why in said
@@ -33,7 +33,7 @@ def test_what_would_be_guessed_is_named_and_not_repeated(secret: str, why: str) 
 
 
 @given(st.binary(min_size=32, max_size=32).filter(lambda raw: len(set(raw)) > 24))
-def test_what_a_generator_prints_passes(raw: bytes) -> None:
+def test_a_generated_secret_passes(raw: bytes) -> None:
     for made in (raw.hex(), base64.b64encode(raw).decode(), secrets.token_hex(16)):
         assert weakness(made) is None
 

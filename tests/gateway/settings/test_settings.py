@@ -1,10 +1,12 @@
 import resource
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from gateway.cli.flags import SettingsError, add_flags, load
 from gateway.settings.field import ENV_PREFIX, GROUPS
 from gateway.settings.setting_fields import default_state_dir
 from gateway.settings.settings import Settings, format_bytes
@@ -212,7 +214,7 @@ def test_secrets_stay_out_of_representations_and_errors() -> None:
 
 
 @pytest.mark.parametrize("name", ["pepper", "admin_key", "demo_key"])
-def test_what_the_templates_say_instead_of_a_secret_opens_nothing(name: str) -> None:
+def test_a_templates_placeholder_for_a_secret_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="placeholder that was never replaced; `openssl rand -hex 32`"):
         Settings(**{name: "REPLACE_WITH_64_HEXADECIMAL_DIGITS"})
 
@@ -231,6 +233,23 @@ def test_the_state_directory_follows_the_xdg_specification(monkeypatch: pytest.M
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Settings().state_dir == tmp_path / ".local" / "state" / "sluice"
+
+
+def test_a_user_without_a_home_is_told_which_settings_name_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 3)  # a user that the machine does not know
+    add_flags(ArgumentParser())  # the help shows the default
+    with pytest.raises(SettingsError) as refused:
+        load(Namespace(model="~a-user-who-is-not-here/model"))
+    assert [line.split(" ")[0] for line in str(refused.value).splitlines()] == ["--model", "--state-dir"]
+    assert load(Namespace(state_dir="/srv/sluice")).state_dir == Path("/srv/sluice")
+
+
+def test_a_state_directory_of_an_environment_file_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SLUICE_STATE_DIR", "~/state")
+    assert Settings().state_dir == tmp_path / "state"
 
 
 def test_bytes_are_shown_in_binary_units() -> None:

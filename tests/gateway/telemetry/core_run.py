@@ -59,4 +59,4 @@ class CoreRun:
             pass
 
     def cancel(self, timeline: SequenceTimeline) -> None:
-        self.core.finish(timeline.sequence, FinishReason.CANCELLED, self.now)
+        self.core.finish_sequence(timeline.sequence, FinishReason.CANCELLED, self.now)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.telemetry import event_log_file
 from gateway.telemetry.event_log_file import BUFFER_BYTES, EventLogError, EventLogFile, read_event_log
 
 
@@ -54,6 +55,13 @@ def test_segments_that_were_compressed_are_read_as_they_were(tmp_path: Path) -> 
         list(read_event_log(tmp_path / "log"))
 
 
+def test_a_compressed_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log_file, "MAX_LINE_CHARS", 1000)
+    (tmp_path / "log").write_bytes(gzip.compress(HEADER.encode() + b"\n" + b"x" * 2**20))
+    with pytest.raises(EventLogError, match="a line of 1000 characters or more"):
+        list(read_event_log(tmp_path / "log"))
+
+
 def test_a_new_run_rotates_the_last_one_away_and_is_read_alone(tmp_path: Path) -> None:
     write(tmp_path / "log", [HEADER, "first"])
     write(tmp_path / "log", [HEADER, "second"])
@@ -69,14 +77,14 @@ def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixt
     assert "/dev/full ends here" in record.getMessage() and "No space left" in record.getMessage()
 
 
-def test_what_a_full_disk_leaves_unwritten_at_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_unwritten_at_the_end_on_a_full_disk_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with EventLogFile(Path("/dev/full"), 1 << 20, never) as file:
         file.write("short")
         assert not caplog.records
     assert len(caplog.records) == 1
 
 
-def test_what_is_written_can_be_read_a_moment_later_and_costs_one_timer(tmp_path: Path) -> None:
+def test_a_written_line_can_be_read_a_moment_later_and_costs_one_timer(tmp_path: Path) -> None:
     timers: list[Callable[[], None]] = []
     with EventLogFile(tmp_path / "log", 1 << 20, lambda _, call: timers.append(call)) as file:
         for line in (HEADER, '["plan",1]'):

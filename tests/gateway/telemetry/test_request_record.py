@@ -38,7 +38,7 @@ def test_a_later_version_may_say_more() -> None:
         VALID[:-1],
     ],
 )
-def test_what_is_not_a_trace_context_begins_a_new_trace(header: bytes | None) -> None:
+def test_a_malformed_trace_context_begins_a_new_trace(header: bytes | None) -> None:
     context = trace_context(header, b"vendor=1")
     assert context.parent_id is None and context.state == "" and not context.client_samples
     assert context.trace != TRACE and context.trace_id

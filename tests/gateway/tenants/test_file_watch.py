@@ -61,7 +61,7 @@ async def test_a_folder_replaced_through_a_link_is_seen(tmp_path: Path) -> None:
     assert await seen.poll() == 1
 
 
-async def test_what_has_changed_since_the_files_were_read_is_seen(tmp_path: Path) -> None:
+async def test_a_change_since_the_files_were_read_is_seen(tmp_path: Path) -> None:
     """The model is loaded in between, which takes minutes."""
     file = tmp_path / "a.yaml"
     file.write_text("1")

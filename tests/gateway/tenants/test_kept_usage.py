@@ -26,7 +26,7 @@ class Rig:
         )
 
 
-def test_what_was_kept_since_is_booked_without_a_key_and_without_a_request() -> None:
+def test_kept_usage_is_booked_without_a_key_or_a_request() -> None:
     rig = Rig()
     rig.usage.book()
     assert rig.store.booked == []

@@ -262,7 +262,7 @@ async def test_a_key_that_is_revoked_before_the_files_are_watched_opens_no_more(
     assert keys.ring.authenticate(f"Bearer {key}".encode()).tenant == "acme"
     store.remove(record.id)
     keys.on_change.append(tell)
-    async with beside(keys.watch(LivePolicy(None))):
+    async with beside(keys.follow(LivePolicy(None))):
         await revoked.wait()
     assert not keys.ring.of_tenant("acme")
 

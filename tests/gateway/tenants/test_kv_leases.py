@@ -98,7 +98,7 @@ async def test_a_lease_follows_demand_and_never_exceeds_the_limit(bench: Bench) 
     assert await bench.after(RENEW_SECONDS) == 64
 
 
-async def test_what_is_denied_is_asked_for_at_once_and_what_others_hold_a_little_later(bench: Bench) -> None:
+async def test_denied_blocks_are_asked_for_at_once_and_blocks_of_others_a_little_later(bench: Bench) -> None:
     await bench.lease()
     bench.engine.needs, bench.engine.denied = 20, True
     assert await bench.after(0.02) == 25
@@ -138,7 +138,7 @@ async def test_an_edited_limit_is_taken_up_with_the_next_request(bench: Bench) -
     assert bench.engine.allowed == {"acme": None}
 
 
-async def test_what_is_served_when_a_limit_is_lowered_may_come_to_its_end(bench: Bench) -> None:
+async def test_a_running_request_may_end_normally_when_a_limit_is_lowered(bench: Bench) -> None:
     bench.engine.needs = 40
     bench.leases.use("acme", 64 * BLOCK, 30)
     bench.engine.may_need["acme"] = [30, 30, 2]
@@ -150,7 +150,7 @@ async def test_what_is_served_when_a_limit_is_lowered_may_come_to_its_end(bench:
     assert await bench.after(RENEW_SECONDS) == 4
 
 
-async def test_what_is_served_when_a_limit_is_set_may_come_to_its_end(bench: Bench) -> None:
+async def test_a_running_request_may_end_normally_when_a_limit_is_set(bench: Bench) -> None:
     bench.engine.needs = 40
     bench.engine.may_need = {"acme": [30], "other": [99]}
     assert await bench.lease(4, 2) == 30

@@ -194,7 +194,7 @@ async def test_a_policy_that_is_edited_before_the_files_are_watched_takes_effect
 
     policy.write_text("tenants:\n  acme:\n    weight: 30\n")
     held.on_change.append(tell)
-    async with beside(held.watch()):
+    async with beside(held.follow()):
         await edited.wait()
     assert held.current.tenant("acme").weight == 30
 
@@ -221,7 +221,7 @@ async def test_an_edit_while_the_files_cannot_be_read_is_followed_once_they_can(
     assert held.current.tenant("acme").weight == 3 and held.problem is None
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(random_policies())
 def test_the_scheduler_is_told_of_the_tenants_that_differ_and_knows_all(policy: Policy) -> None:
     told = scheduling_policy(policy)

@@ -37,10 +37,10 @@ def test_every_conversation_with_the_prompt_begins_with_its_tokens(system: str, 
     tokenizer = Tokenizer(byte_level_bpe(), None, ChatTemplate(CHAT, {}))
     tokens = PinnedPrompts(tokenizer, BLOCK).tokens(system)
     said = tokenizer.render_chat([{"role": "system", "content": system}, {"role": "user", "content": user}])
-    whole = tokenizer.encode(said, add_special_tokens=False)
+    whole = tokenizer.encode_text(said, add_special_tokens=False)
     assert list(tokens) == whole[: len(tokens)]
     before = said[: said.index("user\n")]
-    assert len(tokenizer.encode(before, False)) // BLOCK * BLOCK <= len(tokens), "all of it that fills blocks"
+    assert len(tokenizer.encode_text(before, False)) // BLOCK * BLOCK <= len(tokens), "all of it that fills blocks"
 
 
 def test_a_prompt_that_the_model_cannot_have_is_refused() -> None:

@@ -14,7 +14,7 @@ OLD, NEW = b"0" * 32, b"1" * 32
 
 
 @given(tenant=st.text(), name=st.text(), contents=st.binary())
-def test_what_is_sealed_opens_for_its_tenant_and_name_alone_and_shows_nothing(
+def test_a_sealed_value_opens_for_its_tenant_and_name_alone_and_shows_nothing(
     tenant: str, name: str, contents: bytes
 ) -> None:
     sealer = Sealer([OLD])
@@ -26,7 +26,7 @@ def test_what_is_sealed_opens_for_its_tenant_and_name_alone_and_shows_nothing(
 
 
 @pytest.mark.parametrize("place", [0, 4, 16, 20, -1])
-def test_what_was_changed_does_not_open(place: int) -> None:
+def test_a_tampered_value_does_not_open(place: int) -> None:
     sealed = bytearray(Sealer([OLD]).seal("acme", "a", b"contents"))
     sealed[place] ^= 1
     assert Sealer([OLD]).open("acme", "a", bytes(sealed)) is None

@@ -20,4 +20,4 @@ async def gateway(embedded_tokenizer: Tokenizer) -> AsyncIterator[Gateway]:
     assert not gateway.store.outstanding
     assert gateway.scheduler.kv_manager.num_held == 0
     assert gateway.engine.num_streams == 0
-    await gateway.engine.stop()
+    await gateway.engine.shut_down()

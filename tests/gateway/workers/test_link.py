@@ -148,7 +148,7 @@ async def test_an_unknown_kind_closes_the_link() -> None:
     assert not end.received
 
 
-async def test_what_is_sent_in_one_turn_shares_a_write() -> None:
+async def test_messages_of_one_turn_share_a_write() -> None:
     end = PaperEnd()
     end.link.send(FrameKind.ADMITTED, [1, {}])
     end.link.send(FrameKind.TOKENS, None, b"12345678")
@@ -161,7 +161,7 @@ async def test_what_is_sent_in_one_turn_shares_a_write() -> None:
     assert end.transport.is_closed
 
 
-async def test_what_is_sent_to_an_end_that_is_gone_vanishes() -> None:
+async def test_messages_to_a_closed_end_vanish() -> None:
     end = PaperEnd()
     end.link.send(FrameKind.STOP, [1, 0, 5])
     end.link.connection_lost(None)

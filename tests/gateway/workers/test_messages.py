@@ -1,5 +1,6 @@
 """Every message, with any text of clients, crosses a link unchanged."""
 
+import asyncio
 from array import array
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -30,6 +31,7 @@ from gateway.workers.messages import (
     request_message,
 )
 from gateway.workers.remote_request import RemoteRequest
+from gateway.workers.token_ids import TOKENS_PER_TURN, pack, unpack
 from quotas.reservation import Attempt
 
 
@@ -37,6 +39,19 @@ def crossed(message: Any) -> Any:
     """A message as the other end of a link reads it."""
     header, raw = 9, frame(FrameKind.ASK, message)
     return orjson.loads(raw[header:])
+
+
+def whole(request: EngineRequest) -> tuple[EngineRequest, bytes]:
+    """The request as the other end makes it, and the bytes of its token ids."""
+    message = crossed(request_message(request))
+
+    async def read() -> tuple[EngineRequest, bytes]:
+        packed = await pack(request.prompts[:: request.num_answers])
+        made, lengths = engine_request_of(message)
+        await unpack(packed, made.prompts[:: made.num_answers], lengths)
+        return made, packed
+
+    return asyncio.run(read())
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -96,8 +111,8 @@ def requests(draw: st.DrawFn) -> EngineRequest:
 
 @given(requests())
 def test_a_request_crosses_unchanged(request: EngineRequest) -> None:
-    message, binary = request_message(request)
-    assert engine_request_of(crossed(message), memoryview(binary)) == request
+    crossed_request, binary = whole(request)
+    assert crossed_request == request
     assert len(binary) == 4 * sum(map(len, request.prompts)) == array("I").itemsize * sum(map(len, request.prompts))
 
 
@@ -106,16 +121,36 @@ def test_a_prompt_with_several_answers_crosses_once(request: EngineRequest, num_
     prompts = [prompt for prompt in request.prompts for _ in range(num_answers)]
     most = [tokens for tokens in request.max_tokens for _ in range(num_answers)]
     several = replace(request, prompts=prompts, max_tokens=most, num_answers=num_answers)
-    message, binary = request_message(several)
-    assert engine_request_of(crossed(message), memoryview(binary)) == several
+    crossed_request, binary = whole(several)
+    assert crossed_request == several
     assert len(binary) == 4 * sum(map(len, request.prompts))
 
 
 @given(requests())
 def test_stop_strings_stay_with_the_worker(request: EngineRequest) -> None:
     sampling = replace(request.sampling, stop=("a", "\ud800"))
-    message, binary = request_message(replace(request, sampling=sampling))
-    assert engine_request_of(crossed(message), memoryview(binary)) == request
+    assert whole(replace(request, sampling=sampling))[0] == request
+
+
+async def test_a_long_prompt_leaves_others_their_turns() -> None:
+    """The numbers of 131,072 tokens in one turn held the loop for tens of milliseconds."""
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    prompts = [list(range(131_072)), list(range(7))]
+    read: list[list[int]] = [[], []]
+    packed = await pack(prompts)
+    packing, turns = turns, 0
+    await unpack(packed, read, [*map(len, prompts)])
+    task.cancel()
+    assert read == prompts
+    assert min(turns, packing) >= 131_072 // TOKENS_PER_TURN
 
 
 def test_every_parameter_crosses_but_stop_strings() -> None:
@@ -146,8 +181,7 @@ def test_every_parameter_crosses_but_stop_strings() -> None:
     assert same == ["stop"]
     deadlines = ClientDeadlines()
     asked = EngineRequest("r", "t", "k", [[1]], [50], unusual, None, "c", 0, None, None, None, None, deadlines, 1)
-    message, binary = request_message(asked)
-    assert engine_request_of(crossed(message), memoryview(binary)).sampling == unusual
+    assert whole(asked)[0].sampling == unusual
 
 
 # errors

@@ -117,7 +117,7 @@ def usage_of(client: Client) -> dict[str, int]:
     return usage
 
 
-async def test_what_waits_for_its_limits_is_given_back_when_its_worker_dies(
+async def test_a_reservation_in_progress_is_returned_when_its_worker_dies(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, asked, reserve = await through_worker(gateway), asyncio.Event(), gateway.store.reserve
@@ -174,7 +174,7 @@ async def test_a_tenant_that_was_refused_is_suspect_in_every_worker(gateway: Gat
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-async def test_what_takes_no_tokens_is_charged_as_one_request(gateway: Gateway, path: str) -> None:
+async def test_a_call_without_tokens_is_charged_as_one_request(gateway: Gateway, path: str) -> None:
     worker = await through_worker(gateway)
     body: dict[str, object] = {"model": "paper", "prompt": "one"} if path == "/tokenize" else {"tokens": [5, 6]}
     assert await status(worker.app, Client(path, [json.dumps(body).encode()], key=KEY)) == 200

@@ -7,7 +7,7 @@ from gateway.workers.stats import PoolStats, WorkerStats, _taken, add_latencies
 NUM_STATES = len(ConnectionState)
 
 
-def test_what_a_worker_that_has_died_had_counted_still_counts_and_its_connections_do_not() -> None:
+def test_counts_of_a_dead_worker_stay_and_its_connections_do_not() -> None:
     stats = PoolStats(2, lambda: 2)
     stats.by_worker[0] = WorkerStats([1] * NUM_STATES, [2] * NUM_STATES, 3)
     stats.by_worker[1] = WorkerStats([10] * NUM_STATES, [20] * NUM_STATES, 30)

@@ -79,7 +79,7 @@ async def test_a_write_that_waits_for_its_client_is_told_of(gateway: Gateway) ->
     await worker.close()
 
 
-async def test_what_the_engine_answers_is_what_it_says_in_one_process(gateway: Gateway) -> None:
+async def test_answers_over_workers_equal_those_of_one_process(gateway: Gateway) -> None:
     worker, engine = await through_worker(gateway), gateway.client
     policy = policy_of(worker)
     assert await worker.client.health("ready") == await engine.health("ready")

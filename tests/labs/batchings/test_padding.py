@@ -43,10 +43,10 @@ def test_a_step_stays_within_its_tokens_and_rows() -> None:
     assert all(batch.num_tokens <= 8 and len(batch.slots) + len(batch.padding) <= 6 for batch in bench.batches)
 
 
-def test_who_leaves_is_computed_on_for_nobody_and_frees_its_memory() -> None:
+def test_a_row_of_a_cancelled_sequence_is_padding_and_its_memory_is_freed() -> None:
     bench, sequences = padded(prefill_chunk=None)
     bench.step()
-    bench.scheduler.finish(sequences[2], FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(sequences[2], FinishReason.CANCELLED)
     batch = bench.plan()
     assert batch is not None and len(batch.slots) + len(batch.padding) == 3 and not sequences[2].block_table.blocks
     bench.complete()

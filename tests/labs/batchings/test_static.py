@@ -30,7 +30,7 @@ def test_static_batching_without_chunking_seats_nobody_whose_prompt_a_smaller_st
     lost = bench.add(12, 4)
     bench.plan()
     bench.lose()
-    bench.scheduler.finish(lost, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(lost, FinishReason.CANCELLED)
     sequence = bench.add(30, 4)
     batch = bench.plan()
     assert batch is not None and [admitted.slot for admitted in batch.admitted] == [sequence.slot]

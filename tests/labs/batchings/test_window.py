@@ -56,10 +56,10 @@ def test_those_of_other_lengths_are_no_company_and_longer_answers_need_none() ->
     assert bench.plan(0.0) is not None and long.slot >= 0
 
 
-def test_who_leaves_is_counted_no_longer() -> None:
+def test_a_cancelled_sequence_leaves_its_window() -> None:
     bench = WindowBench()
     first, _ = bench.come(0.0), bench.come(0.0)
-    bench.scheduler.finish(first, FinishReason.CANCELLED)
+    bench.scheduler.finish_sequence(first, FinishReason.CANCELLED)
     assert bench.plan(0.0) is None
 
 

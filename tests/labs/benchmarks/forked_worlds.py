@@ -1,10 +1,6 @@
 """Counterfactual replays, to be run in a process of their own: what they fork must have one thread."""
 
-from collections.abc import Callable
-from multiprocessing import get_context
-
 from labs.benchmarks.overload_runs import simulate
-from labs.process_pool import process_pool
 from labs.simulation.arrival import Arrival
 
 Found = tuple[list[str], list[bool], list[int]]
@@ -18,8 +14,3 @@ def look_into(policy: str, arrivals: list[Arrival], every: int) -> Found:
     run = simulate(policy, numbered, look_into=every)
     outcomes = [f"{arrival.session} {outcome}" for arrival, outcome in run.outcomes]
     return outcomes, [replay.was_good for replay in run.regrets.replays], run.regrets.gains
-
-
-def apart(function: Callable[..., Found], *arguments: object) -> Found:
-    with process_pool(1, get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()

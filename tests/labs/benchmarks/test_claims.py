@@ -32,7 +32,7 @@ def test_rows_name_their_claims_and_can_be_told_apart() -> None:
     assert all("|" not in text for claim in claims.ROWS for text in (claim.what, claim.source, claim.says))
 
 
-def test_what_needs_no_machine_is_known() -> None:
+def test_figures_that_need_no_machine_are_computed() -> None:
     assert claim_measures.decodes_of_prefill() == pytest.approx(30.7, abs=0.1)
     assert pytest.approx(335.5, abs=0.1) == claim_measures.MEGABYTES
 

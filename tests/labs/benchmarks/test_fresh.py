@@ -21,6 +21,7 @@ def test_a_request_without_a_mark_is_none() -> None:
         Fresh(post("/path", {"prompt": "the same again"}))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_tokens_that_were_found_in_a_cache_are_told(tmp_path_factory: pytest.TempPathFactory, workers: str) -> None:
     flags = ("--threads", "1", "--metrics-on-tenant-port", "--http-workers", workers)

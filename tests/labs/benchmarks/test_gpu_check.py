@@ -125,6 +125,7 @@ def test_blocks_that_were_given_up_are_read_by_nobody() -> None:
     assert plain[1] > 0
 
 
+@pytest.mark.nightly
 def test_the_reference_parts_from_transformers_nowhere(tmp_path: Path) -> None:
     """What stands in for it where it is not installed."""
     pytest.importorskip("transformers")

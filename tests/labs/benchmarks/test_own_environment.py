@@ -30,7 +30,7 @@ def test_it_is_named_after_what_is_installed_and_made_once(pip: list[list[str]],
     assert pip == [["install", "--only-binary=:all:", "tool[proxy]==1.2"]]
 
 
-def test_what_is_unused_is_removed(pip: list[list[str]]) -> None:
+def test_an_unused_package_is_uninstalled(pip: list[list[str]]) -> None:
     own_environment("tool==1.2", ("audio", "vision"))
     assert pip[1:] == [["uninstall", "--yes", "audio", "vision"]]
 
@@ -42,6 +42,6 @@ def test_an_installation_that_was_cut_short_is_begun_anew(pip: list[list[str]]) 
     assert len(pip) == 2
 
 
-def test_what_is_compiled_is_all_that_comes_as_sources(pip: list[list[str]]) -> None:
+def test_only_packages_to_compile_come_as_sources(pip: list[list[str]]) -> None:
     own_environment("tool==1.2", also=("extra==3",), compiled=("tool",))
     assert pip == [["install", "--only-binary=:all:", "--no-binary=tool", "tool==1.2", "extra==3"]]

@@ -17,9 +17,9 @@ SCENARIOS = (
     "hostile_bodies", "hostile_schemas", "http_workers", "isolation", "kv_waste", "log_cost", "long_prompt", "mixes",
     "overload",
     "overload_live", "pick", "policy_size", "preemption",
-    "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "route",
+    "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "random_strategies", "route",
     "routing", "routing_live", "row_counts", "several_answers", "step_time", "telemetry_cost", "tune", "tune_live",
-    "what_if_live", "ceilings",
+    "what_if_live", "ceilings", "spare", "batch_kills",
 )  # fmt: skip
 
 

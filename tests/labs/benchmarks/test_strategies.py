@@ -11,6 +11,7 @@ def test_each_strategy_has_a_name_of_its_own() -> None:
     assert len({strategy.name for strategy in STRATEGIES}) == len(STRATEGIES)
 
 
+@pytest.mark.nightly
 def test_honesty_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labs.benchmarks.strategies.STRATEGIES", (Strategy("honest"), Strategy("early", first_by=2.0)))
     report = Report("strategies")

@@ -91,7 +91,7 @@ def test_unseen_names_are_in_no_training_turn() -> None:
     assert not words & {*UNSEEN_WORDS, *UNSEEN_PLACES, *UNSEEN_PEOPLE}
 
 
-def test_what_no_tool_is_for_is_answered_or_declined_as_without_tools() -> None:
+def test_an_ask_that_no_tool_serves_is_answered_or_declined_as_without_tools() -> None:
     answers = {turn.first_text for _, turn in fresh_tool_turns(100, 1, "tool_none")}
     assert REFUSAL in answers
     assert len(answers) > 20

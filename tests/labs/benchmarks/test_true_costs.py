@@ -24,6 +24,7 @@ def test_tenants_with_the_same_requests_get_the_same(monkeypatch: pytest.MonkeyP
     assert share.value < 0.02 and growth.value < 0.05  # the bounded gap of the first seconds is in the growth of so few
 
 
+@pytest.mark.nightly
 def test_every_tenant_of_every_group_is_shown() -> None:
     report = Report("true costs")
     show_shares(report, (1,), [moment / 30 for moment in MOMENTS])

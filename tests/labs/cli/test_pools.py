@@ -53,6 +53,6 @@ def test_a_sweep_names_the_largest_load_of_each_split(trace: Path, printed: Prin
         (["--load", "0.5", "--sweep", "0.5:1"], "not allowed with"),
     ],
 )
-def test_what_it_cannot_do_is_refused(trace: Path, sluice: Sluice, flags: list[str], message: str) -> None:
+def test_impossible_flags_are_refused(trace: Path, sluice: Sluice, flags: list[str], message: str) -> None:
     done = sluice("pools", "--trace", trace, *flags)
     assert done.status == 2 and message in done.err

@@ -73,7 +73,7 @@ def test_it_prints_the_comparison_and_writes_the_files(trace: Path, tmp_path: Pa
     assert "All figures" in (tmp_path / "report.html").read_text()
 
 
-def test_what_requests_are_taken_to_declare_is_said(trace: Path, simulate: Simulate) -> None:
+def test_assumed_declarations_are_told(trace: Path, simulate: Simulate) -> None:
     assert "max_tokens 1,024, of which the trace says nothing" in simulate(trace).out
     assert "of which the trace says nothing" not in simulate(trace, "--max-tokens", 64).out
     small = simulate(trace, "--policy", "fair,max_model_len=128,kv_tokens=2048")
@@ -125,7 +125,7 @@ def test_floors_that_leave_no_room_are_refused_as_a_server_refuses_them(
     (file,) = written((tmp_path / "policy.yaml", "tenants: {a: {prefix_cache: {floor: 50GiB}}}"))
     done = sluice("simulate", "--trace", trace, "--compare", file)
     assert done.status == 2
-    assert "--compare: tenants.a.prefix_cache.floor: floors keep 50.00 GiB (25600 blocks) in all" in done.err
+    assert "--compare: tenants.a.prefix_cache.floor: floors keep 50.00 GiB (25,600 blocks) in all" in done.err
     assert sluice("simulate", "--trace", trace, "--compare", f"{file},kv_tokens=1000000").status == 0
 
 
@@ -165,7 +165,7 @@ def test_a_compressed_trace_that_is_damaged_is_said_in_one_line(
     monkeypatch.chdir(trace.parent)  # a long path is cut where it is repeated
     done = sluice("simulate", "--trace", trace.name)
     assert (done.status, done.err.count("\n")) == (2, 1)
-    assert "--trace: cannot be read (" in done.err and f"got '{trace.name}'" in done.err
+    assert "--trace: cannot be read: " in done.err and f"got '{trace.name}'" in done.err
 
 
 def test_names_of_wide_characters_do_not_move_the_columns(trace: Path, simulate: Simulate) -> None:
@@ -185,7 +185,7 @@ def test_an_ordering_is_meant_even_where_a_file_is_called_so(
     assert (done.status, "fcfs:1:1" in done.err) == (2, True)
 
 
-def test_what_was_refused_is_told_by_its_reason(trace: Path, simulate: Simulate) -> None:
+def test_refusals_are_told_by_reason(trace: Path, simulate: Simulate) -> None:
     flags = ["--policy", "overload=bounded,max_waiting=2,max_num_seqs=1", "--speedup", "20"]
     assert "refused: QueueFull" in simulate(trace, *flags).out
 
@@ -227,7 +227,7 @@ def test_an_event_log_without_a_policy_is_simulated_as_it_was_recorded(tmp_path:
     times = StepTime((0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     slow = replace(DEVICES["llama3-8b-a100"], seconds=times.seconds)
     core = make_logged_core(config, engine, StepTimeModel(times, 100), lines.append)[0]
-    core.policy_changed(SchedulingPolicy(weights={"acme": 3.0}, offsets=(0.0, 4.0)), 0.0)
+    core.set_policy(SchedulingPolicy(weights={"acme": 3.0}, offsets=(0.0, 4.0)), 0.0)
     recorder, target = Recorder(slow, Objective(), {}), ClassTarget(first_token=1.5, interval=0.5, refuses=True)
     spacing = 0.307  # but for the first, none comes as a step ends: a fitted time cannot tell which was sooner
     arrivals = [Arrival(spacing * n, 20, 9 + n % 4, tenant="acme", max_tokens=12) for n in range(40)]
@@ -278,7 +278,7 @@ def test_a_device_on_which_work_costs_nothing_shares_its_steps_evenly(
         (["--compare", "fcfs"] * 4, "at most 4 policies"),
     ],
 )
-def test_what_is_asked_wrongly_is_said_in_one_line(trace: Path, flags: list[str], message: str, sluice: Sluice) -> None:
+def test_a_wrong_flag_is_refused_in_one_line(trace: Path, flags: list[str], message: str, sluice: Sluice) -> None:
     done = sluice("simulate", "--trace", trace, *flags)
     assert done.status == 2
     assert message in done.err
@@ -299,7 +299,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("field", EDITS)
-def test_what_an_edit_changes_is_said_first_and_shows_in_the_figures(
+def test_changes_of_an_edit_are_told_first_and_show_in_the_figures(
     field: str, trace: Path, tmp_path: Path, simulate: Simulate
 ) -> None:
     before, after = (f"defaults: {{{text}}}" for text in EDITS[field])
@@ -311,9 +311,7 @@ def test_what_an_edit_changes_is_said_first_and_shows_in_the_figures(
     assert done.report["remarks"][0] == first
 
 
-def test_what_of_an_edit_is_not_simulated_is_said_with_its_line(
-    trace: Path, tmp_path: Path, simulate: Simulate
-) -> None:
+def test_unsimulated_changes_are_told_with_their_lines(trace: Path, tmp_path: Path, simulate: Simulate) -> None:
     classes = "classes:\n  first: {}\n  second:\n    service_tiers: [%s]\n"
     files = written((tmp_path / "policy.yaml", classes % "flex"), (tmp_path / "edited.yaml", classes % "priority"))
     flags = ["--policy", files[0], "--compare", files[1]]

@@ -31,6 +31,6 @@ def test_settings_that_cannot_be_bettered_are_kept(trace: Path, printed: Printed
 @pytest.mark.parametrize(
     ("flags", "message"), [(["--budget", "3"], "from 4 to 10000"), (["--compare", "fcfs"], "--compare")]
 )
-def test_what_it_cannot_do_is_refused(trace: Path, sluice: Sluice, flags: list[str], message: str) -> None:
+def test_impossible_flags_are_refused(trace: Path, sluice: Sluice, flags: list[str], message: str) -> None:
     done = sluice("tune", "--trace", trace, *flags)
     assert done.status == 2 and message in done.err

@@ -115,7 +115,7 @@ class CoreMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.sequences))
         if sequence.status is not SequenceStatus.FINISHED:
             self.end_early(sequence)
-        self.core.finish(sequence, FinishReason.CANCELLED, self.now)
+        self.core.finish_sequence(sequence, FinishReason.CANCELLED, self.now)
         self.twin.finish(sequence, FinishReason.CANCELLED, self.now)
         if self.monitor:
             self.monitor.update()
@@ -214,7 +214,7 @@ class CoreMachine(RuleBasedStateMachine):
     def fail(self, sequence: Sequence) -> None:
         """End it as the engine does."""
         self.end_early(sequence)
-        self.core.finish(sequence, FinishReason.FAILED, self.now)
+        self.core.finish_sequence(sequence, FinishReason.FAILED, self.now)
         self.twin.finish(sequence, FinishReason.FAILED, self.now)
 
     def check_step(self, batch: Batch) -> None:
@@ -332,7 +332,7 @@ class Twin:
         return True
 
     def finish(self, original: Sequence, reason: FinishReason, now: float) -> None:
-        self._core.finish(self._sequences[original.id], reason, now + SHIFT)
+        self._core.finish_sequence(self._sequences[original.id], reason, now + SHIFT)
 
     def plan(self, now: float) -> Batch | None:
         return self._core.schedule(now + SHIFT)

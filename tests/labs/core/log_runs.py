@@ -12,7 +12,7 @@ from typing import Any
 from admission.core import CoreConfig
 from admission.event_logs.event_log import make_logged_core
 from admission.outcome import AdmissionRefused
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.step_times.step_time import StepTimeModel
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -101,16 +101,16 @@ class _RandomRun:
         random, stage = self._random, self._stage
         tenant = random.choice(TENANTS)
         if random.random() < 0.05:
-            stage.core.requested(Asked.unread(name, tenant, None, "requests/min"), stage.now)
+            stage.core.requested(JudgedRequest.unread(name, tenant, None, "requests/min"), stage.now)
             return
         refusal = "tokens/day" if random.random() < 0.05 else None
         prompts = tuple(
-            AskedPrompt(random.randint(1, 30), random.randint(1, 24), random.random() < 0.8)
+            JudgedPrompt(random.randint(1, 30), random.randint(1, 24), random.random() < 0.8)
             for _ in range(random.choice((1, 1, 1, 2)))
         )
         first, last, interval = (random.choice((None, None, limit)) for limit in (0.3, 1.5, 0.02))
         size = random.randint(50, 400)
-        asked = Asked(
+        asked = JudgedRequest(
             name, tenant, f"key-{tenant}", random.choice((None, "flex")), size, first, last, interval, prompts
         )
         stage.core.requested(replace(asked, refusal=refusal), stage.now)
@@ -118,7 +118,7 @@ class _RandomRun:
             for index, prompt in enumerate(prompts):
                 self._arrive(f"{name}-{index}", asked, prompt)
 
-    def _arrive(self, name: str, asked: Asked, prompt: AskedPrompt) -> None:
+    def _arrive(self, name: str, asked: JudgedRequest, prompt: JudgedPrompt) -> None:
         random, stage = self._random, self._stage
         first, last, now = asked.first_token, asked.last_token, stage.now
         try:
@@ -180,7 +180,7 @@ class _RandomRun:
         bounds = (QueueBounds(random.choice((None, 6))), QueueBounds(tokens=200), QueueBounds(bytes=2000, seconds=0.3))
         limits = random.choice(({}, {"acme": 2}, {"": 3, "beta": 1}))
         offsets = (0.0, a_class, 2 * a_class)
-        self._stage.core.policy_changed(SchedulingPolicy(weights, offsets, bounds, limits), self._stage.now)
+        self._stage.core.set_policy(SchedulingPolicy(weights, offsets, bounds, limits), self._stage.now)
 
     def _stall(self) -> None:
         """Let the process stand still, so that deadlines pass."""
@@ -196,7 +196,7 @@ class _SharingRun(_RandomRun):
         self._events += [(0.1, self._limit_cache), (0.1, self._pin_prefixes)]
         self._repeated: list[int] = []  # the prompt of the group that arrives now, once it has begun to
 
-    def _arrive(self, name: str, asked: Asked, prompt: AskedPrompt) -> None:
+    def _arrive(self, name: str, asked: JudgedRequest, prompt: JudgedPrompt) -> None:
         answers = self._random.choice((1, 1, 1, 1, 1, 3))
         self._group, self._repeated = name if answers > 1 else None, []
         for number in range(answers):

@@ -6,11 +6,11 @@ A sequence to which something happens has an id that says what, and is asserted 
 
 from admission.core import CoreConfig, MemoryGate, Overload
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, TenantQueueFull
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.calibration_steps import calibration_series
 from backend.scheduler.scheduled_step import WaitReason
-from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from backend.scheduler.sequence import SPARE_CLASS, FinishReason, Sequence, SequenceStatus
 from tests.admission.staged_core import StagedCore
 
 GREEDY = CoreConfig(
@@ -22,7 +22,7 @@ def refusals() -> list[str]:
     """Newcomers meet each kind of refusal, by each bound and each deadline that may be its reason."""
     stage = StagedCore(CoreConfig(max_waiting=10, tenant_max_waiting=3), max_num_seqs=2)
     bounds = (QueueBounds(), QueueBounds(), QueueBounds(count=2))
-    stage.core.policy_changed(SchedulingPolicy({"a": 2.0}, (0.0, 2.0, 4.0), bounds, {"limited": 1}), stage.now)
+    stage.core.set_policy(SchedulingPolicy({"a": 2.0}, (0.0, 2.0, 4.0), bounds, {"limited": 1}), stage.now)
     for name in ("runs", "runs-too"):
         stage.arrive(name, prompt=12, output=40)
     stage.step()
@@ -46,6 +46,25 @@ def refusals() -> list[str]:
     return stage.run()
 
 
+def spare() -> list[str]:
+    """The spare class runs beside a decode, not beside a prompt, and gives back slots and blocks to others."""
+    stage = StagedCore(CoreConfig(spare_share=0.5), max_num_seqs=3)
+    for name in ("spare-runs", "spare-runs-too", "spare-waits"):
+        stage.arrive(name, prompt=12, output=30, priority_class=SPARE_CLASS)
+    for _ in range(4):
+        stage.step()
+    decodes = stage.arrive("decodes", prompt=4, output=30)
+    for _ in range(4):
+        stage.step()
+    assert decodes.output, "it was not held up"
+    others = [stage.arrive(f"takes-a-slot-{n}", prompt=8, output=20) for n in range(2)]
+    for _ in range(6):
+        stage.step()
+    assert all(one.status is SequenceStatus.RUNNING for one in others)
+    assert stage.core.scheduler.counters.yields > 0
+    return stage.run()
+
+
 UNITS: dict[str, dict[str, int]] = {  # requests of which most meet a bound of this unit first
     "count": {},
     "tokens": {"prompt": 40},
@@ -63,7 +82,7 @@ def shared_bounds() -> list[str]:
     for unit, fields in UNITS.items():
         full = _fill(stage, f"shared-{unit}", **fields)
         assert isinstance(full, QueueFull) and full.excess.unit == unit and not full.of_class
-    stage.core.policy_changed(SchedulingPolicy(offsets=(0.0,), bounds=(QueueBounds(4, 80, 800, 0.03),)), stage.now)
+    stage.core.set_policy(SchedulingPolicy(offsets=(0.0,), bounds=(QueueBounds(4, 80, 800, 0.03),)), stage.now)
     for unit, fields in UNITS.items():
         full = _fill(stage, f"class-{unit}", **fields)
         assert isinstance(full, QueueFull) and full.excess.unit == unit and full.of_class
@@ -337,7 +356,7 @@ def jumps() -> list[str]:
         stage.step()
     assert (complete.finish_reason, len(limited.output)) == (FinishReason.LENGTH, 4)
     for seconds in (0.25, 0.5, 0.001, 0.125, 2.0):  # for compiling what forces them
-        stage.core.charge("b", seconds, stage.now)
+        stage.core.charge_side_work("b", seconds, stage.now)
     stage.plan()
     stage.lose()
     stage.extend(limited, 16)
@@ -401,18 +420,20 @@ def requests() -> list[str]:
     """A gateway tells what it is, and what its limits said of each request."""
     stage = StagedCore(CoreConfig())
     stage.log.serves("embedded", 4096, 1.75e9, stage.now)
-    two = (AskedPrompt(6, 9, True), AskedPrompt(6, 9, True, is_repeated=True))
-    open_end = (AskedPrompt(5, 59, False),)
-    stage.core.requested(Asked("cmpl-1", "a", "key-1", "flex", 180, 1.5, 20.0, 0.1, two), stage.now)
+    two = (JudgedPrompt(6, 9, True), JudgedPrompt(6, 9, True, is_repeated=True))
+    open_end = (JudgedPrompt(5, 59, False),)
+    stage.core.requested(JudgedRequest("cmpl-1", "a", "key-1", "flex", 180, 1.5, 20.0, 0.1, two), stage.now)
     for n, prompt in enumerate(two):
         stage.arrive(f"cmpl-1-{n}", prompt.prompt_tokens, prompt.most, priority_class=2, body_bytes=90)
     stage.step()
-    stage.core.requested(Asked("cmpl-2", "a", None, None, 80, None, None, None, open_end), stage.now)
+    stage.core.requested(JudgedRequest("cmpl-2", "a", None, None, 80, None, None, None, open_end), stage.now)
     stage.arrive("cmpl-2-0", 5, 59, may_have=8)
-    stage.core.requested(Asked("cmpl-3", "b", "key-2", None, 80, None, 2.5, None, open_end, "tokens/min"), stage.now)
-    stage.core.requested(Asked.unread("req-4", "b", "key-2", "tokens/min"), stage.now)
     stage.core.requested(
-        Asked("cmpl-5", "b", "key-2", None, 80, None, None, None, open_end, "StoreUnavailable"), stage.now
+        JudgedRequest("cmpl-3", "b", "key-2", None, 80, None, 2.5, None, open_end, "tokens/min"), stage.now
+    )
+    stage.core.requested(JudgedRequest.unread("req-4", "b", "key-2", "tokens/min"), stage.now)
+    stage.core.requested(
+        JudgedRequest("cmpl-5", "b", "key-2", None, 80, None, None, None, open_end, "StoreUnavailable"), stage.now
     )
     return stage.run()
 

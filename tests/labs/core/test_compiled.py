@@ -73,7 +73,7 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         for module in (compile_core, compiled_core):
             patch.setattr(module, "home", lambda: directory)
-        assert compile_core.build(optimization=0), "see the warning"
+        assert compile_core.compile_core(optimization=0), "see the warning"
         assert compile_core.main([]) == 0, "and not once more"
     return directory
 
@@ -91,7 +91,7 @@ def run(home: Path) -> Run:
     return run
 
 
-def test_what_was_recorded_is_decided_again_to_the_byte(run: Run) -> None:
+def test_a_recorded_log_is_decided_again_to_the_byte(run: Run) -> None:
     run(REPLAYS)
 
 

@@ -27,7 +27,7 @@ def test_where_nothing_runs_ahead_copies_prolong_their_step() -> None:
     pipeline = Pipeline()
     pipeline.planned(10.0, 0.0)
     time = copy_time(pipeline, runs_ahead=False)
-    time.at(0.0)
+    time.set_time(0.0)
     assert time.planned(4) == 2.0 and time.seconds(0) == 0.0
 
 
@@ -35,21 +35,21 @@ def test_copies_run_beside_the_steps_in_flight_and_prolong_their_step_by_what_is
     pipeline = Pipeline()
     time = copy_time(pipeline)
     pipeline.planned(3.0, 0.0)
-    time.at(1.0)
+    time.set_time(1.0)
     assert [time.seconds(copies) for copies in (0, 1, 4, 6)] == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_copies_wait_for_earlier_steps_copies() -> None:
     pipeline = Pipeline()
     time = copy_time(pipeline)
-    time.at(0.0)
+    time.set_time(0.0)
     assert time.planned(8) == 4.0, "nothing is in flight that they could run beside"
     pipeline.planned(5.0, 0.0)
-    time.at(2.0)
+    time.set_time(2.0)
     assert time.planned(4) == 1.0, "they begin at 4 and end at 6, and the step before ends at 5"
     time.lost()
     pipeline.lost()
-    time.at(3.0)
+    time.set_time(3.0)
     assert time.planned(1) == EACH
 
 

@@ -7,7 +7,7 @@ from tests.examples import examples
 from tests.labs.core.core_machine import MAX_WAITING, NAMES, CoreMachine, small_engine
 
 TestCore = CoreMachine.TestCase
-TestCore.settings = settings(max_examples=examples(60, at_night=2500), stateful_step_count=30, deadline=None)
+TestCore.settings = settings(max_examples=examples(30, at_night=2500), stateful_step_count=30, deadline=None)
 
 
 def test_a_victim_after_the_first_step_since_a_loss_is_told_its_blocks_for_that_step() -> None:

@@ -1,4 +1,5 @@
 import json
+from functools import cache
 from random import Random
 
 import pytest
@@ -7,7 +8,7 @@ from admission.controller import Controller
 from admission.core import PRIOR_STEP_TIME, CoreConfig, MemoryGate, make_core
 from admission.event_logs.event_log import LogError, make_logged_core, replay
 from admission.event_logs.names import VERSION
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
 from backend.config import EngineConfig
@@ -15,6 +16,7 @@ from backend.scheduler.batch import Batch
 from tests.admission.clocked_core import ClockedCore
 from tests.admission.staged_core import SMALL, StagedCore
 from tests.backend.sequences import TOKEN, make_sequence
+from tests.examples import examples
 from tests.labs.core.log_runs import random_run
 
 CONFIGS = {
@@ -29,12 +31,23 @@ def record(config: CoreConfig, seed: int, learned: bool = False, rounds: int = 4
     return random_run(config, seed, learned, losses=0.03, rounds=rounds, max_model_len=120, max_num_seqs=6)
 
 
+@cache
+def _recorded() -> tuple[str, ...]:
+    return tuple(record(CONFIGS["fair"], 0))
+
+
+@pytest.fixture
+def recorded() -> list[str]:
+    """A log of a run, which a test may change."""
+    return [*_recorded()]
+
+
 def check_replay(lines: list[str]) -> None:
     assert [json.dumps(entry, separators=(",", ":")) for entry in replay(lines)] == lines
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(2)))
 def test_a_replay_reproduces_every_decision_to_the_byte(config: CoreConfig, seed: int) -> None:
     check_replay(record(config, seed))
 
@@ -51,36 +64,34 @@ def test_a_deadline_that_passes_is_logged_with_the_plan_that_follows_and_no_othe
     check_replay(stage.lines)
 
 
-def test_the_recorded_runs_have_deadlines_that_pass_and_steps_that_are_lost() -> None:
-    entries = [json.loads(line) for line in record(CONFIGS["fair"], 0)]
+def test_the_recorded_runs_have_deadlines_that_pass_and_steps_that_are_lost(recorded: list[str]) -> None:
+    entries = [json.loads(line) for line in recorded]
     assert any(entry[0] == "lost" for entry in entries)
     assert any(entry[0] == "plan" and entry[-1] for entry in entries)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(1)))
 def test_a_replay_begins_with_what_earlier_runs_had_learned_of_step_times(seed: int) -> None:
     check_replay(record(CONFIGS["fair"], seed, learned=True, rounds=500))
 
 
-def test_a_replay_tells_its_model_the_work_and_the_time_of_each_step() -> None:
+def test_a_replay_tells_its_model_the_work_and_the_time_of_each_step(recorded: list[str]) -> None:
     steps: list[float] = []
 
     def learner(prior: StepTime, weight: float) -> StepTimeModel:
         return StepTimeModel(prior, weight, observed=lambda work, seconds: steps.append(seconds))
 
-    lines = record(CONFIGS["fair"], 0)
-    done = [entry[3] for entry in replay(lines, make_model=learner) if entry[0] == "done"]
+    done = [entry[3] for entry in replay(recorded, make_model=learner) if entry[0] == "done"]
     assert steps == done
 
 
-def test_a_log_that_was_tampered_with_is_noticed_at_the_line() -> None:
-    lines = record(CONFIGS["fair"], 0)
-    number = next(n for n, line in enumerate(lines) if line.startswith('["done"'))
-    entry = json.loads(lines[number])
+def test_a_log_that_was_tampered_with_is_noticed_at_the_line(recorded: list[str]) -> None:
+    number = next(n for n, line in enumerate(recorded) if line.startswith('["done"'))
+    entry = json.loads(recorded[number])
     entry[2] += 1
-    lines[number] = json.dumps(entry, separators=(",", ":"))
+    recorded[number] = json.dumps(entry, separators=(",", ":"))
     with pytest.raises(LogError) as error:
-        list(replay(lines))
+        list(replay(recorded))
     assert error.value.line == number + 1
 
 
@@ -106,11 +117,10 @@ def test_a_log_that_was_tampered_with_is_noticed_at_the_line() -> None:
         (3, '["gateway",1.0,"now","model",1]', "line 4: not an entry .* has a time"),
     ],
 )
-def test_a_line_that_no_gateway_wrote_there_is_named(place: int, line: str, message: str) -> None:
-    lines = record(CONFIGS["fair"], 0)
-    lines[place] = line
+def test_a_line_that_no_gateway_wrote_there_is_named(place: int, line: str, message: str, recorded: list[str]) -> None:
+    recorded[place] = line
     with pytest.raises(LogError, match=message):
-        list(replay(lines))
+        list(replay(recorded))
 
 
 def test_no_token_of_a_prompt_or_an_answer_is_in_the_log() -> None:
@@ -135,7 +145,7 @@ def test_leases_and_extensions_are_events_too() -> None:
 def test_a_change_of_policy_is_an_event_too() -> None:
     stage = StagedCore(CONFIGS["fair"])
     policy = SchedulingPolicy({"a": 3.0}, (0.0, 5.0), (QueueBounds(count=9),), {"": 7})
-    stage.core.policy_changed(policy, stage.now)
+    stage.core.set_policy(policy, stage.now)
     for n, tenant in enumerate("abab"):
         stage.arrive(f"r{n}", 30, 9, tenant)
     stage.run()
@@ -143,13 +153,13 @@ def test_a_change_of_policy_is_an_event_too() -> None:
     check_replay(stage.lines)
 
 
-def test_what_was_asked_of_limits_is_an_event_too() -> None:
+def test_a_request_judged_by_its_limits_is_an_event() -> None:
     stage = StagedCore(CONFIGS["fair"])
     stage.log.serves("embedded", 4096, 1.7e9, 0.5)
-    two = (AskedPrompt(6, 9, True), AskedPrompt(7, 9, False))
-    stage.core.requested(Asked("r", "a", "k", "flex", 80, 1.5, None, 0.1, two), 1.0)
-    stage.core.requested(Asked.unread("t", "a", None, "tokens/min"), 1.5)
-    stage.core.requested(Asked("s", "a", None, None, 80, None, None, None, two[:1], "tokens/min"), 1.0)
+    two = (JudgedPrompt(6, 9, True), JudgedPrompt(7, 9, False))
+    stage.core.requested(JudgedRequest("r", "a", "k", "flex", 80, 1.5, None, 0.1, two), 1.0)
+    stage.core.requested(JudgedRequest.unread("t", "a", None, "tokens/min"), 1.5)
+    stage.core.requested(JudgedRequest("s", "a", None, None, 80, None, None, None, two[:1], "tokens/min"), 1.0)
     check_replay(stage.lines)
 
 
@@ -171,14 +181,14 @@ def decisions(core: Controller, seed: int) -> list[Batch]:
     return plans
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(3)))
 def test_recording_a_core_changes_no_decision(seed: int) -> None:
     config, engine = CoreConfig(), EngineConfig(**SMALL)
     recorded = make_logged_core(config, engine, StepTimeModel(PRIOR_STEP_TIME), lambda line: None)[0]
     assert decisions(recorded, seed) == decisions(make_core(config, engine), seed)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(2)))
 def test_a_replay_finds_and_gives_up_the_same_cached_blocks(seed: int) -> None:
     lines = random_run(CONFIGS["fair"], seed, losses=0.03, rounds=300, is_shared=True, num_blocks=24)
     assert any(isinstance(json.loads(line)[-1], dict) for line in lines)

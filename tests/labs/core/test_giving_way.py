@@ -193,7 +193,7 @@ def test_within_a_tenant_a_victim_is_back_in_its_place() -> None:
     assert all(map(as_if_alone, [patient, urgent]))
 
 
-def test_what_a_lower_class_may_still_need_of_memory_keeps_no_urgent_work_waiting() -> None:
+def test_memory_reserved_for_a_lower_class_keeps_no_urgent_request_waiting() -> None:
     bench = Bench(CoreConfig(memory=MemoryGate.FORECAST), num_blocks=32)
     bench.arrive(prompt=4, output=110, level=2, tenant="a")
     bench.drain()  # so that it is known how long such answers are
@@ -217,7 +217,7 @@ def test_a_victim_is_back_when_all_can_get_further_so_that_every_sequence_ends(o
     bench = Bench(
         CoreConfig(order=order, memory=MemoryGate.OPTIMISTIC), num_blocks=64, max_model_len=256, max_num_seqs=16
     )
-    arrived = [bench.arrive(random.randint(2, 20), random.randint(50, 230), 1, tenant) for tenant in "abcd" * 10]
+    arrived = [bench.arrive(random.randint(2, 20), random.randint(50, 230), 1, tenant) for tenant in "abcd" * 4]
     bench.drain()
     assert all(sequence.finish_reason is FinishReason.LENGTH for sequence in arrived)
     assert bench.scheduler.counters.preemptions > len(arrived) / 2, "memory was short"

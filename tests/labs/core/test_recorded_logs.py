@@ -86,7 +86,7 @@ def preempted(log: list[Entry]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_what_was_recorded_is_decided_again_to_the_byte(name: str) -> None:
+def test_a_recorded_log_is_decided_again_to_the_byte(name: str) -> None:
     recorded = list(lines(LOGS[name]))
     assert json.loads(recorded[0])[:2] == ["log", VERSION]
     assert len(list(replay(recorded))) == len(recorded)

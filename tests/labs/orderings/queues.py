@@ -12,7 +12,7 @@ def drain(ordering: Ordering | WaitingOrder, now: float = 0.0) -> list[str]:
     names = []
     while len(ordering):
         if ordering.head() is None:
-            ordering.at(now)
+            ordering.set_time(now)
         head = head_of(ordering)
         names.append(head.id)
         ordering.remove(head)

@@ -18,7 +18,7 @@ def queue_of(*arrivals: float) -> tuple[AdaptiveLifo, list[Sequence]]:
 
 
 def served(queue: AdaptiveLifo, now: float) -> list[Sequence]:
-    queue.at(now)
+    queue.set_time(now)
     order = []
     while (head := queue.head()) is not None:
         queue.remove(head)

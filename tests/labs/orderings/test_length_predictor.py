@@ -40,7 +40,7 @@ def test_it_learns_which_prompts_have_long_answers() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_a_tenant_declares_counts_for_what_its_answers_say(seed: int) -> None:
+def test_a_declaration_counts_only_by_its_tenants_own_answers(seed: int) -> None:
     """One half of a tenant's requests declare little and the other much; the answers are alike."""
     random, predictor = Random(seed), LengthPredictor()
     for _ in range(3000):

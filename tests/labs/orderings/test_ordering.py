@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.forecast import Ahead
-from admission.order import KeyedOrder, WaitingOrder
+from admission.forecast import WorkAhead
+from admission.keyed_order import KeyedOrder
+from admission.order import WaitingOrder
 from admission.share import Share
 from backend.scheduler.sequence import Sequence
 from labs.orderings.adaptive_lifo import AdaptiveLifo
@@ -48,7 +49,7 @@ def orders(share: Share) -> dict[str, Callable[[], WaitingOrder]]:
 
 
 @pytest.mark.parametrize("name", orders(Share()))
-@settings(max_examples=examples(50, at_night=1000), deadline=None)
+@settings(max_examples=examples(20, at_night=1000), deadline=None)
 @given(data=st.data())
 def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: str, data: st.DataObject) -> None:
     share = Share(WEIGHTS)
@@ -56,7 +57,7 @@ def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: s
 
     def admit() -> Sequence | None:
         if (head := order.head()) is None:
-            order.at(now)  # some serve one batch in a plan
+            order.set_time(now)  # some serve one batch in a plan
             head = order.head()
         if head is not None:
             order.remove(head)
@@ -70,7 +71,7 @@ def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: s
     count = data.draw(st.integers(0, 20))
     for number in range(count):
         action = data.draw(st.sampled_from(("arrive", "arrive", "arrive", "admit", "preempt")))
-        order.at(now := float(number))
+        order.set_time(now := float(number))
         if action == "arrive":
             order.add(arriving(number))
         elif action == "preempt" and admitted:
@@ -81,19 +82,19 @@ def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: s
     due = order.due(newcomer)
     ahead, behind = order.ahead(newcomer, due), [one for _, _, one, _ in order.behind(newcomer, due)]
     assert order.ahead(newcomer, due) == ahead, "and asking changes nothing"
-    order.at(now := float(count))
+    order.set_time(now := float(count))
     order.add(newcomer)
     served = list(iter(admit, None))
     before, after = served[: served.index(newcomer)], served[served.index(newcomer) + 1 :]
     own = [one for one in before if one.tenant == newcomer.tenant]
-    assert ahead == Ahead(
+    assert ahead == WorkAhead(
         sum(one.num_prompt_tokens for one in before), len(before), sum(one.num_prompt_tokens for one in own)
     )
     assert behind == ([] if name in TAKES_ALL_PLACES else after)
 
 
 @pytest.mark.parametrize("name", orders(Share()))
-@settings(max_examples=examples(30, at_night=600), deadline=None)
+@settings(max_examples=examples(15, at_night=600), deadline=None)
 @given(data=st.data())
 def test_every_sequence_is_in_the_queue_until_it_is_removed_wherever_it_stands(name: str, data: st.DataObject) -> None:
     share = Share(WEIGHTS)
@@ -119,7 +120,7 @@ def test_every_sequence_is_in_the_queue_until_it_is_removed_wherever_it_stands(n
         elif action == "charge":
             for sequence in admitted:
                 share.charge(share.account(sequence.tenant), data.draw(st.floats(0, 20)))
-        order.at(float(number))
+        order.set_time(float(number))
         head = order.head()
         assert head is order.head()
         assert len(order) == len(waiting) and (head in waiting if waiting else head is None)
@@ -138,7 +139,7 @@ def test_a_tenant_on_hold_is_offered_nothing_delays_no_other_and_keeps_its_place
     assert order.ahead(newcomer, order.due(newcomer)).requests == 1
     order.remove(head)
     assert order.head() is None
-    order.at(2.0)
+    order.set_time(2.0)
     assert order.head() is None
     order.hold("held", None)
     assert drain(order, 3.0) == ["held"]

@@ -30,7 +30,7 @@ def by_name(values: dict[str, float]) -> Callable[[Sequence], float]:
 
 def skip(ordering: Ordering, steps: int) -> None:
     for _ in range(steps):
-        ordering.at(0.0)
+        ordering.set_time(0.0)
 
 
 def test_learned_rank_promotes_whom_200_steps_passed_over_and_ranks_the_promoted_among_themselves() -> None:
@@ -73,7 +73,7 @@ def test_one_plan_serves_one_group_and_the_oldest_of_all_chooses_it() -> None:
     ordering = LengthGroups()
     for number, (name, prompt) in enumerate({"a": 9, "b": 100, "c": 15, "d": 8, "e": 17}.items()):
         ordering.add(make_sequence(name, prompt=prompt, arrival=float(number)))
-    ordering.at(5.0)
+    ordering.set_time(5.0)
     assert drain(ordering)[:3] == ["a", "c", "d"], "8 to 15 tokens"
 
 
@@ -83,7 +83,7 @@ def test_the_next_plan_chooses_again() -> None:
         ordering.add(make_sequence(name, prompt=prompt, arrival=float(number)))
     ordering.remove(head_of(ordering))
     assert head_of(ordering).id == "c"
-    ordering.at(6.0)
+    ordering.set_time(6.0)
     assert head_of(ordering).id == "b"
 
 
@@ -131,9 +131,9 @@ def test_the_response_ratio_serves_the_short_until_the_long_has_waited_for_as_ma
     ordering = HighestResponseRatioNext(by_name({"long": 10.0, "short": 2.0}))
     ordering.add(make_sequence("long", arrival=0.0))
     ordering.add(make_sequence("short", arrival=10.0))
-    ordering.at(12.0)
+    ordering.set_time(12.0)
     assert head_of(ordering).id == "long"
-    ordering.at(13.0)
+    ordering.set_time(13.0)
     assert head_of(ordering).id == "short"
 
 
@@ -145,7 +145,7 @@ def batches_of(ordering: Magnus, now: float = 0.0) -> list[list[str]]:
     """Returns whom each plan admits."""
     batches = []
     while len(ordering):
-        ordering.at(now)
+        ordering.set_time(now)
         batches.append([])
         while (head := ordering.head()) is not None:
             batches[-1].append(head.id)

@@ -8,9 +8,9 @@ def test_the_boost_turns_the_order_around_after_3_3_times_its_seconds() -> None:
     ordering = VirtualFinishWithBoost(Share(), size, boost=0.3, boost_seconds=10.0)
     ordering.add(make_sequence("small", prompt=1))
     ordering.add(make_sequence("large", prompt=50))
-    ordering.at(33.0)
+    ordering.set_time(33.0)
     assert head_of(ordering).id == "small"
-    ordering.at(34.0)
+    ordering.set_time(34.0)
     assert head_of(ordering).id == "large"
 
 

@@ -51,6 +51,7 @@ def poisson(rate: float, count: int, most_prompt: int, most_output: int) -> list
     return arrivals
 
 
+@pytest.mark.nightly
 def test_one_server_with_equal_service_waits_as_pollaczek_and_khinchine_say() -> None:
     """M/D/1: each wait by Lindley's recursion (1952), and their mean by load x service / 2(1 - load)."""
     service, load = 0.1, 0.7

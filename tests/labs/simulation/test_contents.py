@@ -71,7 +71,7 @@ def test_without_a_cache_contents_change_nothing() -> None:
     assert with_contents.first_token_times == without.first_token_times
 
 
-def test_what_is_found_makes_the_first_token_sooner() -> None:
+def test_a_prefix_hit_makes_the_first_token_sooner() -> None:
     first = Arrival(0.0, 4000, 10, content=Content((1, 2, 3, 4, 5, 6, 7, 8), UNIT))
     again = first._replace(time=APART)
     recorder, _, _ = simulated("fair", [first, again])
@@ -100,7 +100,7 @@ def test_tenants_share_what_they_shared_when_it_was_recorded_unless_others_are_g
     assert others[0].tenant != others[1].tenant and not recorder.tenants[others[1].tenant].cached_tokens
 
 
-def test_what_the_trace_says_nothing_about_is_never_found() -> None:
+def test_content_unknown_to_the_trace_is_never_hit() -> None:
     short = Content((1,), UNIT)  # of 512 tokens; the rest is unknown
     arrivals = [Arrival(n * APART, 1000, 10, content=content) for n, content in enumerate((short, short, None, None))]
     recorder, _, _ = simulated("fair", arrivals)

@@ -22,7 +22,7 @@ def test_a_step_begins_when_the_tokens_before_it_are_delivered_and_requests_are_
 @pytest.mark.parametrize("told", [TIMES, NO_TIME])
 def test_a_log_tells_what_its_host_took_between_steps(told: HostTime, tmp_path: Path) -> None:
     """And its requests take as long again as they took."""
-    arrivals = [Arrival(n**1.5 * 0.02, 50, 5 + n % 40, tenant="ab"[n % 2]) for n in range(300)]
+    arrivals = [Arrival(n**1.5 * 0.02, 50, 5 + n % 40, tenant="ab"[n % 2]) for n in range(120)]
     recorder, lines = recorded("fair,kv_tokens=40000", arrivals, replace(DEVICE, host=told))
     device = read_traffic(write(tmp_path / "log", *lines)).device
     assert device is not None
@@ -31,7 +31,7 @@ def test_a_log_tells_what_its_host_took_between_steps(told: HostTime, tmp_path: 
     assert sum(again.durations) == pytest.approx(sum(recorder.durations), rel=0.05)
 
 
-def test_what_steps_of_as_many_rows_do_not_tell_apart_is_the_steps() -> None:
+def test_host_costs_that_equal_rows_cannot_separate_are_the_steps() -> None:
     times = HostTimes()
     times.add(["plan", 0, 0, 2, 0, [], [], None, None, []])
     for step in range(100):

@@ -6,7 +6,7 @@ import pytest
 
 from admission.core import PRIOR_STEP_TIME, CoreConfig
 from admission.event_logs.event_log import make_logged_core
-from admission.request import Asked, AskedPrompt
+from admission.request import JudgedPrompt, JudgedRequest
 from admission.step_times.step_time import StepTimeModel
 from backend.config import EngineConfig
 from backend.scheduler.batch import StepOutput
@@ -32,7 +32,7 @@ def test_our_own_log_says_whose_each_request_was_and_how_long_its_answer_became(
     assert read[11].time == pytest.approx(1.1)
 
 
-def test_what_prompts_and_answers_shared_is_found_again_when_a_log_is_simulated(tmp_path: Path) -> None:
+def test_shared_prefixes_of_a_log_are_hit_again_in_its_simulation(tmp_path: Path) -> None:
     sessions = [Arrival(20.0 * n, 90 + 70 * (n // 3), 40, content=Content.of_session(n % 3)) for n in range(15)]
     unknown = [Arrival(20.0 * n + 10, 200, 8) for n in range(5)]
     recorder, lines = recorded("fair", sorted([*sessions, *unknown]))
@@ -52,11 +52,11 @@ def test_a_gateways_log_says_what_was_asked_and_what_limits_refused(tmp_path: Pa
         CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR_STEP_TIME), lines.append
     )
     event_log.serves("embedded", 2048, 1e9, 5.0)
-    two = (AskedPrompt(20, 30, True), AskedPrompt(10, 30, True))
-    open_ended = (AskedPrompt(15, 200, False),)
+    two = (JudgedPrompt(20, 30, True), JudgedPrompt(10, 30, True))
+    open_ended = (JudgedPrompt(15, 200, False),)
     asked = [
-        Asked("one", "acme", "k1", "flex", 99, None, 9.0, 0.5, two),
-        Asked("two", "acme", "k2", None, 77, 3.0, None, None, open_ended, "tokens/min"),
+        JudgedRequest("one", "acme", "k1", "flex", 99, None, 9.0, 0.5, two),
+        JudgedRequest("two", "acme", "k2", None, 77, 3.0, None, None, open_ended, "tokens/min"),
     ]
     core.requested(asked[0], 7.0)
     for index, prompt in enumerate(two):
@@ -81,8 +81,8 @@ def test_a_log_says_to_which_prompt_several_answers_were_wanted(tmp_path: Path) 
         CoreConfig(), EngineConfig(num_blocks=64, max_model_len=512), StepTimeModel(PRIOR_STEP_TIME), lines.append
     )
     event_log.serves("embedded", 2048, 1e9, 5.0)
-    prompts = tuple(AskedPrompt(20, 30, True, is_repeated) for is_repeated in (False, True, False, True))
-    core.requested(Asked("one", "acme", "k1", None, 99, None, None, None, prompts), 7.0)
+    prompts = tuple(JudgedPrompt(20, 30, True, is_repeated) for is_repeated in (False, True, False, True))
+    core.requested(JudgedRequest("one", "acme", "k1", None, 99, None, None, None, prompts), 7.0)
     (request,) = read_traffic(write(tmp_path / "log", *lines)).arrivals
     assert request.num_answers == 2 and [prompt.group for prompt in request.prompts] == [0, 0, 1, 1]
 

@@ -65,7 +65,7 @@ def test_a_tenant_whose_tokens_are_not_accepted_pays_for_them() -> None:
 
 
 @given(st.floats(0, 1), st.integers(0, 8))
-def test_what_a_row_brings_on_average_is_a_geometric_sum(rate: float, drafted: int) -> None:
+def test_mean_tokens_of_a_drafting_row_are_a_geometric_sum(rate: float, drafted: int) -> None:
     expected = Speculation(8, acceptance={"": rate}).expected("anybody", drafted)
     closed = drafted + 1 if isclose(rate, 1.0) else (1 - rate ** (drafted + 1)) / (1 - rate)
     assert expected == pytest.approx(closed, rel=1e-6)
@@ -76,7 +76,7 @@ def test_steps_bring_that_on_average() -> None:
     assert mean(found) == pytest.approx(389 / (1 + 0.6 + 0.36 + 0.216), rel=0.1)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(0, 9), st.integers(1, 40), st.integers(1, 30), st.booleans()), min_size=1, max_size=20
@@ -106,6 +106,6 @@ def test_every_answer_has_its_tokens_and_no_more(
         ("speculate=clever:2", "smart:N"),
     ],
 )
-def test_what_cannot_be_drafted_is_refused(text: str, message: str) -> None:
+def test_impossible_drafting_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         run(BOUND_BY_MEMORY, text, [])

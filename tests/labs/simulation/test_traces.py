@@ -59,6 +59,7 @@ def test_a_trace_without_hashes_says_nothing_of_contents(tmp_path: Path) -> None
         ((HEADER, "yesterday,10,5"), "line 2: TIMESTAMP must be"),
         ((HEADER, "2023-11-16 18:15:46.1,10"), "line 2: GeneratedTokens must be"),
         (("TIMESTAMP,Tokens", "x,1"), "line 1: the header, TIMESTAMP, Tokens, is of no known layout"),
+        (("",), "line 1: no header is here: is the file empty?"),
         ((HEADER,), "line 1: there are no requests"),
         (('{"timestamp": 0, "input_length": 3, "output_length": 1}', "{oops"), "line 2: not JSON"),
         (("[" * 9, "{}"), "line 1: not an entry of an event log"),

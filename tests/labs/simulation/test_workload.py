@@ -78,7 +78,7 @@ def test_a_scheduler_is_never_told_the_length_of_an_answer_as_what_was_declared(
     assert Workload(longer).assumed == 2048
 
 
-def test_what_the_trace_or_the_command_line_says_is_declared() -> None:
+def test_declared_tokens_come_from_the_trace_or_the_command_line() -> None:
     trace = (Arrival(0.0, 10, 5, max_tokens=7), Arrival(1.0, 10, 5), Arrival(2.0, 10, 600))
     assert [a.max_tokens for a in Workload(trace).arrivals(1)] == [7, 1024, 1024]
     assert [a.max_tokens for a in Workload(trace, max_tokens=50).arrivals(1)] == [50, 50, 1024]

@@ -33,9 +33,10 @@ def traffic(requests: int = 60, facts: TraceFacts = FACTS, device: Device | None
     return Traffic(arrivals, device, facts)
 
 
-def edited(after: str, before: str = BEFORE, facts: TraceFacts = FACTS) -> WhatIf:
+def edited(after: str, facts: TraceFacts = FACTS, requests: int = 60) -> WhatIf:
     places = field_places({"edited.yaml": after.encode()})
-    return what_if(traffic(facts=facts), parsed(before), parse_policy({"edited.yaml": after.encode()}), places)
+    policy = parse_policy({"edited.yaml": after.encode()})
+    return what_if(traffic(requests, facts), parsed(BEFORE), policy, places)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +100,12 @@ def test_no_edit_is_no_difference() -> None:
         (
             BEFORE + "\nprefix_sharing: {all: [acme, globex]}",
             FACTS._replace(has_contents=True, is_recorded=True),
-            "prefix_sharing.all at edited.yaml:2: blocks in an event log are told apart by those who shared them then",
+            "prefix_sharing.all at edited.yaml:2: blocks in an event log are told apart by the tenants that shared",
         ),
     ],
 )
-def test_what_an_edit_could_not_show_is_said_by_line(after: str, facts: TraceFacts, told: str) -> None:
-    assert any(told in line for line in edited(after, facts=facts).not_simulated)
+def test_a_change_without_effect_in_simulation_is_told_by_its_line(after: str, facts: TraceFacts, told: str) -> None:
+    assert any(told in line for line in edited(after, facts, requests=8).not_simulated)
 
 
 GROUP = "\nprefix_sharing: {family: [%s]}"
@@ -142,13 +143,16 @@ def test_a_group_is_simulated_as_far_as_its_tenants_are_seen_to_share(
 
 def test_a_class_without_requests_is_named() -> None:
     after = "classes: {interactive: {}, standard: {}, batch: {aging: 1h}}\n" + BEFORE
-    assert any("classes.batch.aging at edited.yaml:1: no request was" in line for line in edited(after).not_simulated)
+    assert any(
+        "classes.batch.aging at edited.yaml:1: no request was" in line
+        for line in edited(after, requests=8).not_simulated
+    )
 
 
 def test_limits_begin_unused_and_that_is_said() -> None:
     after = "tenants: {acme: {limits: {tokens: 1M/month}}, globex: {}}"
-    assert edited(after).assumed == ("assumed: limits begin unused",)
-    assert "the trace has no calendar" in edited(after, facts=NO_FACTS).assumed[0]
+    assert edited(after, requests=8).assumed == ("assumed: limits begin unused",)
+    assert "the trace has no calendar" in edited(after, NO_FACTS, requests=8).assumed[0]
 
 
 def test_when_its_time_is_over_both_have_come_as_far() -> None:

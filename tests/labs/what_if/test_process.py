@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from admission.request import Asked
+from admission.request import JudgedRequest
 from backend.scheduler.sequence import FinishReason
 from gateway.admin.recent_traffic import RecentTraffic
 from labs.what_if.process import arrivals_of
@@ -29,7 +29,8 @@ def test_answers_keep_their_lengths_and_cut_ones_have_their_declared_length() ->
 
 def test_an_unread_refusal_asked_for_as_much_as_its_tenants_previous_request() -> None:
     unread = [
-        a_request(Asked.unread(f"unread-{tenant}", tenant, "k2", "requests/min"), 2) for tenant in ("acme", "new")
+        a_request(JudgedRequest.unread(f"unread-{tenant}", tenant, "k2", "requests/min"), 2)
+        for tenant in ("acme", "new")
     ]
     traffic = RecentTraffic([a_request(asked("read"), 1), *unread])
     read, like = arrivals_of(traffic.within(100.0))

@@ -80,7 +80,7 @@ def test_tokens_are_reserved_as_declared_and_come_back_when_the_answer_is_shorte
     assert served(limits, apart).refusals == {"tokens/day": 4}
 
 
-def test_what_is_refused_by_the_queue_costs_nothing() -> None:
+def test_a_request_refused_by_the_queue_costs_nothing() -> None:
     text = "classes: {only: {queue: {requests: 1}}}\ndefaults: {limits: {requests: 10/day}}"
     asks = [Arrival(n * 1e-6, 100, 200, tenant="acme") for n in range(60)]
     later = [Arrival(1000.0 + n * 60, 100, 20, tenant="acme") for n in range(20)]
@@ -125,7 +125,7 @@ def test_the_limits_of_a_key_hold_besides_its_tenants() -> None:
         ("{expires: 2024-01-01T00:00:02Z}", "key has expired"),
     ],
 )
-def test_what_a_key_may_not_do_is_refused(key: str, reason: str) -> None:
+def test_a_request_beyond_its_keys_rights_is_refused(key: str, reason: str) -> None:
     facts = TraceFacts(model="one", began=SOME_DAY)
     summary = served(f"tenants: {{acme: {{keys: {{k1: {key}}}}}}}", every(1.0, 4, key="k1"), facts)
     assert summary.refusals == {reason: 2 if "expires" in key else 4}

@@ -34,7 +34,7 @@ def test_an_absent_server_is_explained_with_both_remedies(tmp_path: Path, monkey
 
 def test_a_state_directory_that_cannot_hold_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
-    with pytest.raises(DirectoryUnusable, match=rf"{tmp_path}/store: File exists; .*--state-dir"):
+    with pytest.raises(DirectoryUnusable, match=rf"{tmp_path}/store: is no directory; .*--state-dir"):
         EmbeddedStore(tmp_path).start()
     with pytest.raises(DirectoryUnusable, match=r"/proc/sluice"):
         EmbeddedStore(Path("/proc/sluice")).start()
@@ -42,7 +42,8 @@ def test_a_state_directory_that_cannot_hold_a_folder_is_named(tmp_path: Path) ->
 
 def test_a_disk_that_is_full_is_said_before_anything_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fstatvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=4096))
-    with pytest.raises(DirectoryUnusable, match=rf"no space is left on the disk of {tmp_path}/store, .*: 40960 bytes"):
+    said = rf"too little space is left on the disk of {tmp_path}/store, .*: 40KiB, and 8MiB are needed"
+    with pytest.raises(DirectoryUnusable, match=said):
         EmbeddedStore(tmp_path).start()
 
 
@@ -72,7 +73,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         pytest.skip("this system lets no user mount a small disk")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 1
-    assert re.search(r"DirectoryUnusable: .*(No space left on device|no space is left).*--state-dir", done.stderr)
+    assert re.search(r"DirectoryUnusable: .*(No space left on device|space is left).*--state-dir", done.stderr)
 
 
 def aof(state: Path) -> Path:

@@ -132,7 +132,7 @@ def test_the_digest_of_a_key_is_not_in_its_repr() -> None:
     assert "c0ffee" not in repr(KeyPolicy("k1", hmac="c0ffee" * 10))
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(policies(), st.sampled_from([None, "auto", "default", *SERVICE_TIERS]))
 def test_for_every_tier_the_class_is_allowed(found: Policy, service_tier: str | None) -> None:
     for name in (*found.tenants, "stranger"):
@@ -144,7 +144,7 @@ def test_for_every_tier_the_class_is_allowed(found: Policy, service_tier: str | 
             assert not (key and key.highest_class) or served.level >= found.class_named(key.highest_class).level
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(policies())
 def test_the_version_depends_on_the_content_alone(found: Policy) -> None:
     turned = dict(reversed(found.tenants.items()))

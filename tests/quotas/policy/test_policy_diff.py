@@ -25,7 +25,7 @@ def test_tenants_differ_by_their_content() -> None:
     assert changed_tenants(None, new) == ["a", "b", "c", "came"]
 
 
-@settings(max_examples=examples(25, at_night=500), deadline=None)
+@settings(max_examples=examples(12, at_night=500), deadline=None)
 @given(st.lists(policies(), min_size=2, max_size=4))
 def test_an_edit_makes_the_later_policy_of_the_earlier_one_and_of_itself(editions: list[Policy]) -> None:
     for old, new in pairwise(editions):

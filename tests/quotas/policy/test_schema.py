@@ -109,7 +109,7 @@ def test_an_example_names_the_schema_and_follows_it(path: Any) -> None:
     VALIDATOR.validate(as_json(text))
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(policies())
 def test_the_schema_accepts_every_policy_that_is_shown(policy: Policy) -> None:
     VALIDATOR.validate(as_json(policy_text(policy)))

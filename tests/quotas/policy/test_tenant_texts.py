@@ -152,7 +152,7 @@ LINES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.lists(st.sampled_from(LINES), max_size=14), min_size=1, max_size=4))
 def test_any_lines_mean_the_same_by_tenants_as_they_do_whole(editions: list[list[str]]) -> None:
     reader = PolicyReader()

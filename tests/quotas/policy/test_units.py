@@ -63,7 +63,7 @@ def test_short_windows_are_rates_and_long_ones_budgets(text: str, amount: int, w
 
 
 @given(st.floats(1e-6, 1e9))
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 def test_a_wait_is_written_with_three_digits_and_never_as_none(seconds: float) -> None:
     text, unit = units.show_wait(seconds).split(" ")
     shown = float(text.replace(",", "")) * {"s": 1, "ms": 0.001}[unit]
@@ -84,7 +84,7 @@ def test_a_price_of_tokens_is_exact() -> None:
 
 @pytest.mark.parametrize("reader", [*READERS.values(), units.positive_duration])
 @pytest.mark.parametrize("text", TRAPS)
-def test_what_yaml_dialects_disagree_on_is_no_number(reader: Callable[[str], object], text: str) -> None:
+def test_a_text_on_which_yaml_dialects_disagree_is_no_number(reader: Callable[[str], object], text: str) -> None:
     with pytest.raises(ValueError, match=r"^is not "):
         reader(text)
 
@@ -193,3 +193,8 @@ def test_numbers_are_shown_in_their_shortest_unit() -> None:
     assert [units.show_duration(seconds) for seconds in (0.0, 0.5, 30.0, 3600.0, 0.0005)] == [
         "0s", "500ms", "30s", "1h", "0.5ms",
     ]  # fmt: skip
+
+
+def test_a_number_has_its_noun_in_the_right_form() -> None:
+    assert [units.counted(number, "key") for number in (0, 1, 2000)] == ["0 keys", "1 key", "2,000 keys"]
+    assert [units.counted(number, "class") for number in (1, 3)] == ["1 class", "3 classes"]

@@ -89,7 +89,7 @@ def test_a_file_may_hold_nothing(text: str) -> None:
         ("\u00e9: 1\ne\u0301: 2", "is a second time here, after line 1"),
     ],
 )
-def test_what_hides_or_repeats_a_value_is_refused_at_its_place(text: str, complaint: str) -> None:
+def test_a_hidden_or_repeated_value_is_refused_at_its_place(text: str, complaint: str) -> None:
     (found,) = refusals(text)
     assert complaint in found
 

@@ -16,7 +16,7 @@ def fleet() -> str:
     return uuid4().hex
 
 
-async def test_what_replicas_say_is_read_by_all_until_they_leave(
+async def test_announcements_are_read_by_all_replicas_until_they_leave(
     store: RedisStore, other: RedisStore, fleet: str
 ) -> None:
     one, reader = store.announcements(fleet), other.announcements(fleet)
@@ -32,7 +32,7 @@ async def test_what_replicas_say_is_read_by_all_until_they_leave(
     assert await reader.read() == (since, [b"second"])
 
 
-def test_what_is_not_said_again_counts_until_its_time_is_over(
+def test_an_announcement_counts_until_its_time_is_over(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], valkey_url: str, fleet: str
 ) -> None:
     loop, runner = loop_and_runner

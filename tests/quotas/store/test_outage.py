@@ -112,7 +112,7 @@ async def test_a_slice_ends_by_the_replicas_own_clock(url: str) -> None:
     await store.close()
 
 
-async def test_what_runs_when_the_outage_begins_settles_on_return(url: str, store: RedisStore) -> None:
+async def test_a_request_running_at_an_outages_begin_settles_on_return(url: str, store: RedisStore) -> None:
     before = await reserve(store)
     async with hanging(url):
         await store.settle(before, Usage(60, 10))
@@ -204,7 +204,7 @@ async def test_a_store_that_lost_its_state_in_the_outage_is_told_what_was_spent(
 
 
 @pytest.mark.parametrize("lost", range(1, 9))
-async def test_what_ran_in_an_outage_is_charged_once_however_many_answers_are_lost(url: str, lost: int) -> None:
+async def test_requests_of_an_outage_are_charged_once_however_many_answers_are_lost(url: str, lost: int) -> None:
     runner = ScriptRunner(url, 5)
     await runner.client.connect()
     wire = Wire(runner)

@@ -304,7 +304,7 @@ async def test_a_wrong_password_is_told_without_it(address: str) -> None:
     await store.close()
 
 
-async def test_what_the_store_lacks_is_said_once_and_that_it_serves_again(
+async def test_an_outage_of_the_store_and_its_return_are_logged_once(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(redis_client, "PROBE_SECONDS", 0.02)

@@ -21,7 +21,7 @@ from quotas.errors import (
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, Attempt, Delivered, Usage
 from quotas.store.redis_store import RedisStore
-from quotas.store.scripts import ScriptRunner
+from quotas.store.scripts import Script, ScriptRunner
 from tests.examples import examples
 from tests.quotas.wire import Wire
 
@@ -43,7 +43,9 @@ async def test_a_lowered_limit_shrinks_what_is_leased_anew(store: RedisStore, ot
     assert await store.lease_kv(tenant, 50, 60) == (50, LEASE)
 
 
-async def test_what_is_not_wanted_is_not_kept(store: RedisStore, other: RedisStore, tenant: str) -> None:
+async def test_a_response_that_is_not_to_be_stored_is_not_kept(
+    store: RedisStore, other: RedisStore, tenant: str
+) -> None:
     await store.lease_kv(tenant, 100, 100)
     assert await store.lease_kv(tenant, 100, 0) == (0, LEASE)
     assert await other.lease_kv(tenant, 100, 100) == (100, LEASE)
@@ -52,7 +54,7 @@ async def test_what_is_not_wanted_is_not_kept(store: RedisStore, other: RedisSto
 steps = st.tuples(st.integers(0, 2), st.integers(0, 150), st.sampled_from([0, 1, 10, 29, 30, 31]))
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=list(HealthCheck))
 @given(limit=st.integers(0, 100), steps=st.lists(steps, min_size=5, max_size=30))
 def test_leases_never_add_up_to_more_than_the_limit_and_expire(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], limit: int, steps: list[tuple[int, int, int]]
@@ -159,6 +161,27 @@ async def test_output_of_unknown_delivery_counts_as_it_was_booked(
     assert state.remaining == 93
 
 
+async def test_a_conclusion_that_is_sent_again_is_told_what_it_did(store: RedisStore, tenant: str) -> None:
+    class Lossy(ScriptRunner):
+        """Loses the connection after each first call."""
+
+        def __init__(self, runner: ScriptRunner) -> None:
+            self.scripts, self.on_command, self.client = runner.scripts, runner.on_command, runner.client
+            self.num_calls = 0
+
+        async def run_once(self, script: Script, packed: bytes) -> list[bytes]:
+            answer, self.num_calls = await super().run_once(script, packed), self.num_calls + 1
+            if self.num_calls % 2:
+                raise ConnectionLost
+            return answer
+
+    attempt = Attempt(uuid4().hex, 1)
+    await store.reserve(tenant, None, (), Ask(1, 10, 50, attempt=attempt))
+    mine = RedisStore(Lossy(store._runner))
+    assert await mine.conclude(tenant, Delivered(attempt.request, True, 6))
+    assert not await mine.conclude(tenant, Delivered(attempt.request, True, 6)), "by this call nothing was"
+
+
 async def test_of_a_cut_answer_less_may_count_than_was_booked(
     store: RedisStore, other: RedisStore, tenant: str
 ) -> None:
@@ -219,7 +242,7 @@ async def test_of_several_refusals_the_longest_wait_is_named(store: RedisStore, 
 
 
 @pytest.mark.parametrize("ask", [Ask(1, 801, 0), Ask(11, 0, 0), Ask(1, 0, 2001)])
-async def test_what_never_fits_is_told_apart(store: RedisStore, tenant: str, ask: Ask) -> None:
+async def test_a_request_that_never_fits_is_told_apart(store: RedisStore, tenant: str, ask: Ask) -> None:
     with pytest.raises(NeverFits):
         await store.reserve(tenant, "k1", LIMITS, ask)
 

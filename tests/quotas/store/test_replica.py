@@ -18,7 +18,7 @@ from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import NOTHING, Ask, Attempt, Delivered, LimitState, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.replica_name import LIFE_ORDINALS, ReplicaName
-from quotas.store.scripts import ScriptRunner
+from quotas.store.scripts import Script, ScriptRunner
 from tests.examples import examples
 from tests.quotas.clocked_tenant import LEASE, ClockedTenant, Policy, Steps, booked, policies_of
 from tests.quotas.store_model import DAY, Model, Taken
@@ -243,7 +243,7 @@ def _most(limits: list[Limit], duration: int) -> Fraction:
     return Fraction(capacity)
 
 
-@settings(max_examples=examples(75, at_night=1500), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30, at_night=1500), deadline=None, suppress_health_check=list(HealthCheck))
 @given(policies=st.lists(policies, min_size=1, max_size=3), steps=st.lists(steps, min_size=20, max_size=60))
 def test_no_interleaving_overspends_or_loses_anything(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policies: list[Policy], steps: Steps
@@ -323,7 +323,7 @@ TimedRunner = tuple[asyncio.Runner, ScriptRunner]
 
 @pytest.mark.parametrize("cut", [NotSent(), StoreUnavailable()], ids=repr)
 @pytest.mark.parametrize("ends", [True, False], ids=["ended in the cut", "ends after it"])
-def test_what_others_reclaimed_is_charged_and_booked_once(
+def test_a_reservation_reclaimed_by_others_is_charged_and_booked_once(
     loop_and_runner: TimedRunner, cut: QuotaError, ends: bool
 ) -> None:
     loop, runner = loop_and_runner
@@ -388,7 +388,7 @@ def test_marks_for_a_replica_go_when_it_begins_anew_or_is_away_for_an_hour(
     loop.run(live())
 
 
-def test_what_is_charged_again_on_the_next_day_is_refunded_in_that_day(loop_and_runner: TimedRunner) -> None:
+def test_an_extension_on_the_next_day_is_refunded_in_that_day(loop_and_runner: TimedRunner) -> None:
     loop, runner = loop_and_runner
 
     async def live() -> None:
@@ -416,6 +416,38 @@ def test_more_reservations_than_one_script_restores_are_handed_over(loop_and_run
         pair.wire.is_cut = False
         await pair.cut.heartbeat()
         assert await pair.used() == 10 * count
+
+    loop.run(live())
+
+
+def test_no_call_renews_or_reclaims_more_reservations_than_take_the_store_a_moment(
+    loop_and_runner: TimedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, runner = loop_and_runner
+    run_once, told = ScriptRunner.run_once, list[tuple[Script, int, int]]()
+
+    async def live() -> None:
+        pair, count = Pair(runner, replace(BUDGET, amount=10**6)), 1200
+
+        async def held() -> int:
+            return sum(field[:2] == b"r:" for field in await pair.tenant.state())
+
+        async def counted(self: ScriptRunner, script: Script, packed: bytes) -> list[bytes]:
+            """Count the reservations that a call names, besides the one that the state's generation is called by."""
+            before, answer = await held(), await run_once(self, script, packed)
+            told.append((script, packed.count(b"\r\nr:") - 1, before - await held()))
+            return answer
+
+        await pair.tenant.wait(0)
+        for _ in range(count):
+            await pair.reserve(pair.cut, Ask(1, 0, 10))
+        monkeypatch.setattr(ScriptRunner, "run_once", counted)
+        await pair.cut.heartbeat()
+        assert [named for script, named, _ in told if script is Script.HEARTBEAT] == [500, 500, 200]
+        await pair.outlive_lease()
+        assert await held() == 0
+        settled = [settled for script, _, settled in told if script is Script.RECLAIM]
+        assert sum(settled) == count and max(settled) == 500
 
     loop.run(live())
 

@@ -50,7 +50,7 @@ async def test_fleets_know_nothing_of_each_other(store: RedisStore, other: Redis
         assert await two.exchange({"a": total}) == ({}, 1)
 
 
-async def test_what_a_replica_served_that_is_gone_stays_in_the_sum(
+async def test_service_of_a_replica_that_is_gone_stays_in_the_sum(
     store_url: str, other: RedisStore, fleet: str
 ) -> None:
     lasting = other.served_sums(fleet)
@@ -170,7 +170,7 @@ calls = st.tuples(
 )
 
 
-@settings(max_examples=examples(50), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(calls=st.lists(calls, min_size=5, max_size=40))
 def test_the_script_does_what_it_does_on_paper_and_sums_never_fall(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], calls: list[tuple[int, str, int, str]]
@@ -202,7 +202,7 @@ def test_the_script_does_what_it_does_on_paper_and_sums_never_fall(
     loop.run(live())
 
 
-async def test_what_could_not_be_added_before_a_long_absence_is_added_once_after_it(
+async def test_service_not_added_before_a_long_absence_is_added_once_after_it(
     store: RedisStore, other: RedisStore, fleet: str
 ) -> None:
     clock, wire = Clock(), Wire(store._runner)

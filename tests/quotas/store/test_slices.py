@@ -261,7 +261,7 @@ def _check_rate(limit: Limit, rate: Rate, moves: list[tuple[int, int]]) -> None:
 
 
 policies = policies_of(KEYS, amounts, held=(2, 30), most=2)
-examples = settings(max_examples=examples(50, at_night=1000), deadline=None, suppress_health_check=list(HealthCheck))
+examples = settings(max_examples=examples(20, at_night=1000), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @examples

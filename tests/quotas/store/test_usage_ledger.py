@@ -62,7 +62,7 @@ async def test_it_waits_for_a_store_that_is_away(wire: Wire, tenant: str) -> Non
     assert await booked(store, tenant) == {None: USAGE}
 
 
-async def test_what_comes_in_a_long_outage_joins_one_batch(wire: Wire, tenant: str) -> None:
+async def test_charges_of_a_long_outage_join_one_batch(wire: Wire, tenant: str) -> None:
     store = RedisStore(wire)
     wire.is_cut = True
     for number in range(50):

@@ -200,7 +200,7 @@ def parsed(
 ) -> Message:
     """Return what a client makes of the deltas; the arguments of calls as text."""
     parser = ResponseParser(template, "", tools, with_calls)
-    events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish(is_cut)
+    events = [event for piece in pieces for event in parser.feed(piece)] + parser.end_text(is_cut)
     return accumulated(events)
 
 

@@ -135,7 +135,7 @@ def test_a_call_in_free_text_is_valid_once_it_begins(name: str) -> None:
 
 @pytest.mark.parametrize("is_required", [False, True])
 @pytest.mark.parametrize("name", CONSTRAINED)
-def test_what_a_model_writes_is_allowed(name: str, is_required: bool) -> None:
+def test_the_grammar_allows_calls_as_the_model_writes_them(name: str, is_required: bool) -> None:
     family = FAMILIES[name]
     reasoning = "I must ask." if family.reasons else ""
     message = Message("", reasoning, (("get_weather", {"city": "Oslo", "days": 3}),))
@@ -150,7 +150,7 @@ def test_what_a_model_writes_is_allowed(name: str, is_required: bool) -> None:
         assert allows(grammar(name, is_required=False), plain), plain
 
 
-def test_what_is_no_valid_call_is_not_allowed() -> None:
+def test_the_grammar_allows_no_invalid_call() -> None:
     required, optional = grammar("hermes"), grammar("hermes", is_required=False)
     single = grammar("hermes", is_single=True)
     good = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -218,7 +218,7 @@ def test_special_tokens_are_named_by_their_numbers() -> None:
     assert "<[5]>" in lark and "[TOOL_CALLS]" not in lark
 
 
-def test_what_cannot_be_enforced_is_refused() -> None:
+def test_a_schema_or_format_that_no_grammar_can_enforce_is_refused() -> None:
     with pytest.raises(UnsupportedCalls, match="a format of its own, which is not JSON"):
         grammar("gemma4")
     asked = {"is_required": True, "is_single": False, "is_reasoning": False}

@@ -68,7 +68,7 @@ def loaded(message: Message) -> Message:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(data=st.data())
 def test_a_message_is_what_the_model_meant_and_what_transformers_reads(name: str, data: st.DataObject) -> None:
     message = data.draw(messages(FAMILIES[name]))
@@ -77,7 +77,7 @@ def test_a_message_is_what_the_model_meant_and_what_transformers_reads(name: str
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 @given(text=ANY_TEXT, cuts=CUTS, with_calls=st.booleans(), is_cut=st.booleans())
 def test_any_split_of_any_text_gives_the_same_message(
     name: str, text: str, cuts: list[int], with_calls: bool, is_cut: bool

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from backend.text.response_templates.pattern import MAX_INSTRUCTIONS, Pattern
 from backend.text.response_templates.pattern_syntax import MAX_PATTERN_CHARS, PatternError, literal_runs, read
-from backend.text.response_templates.scanner import MAX_DELIMITER_CHARS, Scanner, Watch
+from backend.text.response_templates.scanner import MAX_DELIMITER_CHARS, DelimiterSet, Scanner
 from tests.examples import examples
 
 SOURCES = [
@@ -37,18 +37,18 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
 
 def first(pattern: Pattern, text: str, cuts: list[int]) -> tuple[int, int, dict[str, str]] | None:
     """Return where the first match begins and ends, and its groups, of a text that comes in pieces."""
-    scanner, taken = Scanner(Watch([pattern]), longest=None), 0
+    scanner, taken = Scanner(DelimiterSet([pattern]), longest=None), 0
     for start, end in pairwise([0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]):
         scanner.text += text[start:end]
         if (found := scanner.find()) is not None:
             return taken + found.start, taken + found.end, found.groups
         taken += len(scanner.take(scanner.num_free))
-    found = scanner.finish()
+    found = scanner.end_text()
     return found and (taken + found.start, taken + found.end, found.groups)
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(25))
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 100), max_size=5))
 def test_the_first_match_is_that_of_re(source: str, text: str, cuts: list[int]) -> None:
     expected = re.search(source, text, re.DOTALL)
@@ -59,14 +59,14 @@ def test_the_first_match_is_that_of_re(source: str, text: str, cuts: list[int]) 
 
 
 @pytest.mark.parametrize("source", ["(a+)+$", "(a|a)*b", "(?:a*)*c", "(.*)(.*)(.*)x", "(?:a{0,9}){0,9}b"])
-def test_what_explodes_elsewhere_takes_a_bounded_number_of_threads(source: str) -> None:
-    scanner = Scanner(Watch([Pattern(source)]))
+def test_a_pattern_that_explodes_elsewhere_takes_a_bounded_number_of_threads(source: str) -> None:
+    scanner = Scanner(DelimiterSet([Pattern(source)]))
     scanner.text = "a" * 3000 + "!"
     assert scanner.find() is None  # by backtracking, later than the end of the universe
 
 
 def test_a_beginning_that_is_too_long_for_a_delimiter_is_text() -> None:
-    scanner = Scanner(Watch([Pattern("<a.*?>")]))
+    scanner = Scanner(DelimiterSet([Pattern("<a.*?>")]))
     scanner.text = "<a" + "b" * (2 * MAX_DELIMITER_CHARS)
     assert scanner.find() is None
     assert scanner.num_free == len(scanner.text)
@@ -76,7 +76,7 @@ def test_a_beginning_that_is_too_long_for_a_delimiter_is_text() -> None:
 
 
 def test_of_several_the_first_then_the_longest_counts_once_it_is_certain() -> None:
-    scanner = Scanner(Watch([Pattern("ab"), Pattern("abc"), Pattern("x")]))
+    scanner = Scanner(DelimiterSet([Pattern("ab"), Pattern("abc"), Pattern("x")]))
     scanner.text = "-ab"
     assert scanner.find() is None  # it may still become the longer one
     assert scanner.take(scanner.num_free) == "-"
@@ -84,7 +84,7 @@ def test_of_several_the_first_then_the_longest_counts_once_it_is_certain() -> No
     found = scanner.find()
     assert found is not None and (found.index, found.start, found.end) == (0, 0, 2)
     scanner.text = "abc"
-    scanner.watch(Watch([Pattern("ab"), Pattern("abc")]))
+    scanner.look_for(DelimiterSet([Pattern("ab"), Pattern("abc")]))
     found = scanner.find()
     assert found is not None and (found.index, found.end) == (1, 3)
 
@@ -111,7 +111,7 @@ def test_of_several_the_first_then_the_longest_counts_once_it_is_certain() -> No
         ("a" * (MAX_PATTERN_CHARS + 1), f"{MAX_PATTERN_CHARS + 1:,} characters"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(source: str, message: str) -> None:
+def test_an_unsupported_expression_is_refused_by_name(source: str, message: str) -> None:
     with pytest.raises(PatternError, match=message):
         Pattern(source)
 
@@ -121,10 +121,10 @@ def test_the_texts_that_stand_in_an_expression() -> None:
     assert {"<|x|>commentary", "y", "<|m|>"} <= set(literal_runs(node))
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(15))
 @given(st.text(max_size=20))
 def test_a_literal_matches_itself(text: str) -> None:
-    scanner = Scanner(Watch([Pattern.literal(text)]))
+    scanner = Scanner(DelimiterSet([Pattern.literal(text)]))
     scanner.text = f"ab{text}cd"
     found = scanner.find()
     if text:

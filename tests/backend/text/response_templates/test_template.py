@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backend.text.response_templates.template import MAX_FIELDS, MAX_LITERALS, ResponseTemplate, TemplateError
+from backend.text.response_templates.template import MAX_FIELDS, MAX_LITERALS, ResponseTemplate, ResponseTemplateError
 from tests.backend.text.response_templates.families import FAMILIES
 
 CALL = {"type": "function", "function": "{content}"}
@@ -47,12 +47,12 @@ def template(**field: Any) -> dict[str, Any]:
         (template(transform={**CALL, "x": ["a {b}"]}), "'a {b}' mixes a placeholder with other text"),
     ],
 )
-def test_what_is_malformed_is_refused_where_it_stands(source: Any, message: str) -> None:
-    with pytest.raises(TemplateError, match=message):
+def test_a_malformed_template_is_refused_by_its_place(source: Any, message: str) -> None:
+    with pytest.raises(ResponseTemplateError, match=message):
         ResponseTemplate(source)
 
 
-def test_what_a_prompt_has_begun_stands_after_its_last_anchor() -> None:
+def test_a_begun_answer_stands_after_the_last_anchor_of_its_prompt() -> None:
     several = ResponseTemplate({**template(), "start_anchor": ["A:", "[/I]"]})
     assert several.begun("A: x [/I] y A: z") == " z"
     assert several.begun("A: x A: y [/I]") == ""

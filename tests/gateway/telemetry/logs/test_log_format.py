@@ -48,7 +48,7 @@ def test_nothing_that_is_logged_ends_a_json_line_or_adds_a_key(where: str) -> No
     assert json.loads(line)["level"] == "WARNING"
 
 
-def test_what_json_cannot_hold_is_written_all_the_same() -> None:
+def test_values_that_json_cannot_hold_are_written_as_text() -> None:
     line = JsonFormat().format(a_record(fields={"number": 2**100, "object": object, "text": "\ud800"}))
     assert json.loads(line)["number"] == 2**100
 

@@ -106,7 +106,7 @@ def test_a_pipe_without_a_reader_loses_lines_and_nothing_else(pipe: Pipe) -> Non
     assert writer.num_dropped == 1
 
 
-def test_what_a_full_disk_took_is_told_once_there_is_room(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_lost_to_a_full_disk_are_told_once_there_is_room(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, write, tried = LogWriter(pipe.writing), os.write, threading.Event()
     monkeypatch.setattr(logging.getLogger(), "handlers", [writer])
 
@@ -166,7 +166,7 @@ def test_dev_is_text_from_debug_on(file: TextIO) -> None:
     assert messages(logged(file, dev=True)) == ["a detail", "news", "trouble"]
 
 
-def test_what_is_asked_for_wins_over_dev(file: TextIO) -> None:
+def test_an_explicit_log_format_wins_over_dev(file: TextIO) -> None:
     lines = logged(file, dev=True, log_level="warning", log_format="json")
     assert [json.loads(line)["message"] for line in lines] == ["trouble"]
 

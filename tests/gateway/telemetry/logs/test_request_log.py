@@ -82,7 +82,7 @@ def test_a_400_names_the_field_and_says_what_the_client_was_told(caplog: pytest.
     assert (fields["param"], fields["error"]) == (None, None)
 
 
-def test_what_generates_nothing_has_no_tokens(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_generates_nothing_logs_no_tokens(caplog: pytest.LogCaptureFixture) -> None:
     _, fields = line(caplog, operation=None, path="/v1/models", method="GET")
     assert "prompt_tokens" not in fields and "queue_seconds" not in fields
 

@@ -9,7 +9,7 @@ from gateway.telemetry.metrics.registry import Registry
 from tests.backend.structured_output.grammars import PERSON, regex, running_processes
 
 
-def test_what_comes_of_grammars_is_counted() -> None:
+def test_results_of_grammars_are_counted() -> None:
     with running_processes() as processes:
         compiler, masks, registry = GrammarCompiler(processes), TokenMasks(processes), Registry()
         count_grammars(registry, GrammarSources(compiler, masks), Counters(jump_forward_tokens=7))

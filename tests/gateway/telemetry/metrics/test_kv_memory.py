@@ -20,7 +20,7 @@ def test_idle_blocks_are_cached_and_charged_to_no_tenant(rig: Rig) -> None:
     assert page.value("sluice_kv_charged_bytes") == 0
 
 
-def test_what_a_floor_keeps_is_on_its_tenants_account(rig: Rig) -> None:
+def test_floored_blocks_are_on_their_tenants_account(rig: Rig) -> None:
     rig.core.limit_cache("acme", 2, None, rig.now)
     rig.arrive("a", prompt=12, names=names(0, 3))
     rig.run()
@@ -31,7 +31,7 @@ def test_what_a_floor_keeps_is_on_its_tenants_account(rig: Rig) -> None:
     assert page.value("sluice_kv_bytes") == 0
 
 
-def test_what_is_pinned_is_on_its_tenants_account_and_adds_up_over_time(rig: Rig) -> None:
+def test_pinned_blocks_are_on_their_tenants_account_and_add_up_over_time(rig: Rig) -> None:
     rig.core.pin_prefixes("acme", names(0, 2), rig.now)
     rig.arrive("a", prompt=12, names=names(0, 3))
     rig.run()
@@ -92,7 +92,7 @@ def test_nothing_is_looked_for_where_the_cache_is_off() -> None:
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 3])
-def test_what_is_given_up_is_swapped_as_far_as_the_host_has_room(num_host_blocks: int) -> None:
+def test_evicted_blocks_are_swapped_while_the_host_has_room(num_host_blocks: int) -> None:
     rig = Rig(num_blocks=8, num_host_blocks=num_host_blocks)
     rig.arrive("a", prompt=20, max_tokens=2, names=names(0, 5))
     rig.run()
@@ -113,7 +113,7 @@ def test_what_is_given_up_is_swapped_as_far_as_the_host_has_room(num_host_blocks
     assert out + declined == (given_up if num_host_blocks else 0)
 
 
-def test_what_is_allocated_and_unused_is_known_by_tenant(rig: Rig) -> None:
+def test_allocated_and_unused_slots_are_known_by_tenant(rig: Rig) -> None:
     rig.arrive("a", prompt=6, max_tokens=9)
     rig.step()
     page = rig.page()

@@ -40,7 +40,7 @@ def test_live_requests_and_the_policy_are_read(rig: Rig) -> None:
     assert rig.value("sluice_policy_reload_failures_total") == 1
 
 
-def test_what_the_process_takes_is_what_the_kernel_says(rig: Rig) -> None:
+def test_process_metrics_equal_the_kernels_figures(rig: Rig) -> None:
     before, stop = rig.page(), threading.Event()
     thread = threading.Thread(target=stop.wait)
     with ExitStack() as stack:

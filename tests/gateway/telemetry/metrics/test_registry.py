@@ -65,7 +65,7 @@ def test_a_lone_surrogate_in_a_name_is_replaced() -> None:
     assert b'x_total{tenant="?"} 0' in exposition(registry.collect())
 
 
-def test_what_was_collected_does_not_change_any_more() -> None:
+def test_a_collected_family_does_not_change_any_more() -> None:
     registry = Registry()
     count, histogram = registry.counter("x", "X.").at(), registry.histogram("y", "Y.", BOUNDS).at()
     before = registry.collect()

@@ -65,7 +65,7 @@ def test_every_series_is_there_before_any_tenant_is(rig: Rig) -> None:
         assert page.value(name) == 0
 
 
-def test_what_runs_and_what_waits_is_told_apart(rig: Rig) -> None:
+def test_running_and_waiting_requests_are_told_apart(rig: Rig) -> None:
     rig.arrive("a", prompt=6, tenant="acme")
     rig.step()
     rig.arrive("b", tenant="zeta")

@@ -15,7 +15,7 @@ def sequence(arrival: float = 0.0) -> Sequence:
     return made
 
 
-def test_what_runs_and_waits(rig: Rig) -> None:
+def test_running_and_waiting_requests_are_shown(rig: Rig) -> None:
     rig.arrive("a")
     rig.arrive("b")
     assert rig.value("vllm:num_requests_waiting") == 2

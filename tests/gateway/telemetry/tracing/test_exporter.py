@@ -66,7 +66,7 @@ async def test_spans_reach_a_collector(receiver: Receiver, protocol: str, trace:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-async def test_what_a_collector_refuses_is_counted(
+async def test_spans_refused_by_a_collector_are_counted(
     receiver: Receiver, protocol: str, trace: list[ReadableSpan], caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.manner = Manner.REFUSE
@@ -169,7 +169,7 @@ async def test_nothing_is_taken_after_the_end(trace: list[ReadableSpan]) -> None
     assert held.is_shut_down and exporter.num_dropped == len(trace)
 
 
-async def test_what_cannot_be_sent_in_time_is_counted_once(trace: list[ReadableSpan]) -> None:
+async def test_spans_not_sent_in_time_are_counted_once(trace: list[ReadableSpan]) -> None:
     held = Held()
     exporter = BackgroundExporter(held, interval=0.001)
     exporter.put(trace)

@@ -202,7 +202,7 @@ def test_a_preemption_shows_where_it_happened() -> None:
     ("reason", "event"),
     [(FinishReason.CANCELLED, "cancelled"), (FinishReason.EXPIRED, "expired"), (FinishReason.PREEMPTED, "preempted")],
 )
-def test_what_is_cut_short_says_so(reason: FinishReason, event: str) -> None:
+def test_a_span_of_a_cut_answer_says_so(reason: FinishReason, event: str) -> None:
     timeline = a_timeline()
     timeline.sequence.finish_reason = reason
     assert spans(timelines=[timeline], outcome=Outcome.DISCONNECTED)["sluice.decode"].events[-1].name == event
@@ -259,7 +259,7 @@ def test_a_failure_after_the_first_byte_is_an_error_of_the_generation() -> None:
     assert chat.end_time == tree["POST /v1/completions"].end_time
 
 
-def test_what_expires_in_the_queue_was_never_generated() -> None:
+def test_a_request_expired_in_the_queue_has_no_generation_span() -> None:
     timeline = a_timeline(admitted=None, first_token=None, prefilled=None, chunks=[], ended=100.05)
     timeline.sequence.finish_reason = FinishReason.EXPIRED
     tree = spans(timelines=[timeline], outcome=Outcome.EXPIRED, status=504)

@@ -136,7 +136,7 @@ def test_a_step_does_not_wait_for_ever_for_a_long_request(run: Run) -> None:
     assert [links(span) for span in run.sent] == [ids(short), ids(long)]
 
 
-def test_what_waits_at_the_end_is_sent(run: Run) -> None:
+def test_waiting_spans_are_sent_at_the_end(run: Run) -> None:
     cut, short = run.begin(), run.begin()
     run.step(cut, short)
     run.end(short)

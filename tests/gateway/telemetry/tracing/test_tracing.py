@@ -90,7 +90,7 @@ async def test_a_settlement_that_failed_ends_a_trace_too() -> None:
     assert settle_ends(sent.traces[0]) == pytest.approx(500e6, abs=1e3)
 
 
-def test_what_no_limit_counts_is_settled_at_once(sent: Sent) -> None:
+def test_a_request_without_limits_is_settled_at_once(sent: Sent) -> None:
     tracing(sent).request_ended(a_record(grant=a_grant()))
     assert settle_ends(sent.traces[0]) == pytest.approx(75e6, abs=1e3)
 

@@ -97,7 +97,7 @@ def test_errors_are_counted_and_their_kernels_named(tmp_path: Path) -> None:
     assert where.value == "Write at _decode 0x4b0 paged_decode.py:150 and Read at _decode 0x900 paged_decode.py:156"
 
 
-def test_what_a_tool_found_counts_though_its_process_then_failed(tmp_path: Path) -> None:
+def test_findings_of_a_tool_count_even_if_its_process_then_failed(tmp_path: Path) -> None:
     frames = "".join(f"frame #{number}: PyGC_Collect + 0x58\n" for number in range(30))
     failed = RACE.replace("ran 9 steps of 9", f"{DIED}DeviceError: step 7 failed on cuda:0\n{frames}")
     found, failure = found_under(tool(tmp_path, clean() | {"racecheck": failed}))
@@ -208,7 +208,7 @@ def test_a_tool_that_hangs_is_ended_with_all_that_it_has_started(
         time.sleep(0.01)
 
 
-def test_what_a_tool_leaves_behind_in_a_session_of_its_own_keeps_nothing_waiting(
+def test_a_process_that_a_tool_leaves_in_its_own_session_keeps_no_part_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short(monkeypatch, 0.5)
@@ -238,14 +238,14 @@ def test_a_machine_without_the_tool_is_told_of_it(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_what_the_tools_look_at_runs_interpreted() -> None:
+def test_the_sanitized_programs_run_interpreted() -> None:
     environ = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "labs.benchmarks.gpu_check.sanitized"]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.endswith("ran 8 steps of 8\n"), done.stderr
 
 
-def test_what_has_no_time_left_ends_by_itself(
+def test_a_part_without_time_left_ends_by_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_seconds, **_how: None)  # of this process

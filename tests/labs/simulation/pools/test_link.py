@@ -33,7 +33,7 @@ def test_only_what_waits_can_be_taken_back() -> None:
     assert queue.arrived(5.0) == ["a", "c"] and queue.busy == 2.0
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(
     st.lists(st.tuples(st.floats(0, 3), st.integers(1, 500), st.booleans()), min_size=1, max_size=30),
     st.floats(10, 1000),

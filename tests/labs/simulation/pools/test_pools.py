@@ -62,7 +62,7 @@ def test_requests_go_to_the_device_with_the_least_to_do() -> None:
     )
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 20), st.integers(1, 60), st.integers(1, 12)), min_size=1, max_size=25),
     st.integers(2, 4),
@@ -75,7 +75,7 @@ def test_every_request_is_answered_whole_by_every_split(shapes: list[tuple[float
         assert 0 < found.prefill_busy <= 1 + 1e-9 and 0 <= found.decode_busy <= 1 + 1e-9
 
 
-def test_what_cannot_be_simulated_is_refused() -> None:
+def test_requests_that_pools_cannot_simulate_are_refused() -> None:
     with pytest.raises(OptionError, match="kv_bytes_per_token"):
         check(POLICY, [], Device("d", STEP.seconds, STEP, 100))
     with pytest.raises(OptionError, match="several turns"):

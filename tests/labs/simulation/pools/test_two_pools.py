@@ -99,7 +99,7 @@ def test_a_request_beyond_the_context_is_refused() -> None:
     assert pools.answers[0] == (None, None) and pools.end() == 0.0
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(SHAPES, min_size=1, max_size=20),
     st.integers(1, 3),

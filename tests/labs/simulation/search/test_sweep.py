@@ -31,6 +31,7 @@ def test_the_knee_is_the_largest_load_with_nine_in_ten_good() -> None:
     assert "<title>&lt;sweep&gt;</title>" in sweep_page(sweep, "<sweep>", "facts")
 
 
+@pytest.mark.nightly
 def test_where_no_load_is_good_enough_there_is_no_knee() -> None:
     impossible, most = study(0.5, Objective(1e-6, 1e-6))
     sweep = run_sweep(impossible, (0.5, 0.9), most)

@@ -10,7 +10,7 @@ from labs.simulation.search import tuning
 from labs.simulation.search.tuning import Tuner
 from tests.labs.simulation.runs import DEVICE
 
-ARRIVALS = [Arrival(n * 0.12, 300 + 37 * n % 900, 5 + 13 * n % 90, session=n, tenant="ab"[n % 2]) for n in range(90)]
+ARRIVALS = [Arrival(n * 0.12, 300 + 37 * n % 900, 5 + 13 * n % 90, session=n, tenant="ab"[n % 2]) for n in range(60)]
 CRAMPED = parse_simulated_policy("fair,max_num_seqs=4,max_num_batched_tokens=256,prefill_chunk=64", DEVICE)
 
 
@@ -29,7 +29,8 @@ def tuner(policy: SimulatedPolicy = CRAMPED, budget: float = 12) -> Tuner:
     return Tuner(policy, ARRIVALS, DEVICE, Objective(1.0, 0.05), budget)
 
 
-def test_what_is_found_is_near_the_best_of_all_settings() -> None:
+@pytest.mark.nightly
+def test_tuning_finds_a_setting_near_the_best_of_all() -> None:
     search = tuner()
     tuned = search.run()
     best = search.best_of(search.grid())
@@ -38,9 +39,9 @@ def test_what_is_found_is_near_the_best_of_all_settings() -> None:
     assert tuned.gain == pytest.approx(tuned.best.summary.goodput - tuned.present.summary.goodput)
 
 
-def test_a_search_costs_no_more_than_its_budget_and_is_the_same_every_time() -> None:
-    once, again = tuner(budget=6).run(), tuner(budget=6).run()
-    assert once == again and once.spent <= 6.5
+def test_a_search_costs_no_more_than_its_budget_and_is_the_same_in_other_processes() -> None:
+    once = tuner(budget=6).run()
+    assert once.spent <= 6.5
     with process_pool(2) as pool:
         side_by_side = tuner(budget=6)
         side_by_side.executor = pool

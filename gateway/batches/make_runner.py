@@ -1,0 +1,34 @@
+"""Makes the runner of batches from the parts of a gateway."""
+
+from gateway.api.frontend import Frontend
+from gateway.api.service import Service
+from gateway.batches.line_endpoints import LineEndpoints
+from gateway.batches.runner import BatchRunner, RunnerParts
+from gateway.settings.settings import Settings
+from gateway.tenants.auth import Principal
+from gateway.tenants.effective_policy import EffectivePolicy
+
+
+def make_batch_runner(frontend: Frontend, service: Service, settings: Settings) -> BatchRunner:
+    endpoints = LineEndpoints(frontend, lambda make: make(service.policies))
+
+    def policy(tenant: str, key: str) -> EffectivePolicy:
+        return endpoints.policies.of(Principal(tenant, key))
+
+    def models(endpoint: str, policy: EffectivePolicy) -> frozenset[str]:
+        served = frontend.encoders if endpoint == "/v1/embeddings" else [frontend.model.name]
+        return frozenset(filter(policy.allows_model, served))
+
+    parts = RunnerParts(
+        store=service.batches.store,
+        quotas=service.quotas,
+        files=frontend.files,
+        endpoints=endpoints,
+        policy=policy,
+        models=models,
+        most_line_bytes=settings.max_body_bytes,
+        width=service.core.scheduler.config.max_num_seqs,
+    )
+    runner = BatchRunner(parts, service.batches.counts)
+    service.batches.on_change.append(runner.look)
+    return runner

@@ -1,0 +1,385 @@
+"""Computes batches: takes the lease of each that no other replica has, has its lines answered, and writes its results.
+
+Each line is settled once. Its result is written to a file that line and epoch of the lease name; then one script of the
+store marks the line as done in that epoch, charges and books it, unless it is done already or the lease is lost
+(lua/finish_line.lua). Whoever takes the lease of a dead replica computes the lines that are not marked, and reads the
+results that the marks name.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import orjson
+
+from gateway.batches.file_bytes import FileBytes, SealedWriter
+from gateway.batches.line_endpoints import LineAnswer, LineEndpoints
+from gateway.batches.lines import Line, check_lines, problem_object, read_line, split_lines
+from gateway.batches.objects import file_object, opened_record, sealed_record
+from gateway.telemetry.metrics.batches import BatchCounts
+from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.errors import QuotaError
+from quotas.quotas import Quotas
+from quotas.store.batches import OPEN, BatchStore, DoneLine, FinishedLine
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0  # between looks for batches that nobody has, and at the status of a running one
+SWEEP_SECONDS = 3600.0
+STRAY_SECONDS = 86400.0  # after which bytes without a record are deleted
+UNIT_BYTES = 2**16  # of lines in memory: a batch has as many units of them as the batch of the engine has rows
+MAX_TRIES = 3  # of a line that the server failed to answer
+LONGEST_RETRY_S = 60.0
+Json = dict[str, Any]
+T = TypeVar("T")
+
+
+class LeaseLost(Exception):
+    """Another replica has the batch by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What runs need."""
+
+    store: BatchStore
+    quotas: Quotas
+    files: FileBytes
+    endpoints: LineEndpoints
+    policy: Callable[[str, str], EffectivePolicy]  # of a tenant and its key, for lines
+    models: Callable[[str, EffectivePolicy], frozenset[str]]  # that may be asked of an endpoint
+    most_line_bytes: int
+    width: int  # lines of all batches that are answered at once
+
+
+class BatchRunner:
+    """Runs the batches of all tenants, as long as the server does."""
+
+    def __init__(self, parts: RunnerParts, counts: BatchCounts) -> None:
+        self.parts, self.counts = parts, counts
+        self.running: dict[str, BatchRun] = {}  # by the batch's id
+        self.slots = asyncio.Semaphore(parts.width)
+        self._changed = asyncio.Event()
+        self._swept = -SWEEP_SECONDS
+
+    def look(self, name: str | None = None) -> None:
+        """Look at once for batches, or at one that has been changed."""
+        self._changed.set()
+        if name in self.running:
+            self.running[name].changed.set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                try:
+                    await self._take(group)
+                    if time.monotonic() - self._swept >= SWEEP_SECONDS:
+                        self._swept = time.monotonic()
+                        await self._sweep()
+                except (QuotaError, OSError) as error:
+                    log.warning("batches are not looked for: %s", error)
+                try:
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+
+    async def _take(self, group: asyncio.TaskGroup) -> None:
+        store = self.parts.store
+        for tenant, name in await store.open_batches():
+            if name in self.running or not (fields := await store.batch(tenant, name)):
+                continue
+            record = opened_record(self.parts.files.sealer, tenant, name, fields["record"])
+            if record is None or not self.parts.files.has(tenant, record["input_file_id"]):
+                continue  # of a replica with another state directory
+            if epoch := await store.claim(tenant, name):
+                run = self.running[name] = BatchRun(self, tenant, name, epoch, record)
+                group.create_task(self._run(run, name))
+
+    async def _run(self, run: "BatchRun", name: str) -> None:
+        self.counts.running += 1
+        try:
+            await run.run()
+        finally:
+            self.counts.running -= 1
+            del self.running[name]
+
+    async def _sweep(self) -> None:
+        """Delete the files whose time is over, and bytes that nothing names any more."""
+        files, store = self.parts.files, self.parts.store
+        opened = {name for _, name in await store.open_batches()}
+        for tenant in await asyncio.to_thread(files.tenants):
+            expiries, now = await store.expiries(tenant), time.time()
+            old = [name for name, expires in expiries.items() if expires <= now]
+            for name in old:
+                await store.delete_file(tenant, name)
+            entries = await asyncio.to_thread(files.entries, tenant)
+            known = opened | expiries.keys()
+            old += [name for name, changed in entries if name not in known and now - changed > STRAY_SECONDS]
+            for name in old:
+                await asyncio.to_thread(files.delete, tenant, name)
+
+
+class BatchRun:
+    """One batch, from its claim to its end or the loss of its lease."""
+
+    def __init__(self, runner: BatchRunner, tenant: str, name: str, epoch: int, record: Json) -> None:
+        self.changed = asyncio.Event()  # its status may have changed
+        self._runner, self._parts, self._store = runner, runner.parts, runner.parts.store
+        self._tenant, self._name, self._epoch, self._record = tenant, name, epoch, record
+        self._work: asyncio.Task[None] | None = None  # on its lines; cancelled where the batch is cancelled
+        self._is_lost = False
+
+    async def run(self) -> None:
+        keeping = asyncio.create_task(self._keep_lease())
+        try:
+            await self._advance()
+        except asyncio.CancelledError:
+            with suppress(QuotaError):
+                await self._store.update(self._tenant, self._name, {}, epoch=self._epoch, is_given_back=True)
+            raise
+        except LeaseLost:
+            log.info("another replica goes on with batch %s", self._name)
+        except QuotaError as error:
+            log.warning("batch %s waits for the store: %s", self._name, error)
+        except Exception:
+            log.exception("batch %s stopped; a replica tries again", self._name)
+        finally:
+            keeping.cancel()
+
+    async def _keep_lease(self) -> None:
+        """Renew the lease three times in its life, and see whether the batch was cancelled."""
+        renewed = time.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self.changed.wait()
+            except TimeoutError:
+                pass
+            self.changed.clear()
+            try:
+                if time.monotonic() - renewed >= self._store.lease / 3:
+                    self._is_lost = not await self._store.update(self._tenant, self._name, {}, epoch=self._epoch)
+                    renewed = time.monotonic()
+                fields = await self._store.batch(self._tenant, self._name) or {}
+            except QuotaError:
+                self._is_lost = time.monotonic() - renewed >= self._store.lease
+                fields = {}
+            if self._work is not None and (self._is_lost or fields.get("status") == "cancelling"):
+                self._work.cancel()
+
+    async def _advance(self) -> None:
+        fields = await self._store.batch(self._tenant, self._name) or {}
+        try:
+            if fields.get("status") == "validating" and not await self._validate():
+                return
+        except OSError as error:
+            log.warning("the input of batch %s is not readable: %s", self._name, error)
+            await self._fail([problem_object("input_unreadable", "The input file is damaged or gone.")])
+            return
+        fields = await self._store.batch(self._tenant, self._name) or {}
+        expires = int(fields["expires_at"])
+        if fields["status"] == "in_progress":
+            await self._compute_until(expires)
+            fields = await self._store.batch(self._tenant, self._name) or {}
+        if fields["status"] == "in_progress":
+            end = "expired" if len(await self._done()) < int(fields["total"]) else "completed"
+            stamp = {"status": "finalizing", "finalizing_at": _now(), "end": end}
+            fields = fields | (stamp if await self._update(stamp, "in_progress") else {"status": "cancelling"})
+        await self._finalize("cancelled" if fields["status"] == "cancelling" else fields["end"], fields)
+
+    # before its lines
+
+    async def _validate(self) -> bool:
+        """Check all lines. Returns whether they may run."""
+        policy = self._parts.policy(self._tenant, self._record["key"])
+        endpoint = self._record["endpoint"]
+        check = partial(
+            check_lines,
+            self._parts.files.chunks(self._tenant, self._record["input_file_id"]),
+            endpoint,
+            most_lines=policy.tenant.batches.lines,
+            most_bytes=self._parts.most_line_bytes,
+            models=self._parts.models(endpoint, policy),
+        )
+        checked = await asyncio.to_thread(check)
+        if checked.problems:
+            await self._fail(checked.problems)
+            return False
+        stamp = {"status": "in_progress", "in_progress_at": _now(), "total": str(checked.total)}
+        return await self._update(stamp | {"model": checked.model or ""}, "validating") or True
+
+    async def _fail(self, problems: list[Json]) -> None:
+        errors = {"object": "list", "data": problems}
+        sealed = sealed_record(self._parts.files.sealer, self._tenant, self._name, errors)
+        await self._close({"status": "failed", "failed_at": _now(), "errors": sealed})
+
+    # its lines
+
+    async def _compute_until(self, expires: int) -> None:
+        self._work = asyncio.create_task(self._compute())
+        try:
+            async with asyncio.timeout(max(0.0, expires - time.time())):
+                await asyncio.wait([self._work])
+        except TimeoutError:
+            pass
+        finally:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+            work, self._work = self._work, None
+        if self._is_lost:
+            raise LeaseLost
+        if not work.cancelled() and (error := work.exception()) is not None:
+            raise error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+
+    async def _compute(self) -> None:
+        done, room = await self._done(), asyncio.Semaphore(self._parts.width)
+        lines = self._lines()
+        async with asyncio.TaskGroup() as group:
+            while (line := await asyncio.to_thread(next, lines, None)) is not None:
+                if line.number in done:
+                    continue
+                units = min(1 + len(line.body) // UNIT_BYTES, self._parts.width)
+                for _ in range(units):
+                    await room.acquire()
+                group.create_task(self._settle_line(line)).add_done_callback(partial(_release, room, units))
+
+    def _lines(self) -> Iterator[Line]:
+        chunks = self._parts.files.chunks(self._tenant, self._record["input_file_id"])
+        most = self._parts.most_line_bytes
+        for number, raw in enumerate(split_lines(chunks, most)):
+            yield read_line(raw, number, self._record["endpoint"], most)
+
+    async def _settle_line(self, line: Line) -> None:
+        """Have a line answered, write its result, and settle it."""
+        answer = await self._answer(line)
+        is_completed = answer.status == 200
+        response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
+        result = _result(self._name, line, response, None)
+        name = _result_name(self._name, line.number, self._epoch)
+        await asyncio.to_thread(self._parts.files.write, self._tenant, name, result)
+        key, limits = self._record["key"], self._parts.policy(self._tenant, self._record["key"]).charged
+        finished = FinishedLine(self._name, self._epoch, line.number, is_completed, answer.reasoning_tokens)
+        finish = partial(self._parts.quotas.store.finish_line, self._tenant, key, limits, finished, answer.used)
+        if not await self._persistently(finish):
+            self._is_lost = True
+            raise LeaseLost
+        self._runner.counts.lines[self._tenant, "completed" if is_completed else "failed"] += 1
+
+    async def _answer(self, line: Line) -> LineAnswer:
+        """The final answer: a line that is refused for now is tried again, without holding up others meanwhile."""
+        tries = 0
+        while True:
+            async with self._runner.slots:
+                answer = await self._parts.endpoints.answer(
+                    self._record["endpoint"], self._tenant, self._record["key"], line.body
+                )
+            tries += answer.status == 500
+            if answer.retry_after is None or tries >= MAX_TRIES:
+                return answer
+            await asyncio.sleep(min(answer.retry_after, LONGEST_RETRY_S))
+
+    async def _done(self) -> Mapping[int, DoneLine]:
+        return await self._store.done_lines(self._tenant, self._name)
+
+    # after its lines
+
+    async def _finalize(self, end: str, fields: Mapping[str, str]) -> None:
+        """Write the results in the order of the lines, and close the batch. It may be done again after a crash."""
+        policy = self._parts.policy(self._tenant, self._record["key"])
+        life = self._record["output_seconds"] or policy.tenant.batches.retention
+        for epoch in range(1, self._epoch):  # what an earlier holder may have left as it was killed
+            for name in self._output_names(epoch).values():
+                if await self._persistently(partial(self._store.delete_file, self._tenant, name)):
+                    await asyncio.to_thread(self._parts.files.delete, self._tenant, name)
+        names, done = self._output_names(self._epoch), await self._done()
+        sizes = await asyncio.to_thread(self._write_results, names, done, end, has_begun="in_progress_at" in fields)
+        stamp = {"status": end, f"{end}_at": _now()}
+        for what, size in sizes.items():
+            if size:
+                name, expires = names[what], time.time() + life
+                record = file_object(name, size, f"{self._name}_{what}.jsonl", "batch_output", expires)
+                sealed = sealed_record(self._parts.files.sealer, self._tenant, name, record)
+                put = partial(self._store.put_file, self._tenant, name, size, expires, sealed, 2**53)
+                await self._persistently(put)
+                stamp[f"{what}_file_id"] = name
+        await self._close(stamp)
+        await asyncio.to_thread(self._parts.files.delete, self._tenant, self._name)
+
+    def _output_names(self, epoch: int) -> dict[str, str]:
+        """The ids of the files of results, which no other epoch's holder writes."""
+        stem = f"file-{self._name[6:-5]}{epoch % 2**16:04x}"
+        return {"output": f"{stem}0", "error": f"{stem}1"}
+
+    def _write_results(
+        self, names: Mapping[str, str], done: Mapping[int, DoneLine], end: str, has_begun: bool
+    ) -> dict[str, int]:
+        """Write the files of results and of errors. Returns their sizes; an empty one is deleted."""
+        files, tenant = self._parts.files, self._tenant
+        with files.create(tenant, names["output"]) as output, files.create(tenant, names["error"]) as error:
+            for line in self._lines() if has_begun else ():
+                one = done.get(line.number)
+                writer: SealedWriter = output if one is not None and one.is_completed else error
+                if one is not None:
+                    writer.write(files.read(tenant, _result_name(self._name, line.number, one.epoch)))
+                else:
+                    told = f"The batch was {end} before this line was answered."
+                    writer.write(_result(self._name, line, None, {"code": f"batch_{end}", "message": told}))
+        sizes = {"output": output.size, "error": error.size}
+        for what, size in sizes.items():
+            if not size:
+                files.delete(tenant, names[what])
+        return sizes
+
+    # the store
+
+    async def _update(self, fields: Mapping[str, str], *statuses: str) -> bool:
+        """Returns False if the batch has another status by now. Raises `LeaseLost`."""
+        update = partial(self._store.update, self._tenant, self._name, epoch=self._epoch)
+        if await self._persistently(partial(update, fields, statuses=statuses)):
+            return True
+        if await self._persistently(partial(update, {})):
+            return False
+        raise LeaseLost
+
+    async def _close(self, fields: Mapping[str, str]) -> None:
+        kept = self._parts.policy(self._tenant, self._record["key"]).tenant.batches.retention
+        update = partial(self._store.update, self._tenant, self._name, fields, epoch=self._epoch, kept=kept)
+        if not await self._persistently(partial(update, statuses=OPEN)):
+            raise LeaseLost
+
+    async def _persistently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call the store until it answers, or the lease is lost."""
+        while True:
+            try:
+                return await call()
+            except QuotaError as error:
+                log.debug("batch %s waits for the store: %s", self._name, error)
+            if self._is_lost:
+                raise LeaseLost
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _release(room: asyncio.Semaphore, units: int, _: "asyncio.Task[None]") -> None:
+    for _unit in range(units):
+        room.release()
+
+
+def _now() -> str:
+    return str(int(time.time()))
+
+
+def _result_name(batch: str, number: int, epoch: int) -> str:
+    return f"{batch}/{number}.{epoch}"
+
+
+def _result(batch: str, line: Line, response: Json | None, error: Json | None) -> bytes:
+    """One line of the files of results."""
+    name = f"batch_req_{batch[6:]}_{line.number}"
+    return orjson.dumps({"id": name, "custom_id": line.custom_id, "response": response, "error": error}) + b"\n"

@@ -1,0 +1,168 @@
+"""Files and batches: their records, the done lines of batches, and the leases under which replicas compute them.
+
+A tenant has `sluice:{tenant}:files` and `:files:order` (lua/put_file.lua), `:batches`, its batches by the time of their
+making, and `:batches:open`, those that have not ended (lua/open_batch.lua). A batch is a hash, `:batch:<id>`: what its
+client sent, sealed; its status, times and counts; `lease` and `epoch`, by which one replica at a time has it
+(lua/claim_batch.lua). Beside it, `:batch:<id>:lines` has the done lines by number (lua/finish_line.lua). The set
+`sluice:batches` names the tenants that have had batches. Another tenant's id is answered as an unknown one.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from quotas.store.account import PREFIX, state_key
+from quotas.store.scripts import Script, ScriptRunner
+
+_TENANTS = f"{PREFIX}:batches".encode()
+OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+Fields = dict[str, str]
+
+
+class DoneLine(NamedTuple):
+    """The epoch in which a line was done, which names the file of its result; and whether it succeeded."""
+
+    epoch: int
+    is_completed: bool
+
+
+class FinishedLine(NamedTuple):
+    """A line whose result is on disk, as the holder of the batch's lease reports it."""
+
+    batch: str
+    epoch: int
+    number: int
+    is_completed: bool
+    reasoning_tokens: int
+
+
+class BatchStore:
+    """The records of all tenants. Every call may raise `StoreUnavailable` or `StoreFault`."""
+
+    def __init__(self, runner: ScriptRunner, lease: float) -> None:
+        """`lease` is in seconds."""
+        self.lease = lease
+        self._runner = runner
+
+    # files
+
+    async def put_file(self, tenant: str, name: str, size: int, expires: float, record: str, most: int) -> bool:
+        """Keep a file's record until `expires` (Unix seconds). Returns False if the bytes of all of the tenant's files
+        would be more than `most`.
+        """
+        words = (name, size, round(expires * 1e6), record, most)
+        return await self._ask(Script.PUT_FILE, self._file_keys(tenant), *words) == "ok"
+
+    async def file(self, tenant: str, name: str) -> str | None:
+        """The record of a file."""
+        said = await self._execute("HGET", self._file_keys(tenant)[0], name or "-")
+        return None if said is None else said.decode().split(" ", 2)[2]
+
+    async def files(self, tenant: str, after: str | None, most: int) -> list[tuple[str, str]]:
+        """Files behind the one named `after`, the newest first: the name and the record of each."""
+        key, order = self._file_keys(tenant)
+        names = await self._page(order, after, most)
+        said = await self._execute("HMGET", key, *names) if names else []
+        found = zip(names, said, strict=True)
+        return [(name, one.decode().split(" ", 2)[2]) for name, one in found if one is not None]
+
+    async def expiries(self, tenant: str) -> dict[str, float]:
+        """When each of the tenant's files expires, in Unix seconds."""
+        words = await self._execute("HGETALL", self._file_keys(tenant)[0])
+        named = zip(words[::2], words[1::2], strict=True)
+        return {name.decode(): int(said.split(b" ", 2)[1]) / 1e6 for name, said in named if name}
+
+    async def delete_file(self, tenant: str, name: str) -> bool:
+        return await self._ask(Script.DELETE_FILE, self._file_keys(tenant), name) == "ok"
+
+    async def file_bytes(self, tenant: str) -> int:
+        """The bytes of all of the tenant's files."""
+        return int(await self._execute("HGET", self._file_keys(tenant)[0], "") or 0)
+
+    # batches
+
+    async def open(self, tenant: str, name: str, fields: Mapping[str, str], most: int) -> bool:
+        """Open a batch. Returns False if the tenant has `most` open ones."""
+        await self._execute("SADD", _TENANTS, quote(tenant, safe="", errors="surrogatepass"))
+        words = [word for field in fields.items() for word in field]
+        keys = (self._batch_key(tenant, name), self._of(tenant, "batches"), self._of(tenant, "batches:open"))
+        return await self._ask(Script.OPEN_BATCH, keys, name, most, *words) == "ok"
+
+    async def batch(self, tenant: str, name: str) -> Fields | None:
+        words = [one.decode() for one in await self._execute("HGETALL", self._batch_key(tenant, name))]
+        return dict(zip(words[::2], words[1::2], strict=True)) or None
+
+    async def batches(self, tenant: str, after: str | None, most: int) -> list[tuple[str, Fields]]:
+        """Batches behind the one named `after`, the newest first."""
+        order = self._of(tenant, "batches")
+        names = await self._page(order, after, most)
+        found = [(name, await self.batch(tenant, name)) for name in names]
+        if gone := [name for name, one in found if one is None]:
+            await self._execute("ZREM", order, *gone)
+        return [(name, one) for name, one in found if one is not None]
+
+    async def open_batches(self) -> list[tuple[str, str]]:
+        """The tenant and the id of every batch that has not ended."""
+        tenants = [unquote(one.decode(), errors="surrogatepass") for one in await self._execute("SMEMBERS", _TENANTS)]
+        return [(tenant, name) for tenant in sorted(tenants) for name in await self.open_of(tenant)]
+
+    async def open_of(self, tenant: str) -> list[str]:
+        """The ids of the tenant's batches that have not ended."""
+        return sorted([one.decode() for one in await self._execute("SMEMBERS", self._of(tenant, "batches:open"))])
+
+    async def claim(self, tenant: str, name: str) -> int:
+        """Take the lease of a batch. Returns its epoch; 0 while another replica has it."""
+        keys = (self._batch_key(tenant, name),)
+        return int(await self._ask(Script.CLAIM_BATCH, keys, round(self.lease * 1e6)))
+
+    async def update(
+        self,
+        tenant: str,
+        name: str,
+        fields: Mapping[str, str],
+        *,
+        epoch: int | None = None,
+        statuses: tuple[str, ...] = (),
+        kept: float | None = None,
+        is_given_back: bool = False,
+    ) -> bool:
+        """Change fields of a batch, with an `epoch` for the holder of its lease, which is renewed, or given back;
+        `kept`: it is closed, and kept for these seconds. Returns False if the lease is lost, or the status is none of
+        `statuses`.
+        """
+        lease = "" if epoch is None else "0" if is_given_back else str(round(self.lease * 1e6))
+        words = [word for field in fields.items() for word in field]
+        allowed = f",{','.join(statuses)}," if statuses else ""
+        life = "" if kept is None else round(kept * 1e6)
+        keys = (self._batch_key(tenant, name), self._of(tenant, "batches:open"))
+        told = (name, "" if epoch is None else epoch, lease, allowed, life, *words)
+        return await self._ask(Script.UPDATE_BATCH, keys, *told) == "ok"
+
+    async def done_lines(self, tenant: str, name: str) -> dict[int, DoneLine]:
+        """The done lines of a batch by number, which counts from 0."""
+        words = await self._execute("HGETALL", self._batch_key(tenant, name) + b":lines")
+        found = {int(line): said.split() for line, said in zip(words[::2], words[1::2], strict=True)}
+        return {line: DoneLine(int(epoch), how == b"completed") for line, (epoch, how) in found.items()}
+
+    # inside
+
+    async def _page(self, order: bytes, after: str | None, most: int) -> list[str]:
+        rank = None if after is None else await self._execute("ZREVRANK", order, after)
+        first = 0 if rank is None else rank + 1
+        return [one.decode() for one in await self._execute("ZREVRANGE", order, first, first + most - 1)]
+
+    async def _ask(self, script: Script, keys: tuple[bytes, ...], *words: str | int) -> str:
+        return (await self._runner.call(script, keys, *[str(one).encode() for one in words]))[0].decode()
+
+    async def _execute(self, *words: str | bytes | int):  # type: ignore[no-untyped-def]  # as the command answers
+        return await self._runner.client.execute(*[w if isinstance(w, bytes) else str(w).encode() for w in words])
+
+    @staticmethod
+    def _of(tenant: str, what: str) -> bytes:
+        return f"{state_key(tenant)}:{what}".encode()
+
+    def _file_keys(self, tenant: str) -> tuple[bytes, bytes]:
+        return self._of(tenant, "files"), self._of(tenant, "files:order")
+
+    def _batch_key(self, tenant: str, name: str) -> bytes:
+        return self._of(tenant, f"batch:{name}")

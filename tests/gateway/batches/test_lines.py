@@ -1,0 +1,35 @@
+"""Lines are found however a file is cut into chunks, and none of any bytes is more than a typed problem."""
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.batches.lines import MAX_PROBLEMS, check_lines, split_lines
+from tests.examples import examples
+
+
+@settings(max_examples=examples(200))
+@given(st.binary(max_size=200).map(lambda text: text.replace(b"\x0b", b"\n")), st.integers(1, 50), st.integers(5, 40))
+def test_lines_do_not_depend_on_chunks(text: bytes, size: int, most: int) -> None:
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    expected = [one if len(one) <= most else None for one in text.split(b"\n") if one.strip() or len(one) > most]
+    assert list(split_lines(chunks, most)) == expected
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.lists(st.one_of(st.binary(max_size=60), st.sampled_from([b"{}", b"[[", b'{"custom_id":"\\ud800"}'])), max_size=5)
+)
+def test_any_bytes_are_told_by_line_and_never_raise(lines: list[bytes]) -> None:
+    checked = check_lines([b"\n".join(lines)], "/v1/completions", most_lines=9, most_bytes=50, models=frozenset("m"))
+    assert checked.problems and all(one["code"] and one["message"] for one in checked.problems)
+
+
+def test_problems_are_bounded_and_lines_too() -> None:
+    def checked(count: int, most: int) -> list[str]:
+        line = orjson.dumps({"custom_id": "a", "method": "GET"}) + b"\n"
+        found = check_lines([line * count], "/v1/completions", most_lines=most, most_bytes=500, models=frozenset("m"))
+        return [one["code"] for one in found.problems]
+
+    assert checked(1000, 5000) == ["invalid_method"] * MAX_PROBLEMS
+    assert checked(4, 3)[-1] == "too_many_lines"

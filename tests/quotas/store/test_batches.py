@@ -1,0 +1,68 @@
+"""Batches in the store: one holder at a time, each line settled once, files within their tenant's bytes."""
+
+import asyncio
+
+from quotas.policy.limit import Limit, Rate, Resource
+from quotas.reservation import Usage
+from quotas.store.batches import FinishedLine
+from quotas.store.redis_store import RedisStore
+
+FIELDS = {"record": "sealed", "status": "validating", "created_at": "1"}
+USED = Usage(input_tokens=7, output_tokens=5, cached_tokens=3, kv_byte_seconds=2.0)
+LIMITS = (Limit(Resource.TOKENS, 1000, Rate(60, 1000)),)
+
+
+async def test_one_replica_at_a_time_has_a_batch_and_a_former_holder_changes_nothing(
+    store: RedisStore, other: RedisStore, tenant: str
+) -> None:
+    mine, theirs = store.batches(), other.batches()
+    assert await mine.open(tenant, "b", FIELDS, 1) and not await mine.open(tenant, "c", FIELDS, 1)
+    assert (tenant, "b") in await theirs.open_batches()
+    assert await mine.claim(tenant, "b") == 1 and await theirs.claim(tenant, "b") == 0
+    assert await mine.update(tenant, "b", {}, epoch=1, is_given_back=True)
+    assert await theirs.claim(tenant, "b") == 2, "given back"
+    line = FinishedLine("b", 1, 0, True, 0)
+    assert not await store.finish_line(tenant, "k", LIMITS, line, USED), "of a former epoch"
+    assert not await mine.update(tenant, "b", {"status": "completed"}, epoch=1)
+    assert await theirs.update(tenant, "b", {"status": "cancelling"}, statuses=("validating", "in_progress"))
+    assert not await theirs.update(tenant, "b", {"status": "x"}, statuses=("validating",))
+    assert await theirs.update(tenant, "b", {"status": "cancelled"}, epoch=2, kept=60.0)
+    assert (tenant, "b") not in await mine.open_batches()
+    assert (await mine.batch(tenant, "b") or {})["status"] == "cancelled"
+    assert await mine.batch(f"{tenant}-2", "b") is None
+
+
+async def test_a_line_is_settled_once_however_often_and_by_whom_it_is_told(
+    store: RedisStore, other: RedisStore, tenant: str
+) -> None:
+    batches = store.batches()
+    await batches.open(tenant, "b", FIELDS, 1)
+    epoch = await batches.claim(tenant, "b")
+    for limits in (LIMITS, ()):
+        for number in range(2):
+            told = FinishedLine("b", epoch, number + 2 * len(limits), number == 0, 1)
+            calls = [one.finish_line(tenant, "k", limits, told, USED) for one in (store, other, store)]
+            assert all(await asyncio.gather(*calls))
+    assert {n: one.is_completed for n, one in (await batches.done_lines(tenant, "b")).items()} == {
+        0: True, 1: False, 2: True, 3: False,
+    }  # fmt: skip
+    fields = await batches.batch(tenant, "b") or {}
+    assert [fields[name] for name in ("completed", "failed", "input_tokens", "output_tokens")] == ["2", "2", "28", "20"]
+    assert fields["reasoning_tokens"] == "4" and fields["cached_tokens"] == "12"
+    (state,) = await store.states(tenant, "k", LIMITS)
+    assert 1000 - 2 * 12 <= state.remaining <= 1000 - 2 * 12 + 2, "of the lines that the limit counts, each once"
+
+
+async def test_files_are_within_the_bytes_of_their_tenant(store: RedisStore, tenant: str) -> None:
+    files = store.batches()
+    assert await files.put_file(tenant, "f", 60, 2e9, "record f", 100)
+    assert not await files.put_file(tenant, "g", 60, 2e9, "record g", 100)
+    assert await files.put_file(tenant, "f", 70, 2e9, "anew", 100), "in place of itself"
+    assert await files.put_file(tenant, "g", 30, 1.5, "record g", 100)
+    assert await files.file_bytes(tenant) == 100
+    assert [name for name, _ in await files.files(tenant, None, 9)] == ["g", "f"]
+    assert await files.files(tenant, "g", 9) == [("f", "anew")]
+    assert await files.expiries(tenant) == {"f": 2e9, "g": 1.5}
+    assert await files.file(f"{tenant}-2", "f") is None and await files.file(tenant, "") is None
+    assert await files.delete_file(tenant, "f") and not await files.delete_file(tenant, "f")
+    assert not await files.delete_file(tenant, "") and await files.file_bytes(tenant) == 30
