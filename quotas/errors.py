@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from quotas.policy.limit import Budget, Limit, Rate
-from quotas.policy.units import show_wait
+from quotas.policy.units import show_amount, show_wait
 from quotas.reservation import Ask, LimitState
 
 
@@ -32,7 +32,8 @@ class QuotaRefused(QuotaError):
     """
 
     def __init__(self, limit: Limit, asked: int, left: int, when: str) -> None:
-        super().__init__(f"{limit.name} is {limit.amount}: asked {asked}, left {left}; {when}")
+        shown = [show_amount(limit, amount) for amount in (limit.amount, asked, left)]
+        super().__init__("{} is {}: asked {}, left {}; {}".format(limit.name, *shown, when))
         self.limit = limit
         self.asked = asked
         self.left = left
@@ -41,7 +42,7 @@ class QuotaRefused(QuotaError):
 
 class NeverFits(QuotaRefused):
     def __init__(self, limit: Limit, asked: int) -> None:
-        super().__init__(limit, asked, limit.capacity, f"it never holds more than {limit.capacity}")
+        super().__init__(limit, asked, limit.capacity, f"it never holds more than {show_amount(limit, limit.capacity)}")
 
 
 class LimitExceeded(QuotaRefused):
@@ -86,7 +87,7 @@ class StoreFault(QuotaError):
 
 def refusals(states: Iterable[LimitState], ask: Ask, now: float) -> list[QuotaRefused]:
     """Return one refusal for each limit that has less left than is asked; `now` is the Unix time of the states."""
-    found = (_forecast_refusal(state, ask.of(state.limit.resource), now) for state in states)
+    found = (_forecast_refusal(state, ask.of(state.limit), now) for state in states)
     return [refusal for refusal in found if refusal is not None]
 
 

@@ -93,7 +93,7 @@ class Quotas:
         Nothing is charged. Raises `StoreUnavailable`.
         """
         states = await self.store.states(name, key, limits) if limits else ()
-        spent = [state for state in states if state.remaining < ask.of(state.limit.resource)]
+        spent = [state for state in states if state.remaining < ask.of(state.limit)]
         if spent:
             refusal = _refusal(max(spent, key=_wait), ask)
             refusal.measure = lambda: states
@@ -209,7 +209,7 @@ def _wait(state: LimitState) -> float:
 
 def _refusal(state: LimitState, ask: Ask) -> QuotaRefused:
     """The refusal of a limit that lacks the one unit asked for."""
-    limit, asked, wait = state.limit, ask.of(state.limit.resource), _wait(state)
+    limit, asked, wait = state.limit, ask.of(state.limit), _wait(state)
     if isinstance(limit.window, Budget):
         return BudgetSpent(limit, asked, state.remaining, time.time() + wait)
     return LimitExceeded(limit, asked, state.remaining, wait if limit.window else None)

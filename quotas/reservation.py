@@ -36,18 +36,25 @@ class Ask:
         if self.requests < 0 or self.input_tokens < 0 or self.output_tokens < 0:
             raise ValueError(f"nothing negative can be asked for: {self}")
 
-    def of(self, resource: Resource) -> int:
-        """The amount of `resource` that it takes; 0 of resources leased otherwise."""
-        match resource:
-            case Resource.REQUESTS | Resource.CONCURRENT_REQUESTS:
-                return self.requests
-            case Resource.INPUT_TOKENS:
-                return self.input_tokens
-            case Resource.OUTPUT_TOKENS:
-                return self.output_tokens
-            case Resource.TOKENS:
-                return self.input_tokens + self.output_tokens
-        return 0
+    def of(self, limit: Limit) -> int:
+        """The amount that it takes of a limit; 0 of resources leased otherwise."""
+        return _counted(limit, self.requests, self.input_tokens, 0, self.output_tokens)
+
+
+def _counted(limit: Limit, requests: int, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
+    match limit.resource:
+        case Resource.REQUESTS | Resource.CONCURRENT_REQUESTS:
+            return requests
+        case Resource.INPUT_TOKENS:
+            return input_tokens
+        case Resource.OUTPUT_TOKENS:
+            return output_tokens
+        case Resource.TOKENS:
+            return input_tokens + output_tokens
+        case Resource.COST:
+            assert limit.prices is not None
+            return limit.prices.cost(input_tokens, cached_tokens, output_tokens)
+    return 0
 
 
 class Usage(NamedTuple):
@@ -58,6 +65,10 @@ class Usage(NamedTuple):
     cached_tokens: int = 0  # input tokens found in the prefix cache
     kv_byte_seconds: float = 0.0
     requests: int = 1
+
+    def of(self, limit: Limit) -> int:
+        """The amount that it takes of a limit; 0 of resources leased otherwise."""
+        return _counted(limit, self.requests, self.input_tokens, self.cached_tokens, self.output_tokens)
 
     def __add__(self, other: "Usage") -> "Usage":  # type: ignore[override]  # amounts add up
         return Usage(

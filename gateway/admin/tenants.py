@@ -107,9 +107,10 @@ class Tenants:
             "name": limit.name,
             "resource": limit.resource,
             "window": limit.window.unit if limit.window else None,
-            "amount": limit.amount,
-            "capacity": limit.capacity,
-            "left": left,
+            "amount": limit.number(limit.amount),
+            "capacity": limit.number(limit.capacity),
+            "currency": limit.currency,
+            "left": None if left is None else limit.number(left),
             "resets_in": state.reset if state is not None and limit.window else None,
         }
 

@@ -173,11 +173,12 @@ def _budget_row(tenant: str, key: str | None, limit: Limit, state: LimitState | 
         "key": key,
         "resource": limit.resource,
         "period": limit.window.unit if limit.window else None,
-        "amount": limit.amount,
-        "left": None if state is None else state.remaining,
+        "amount": limit.number(limit.amount),
+        "currency": limit.currency,
+        "left": None if state is None else limit.number(state.remaining),
         "resets_in": None if state is None else state.reset,
-        "set_aside": None if state is None else state.set_aside,
-        "lost": None if state is None else state.lost,
+        "set_aside": None if state is None else limit.number(state.set_aside),
+        "lost": None if state is None else limit.number(state.lost),
     }
 
 

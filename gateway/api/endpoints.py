@@ -55,13 +55,14 @@ def _entry(limit: Limit, state: LimitState | None) -> dict[str, Any]:
         "object": "limit",
         "resource": limit.resource.value,
         "applies_to": "key" if limit.key else "tenant",
-        "amount": limit.amount,
+        "amount": limit.number(limit.amount),
+        "currency": limit.currency,
         "per": limit.window.unit if limit.window else None,
         "burst": limit.window.burst if isinstance(limit.window, Rate) else None,
     }
     if state is not None:
-        entry |= {"remaining": state.remaining, "reset_seconds": round(state.reset, 3)}
-        entry |= {"set_aside": state.set_aside, "lost": state.lost}
+        entry |= {"remaining": limit.number(state.remaining), "reset_seconds": round(state.reset, 3)}
+        entry |= {"set_aside": limit.number(state.set_aside), "lost": limit.number(state.lost)}
     return entry
 
 

@@ -34,8 +34,8 @@ from quotas.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from quotas.policy.limit import Limit, Resource
-from quotas.policy.units import show_size, show_wait
+from quotas.policy.limit import Resource
+from quotas.policy.units import show_amount, show_wait
 
 QUEUE_RETRY_SECONDS = 1.0
 STORE_RETRY_SECONDS = 1.0
@@ -48,6 +48,7 @@ _REMEDIES = {  # for a request that can never fit, besides a higher limit
     Resource.INPUT_TOKENS: "shorten the prompt, or ",
     Resource.OUTPUT_TOKENS: "lower max_tokens, or ",
     Resource.TOKENS: "lower max_tokens, shorten the prompt, or ",
+    Resource.COST: "lower max_tokens, shorten the prompt, or ",
 }
 
 
@@ -108,17 +109,19 @@ def _of_quota(error: QuotaError) -> ApiError:
         case NeverFits(limit=limit):
             remedy = f"{_REMEDIES.get(limit.resource, '')}have the limit raised"
             message = (
-                f"{_figures(error)}, which is more than it ever holds ({_shown(limit, limit.capacity)}): {remedy}."
+                f"{_figures(error)}, which is more than it ever holds ({show_amount(limit, limit.capacity)}): {remedy}."
             )
             return Unsatisfiable(message, details=_details(error))
         case LimitExceeded(limit=limit, retry_after=wait):
             kind = _IN_USE.get(limit.resource, RateLimited)
             wait = _spread(wait or QUEUE_RETRY_SECONDS, 1.1)
-            message = f"{_figures(error)} and {_shown(limit, error.left)} are left. Try again in {show_wait(wait)}."
+            message = (
+                f"{_figures(error)} and {show_amount(limit, error.left)} are left. Try again in {show_wait(wait)}."
+            )
             return kind(message, retry_after=wait, details=_details(error))
         case BudgetSpent(limit=limit, resets_at=moment):
             resets = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
-            message = f"{_figures(error)} and {_shown(limit, error.left)} are left until it resets at {resets}."
+            message = f"{_figures(error)} and {show_amount(limit, error.left)} are left until it resets at {resets}."
             return InsufficientQuota(message, details=_details(error))
     message = "Your quota cannot be verified at the moment. Try again shortly."
     return QuotaUnverifiable(message, retry_after=_spread(STORE_RETRY_SECONDS, 2))
@@ -127,16 +130,16 @@ def _of_quota(error: QuotaError) -> ApiError:
 def _figures(error: QuotaRefused) -> str:
     limit = error.limit
     whose = "Your API key's" if limit.key else "Your tenant's"
-    amount, asked = _shown(limit, limit.amount), _shown(limit, error.asked)
+    amount, asked = show_amount(limit, limit.amount), show_amount(limit, error.asked)
     return f"{whose} limit {_name(error)} is {amount}: this request asks for {asked}"
 
 
-def _shown(limit: Limit, amount: int) -> str:
-    return show_size(amount) if limit.resource is Resource.KV_BYTES else str(amount)
-
-
 def _details(error: QuotaRefused) -> dict[str, int | float | str]:
-    return {"limit": _name(error), "asked": error.asked, "left": error.left}
+    return {
+        "limit": _name(error),
+        "asked": error.limit.number(error.asked),
+        "left": error.limit.number(error.left),
+    }
 
 
 def _name(error: QuotaRefused) -> str:

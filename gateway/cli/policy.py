@@ -30,7 +30,7 @@ from quotas.policy.policy_diff import policy_diff
 from quotas.policy.policy_file import PolicyError, parse_policy, policy_files, read_policy, read_sources
 from quotas.policy.policy_text import policy_text
 from quotas.policy.schema import schema_text
-from quotas.policy.units import counted, show_count, show_duration, show_size, show_wait
+from quotas.policy.units import counted, show_amount, show_count, show_duration, show_size, show_wait
 from quotas.reservation import Ask, LimitState
 
 HEADING = ("limit", "allows", "asked", "left", "full again")
@@ -88,9 +88,9 @@ class Explanation:
         return table(HEADING, [self._row(limit) for limit in self._effective.limits], frozenset(HEADING[1:4]))[:-1]
 
     def _row(self, limit: Limit) -> tuple[str, ...]:
-        state, asked = self._states.get(limit), self._request.ask.of(limit.resource)
-        left = f"{state.remaining}" if state else "?" if not self._is_asked and limit.is_charged else "-"
-        return limit.name, _allowed(limit), f"{asked}" if limit.is_charged else "-", left, self._full_again(state)
+        state, asked = self._states.get(limit), show_amount(limit, self._request.ask.of(limit))
+        left = show_amount(limit, state.remaining) if state else "?" if not self._is_asked and limit.is_charged else "-"
+        return limit.name, _allowed(limit), asked if limit.is_charged else "-", left, self._full_again(state)
 
     def _full_again(self, state: LimitState | None) -> str:
         if state is None or state.remaining == state.limit.capacity:
@@ -126,6 +126,8 @@ def _targets(served: ClassPolicy) -> str:
 def _allowed(limit: Limit) -> str:
     if limit.resource is Resource.KV_BYTES:
         return show_size(limit.amount)
+    if limit.resource is Resource.COST:
+        return show_amount(limit, limit.amount)
     burst = limit.window.burst if isinstance(limit.window, Rate) else limit.amount
     return show_count(limit.amount) + (f" (burst {show_count(burst)})" if burst != limit.amount else "")
 

@@ -11,7 +11,7 @@ from quotas.policy.limit import Limit, Resource
 from quotas.policy.policy import ClassPolicy, Policy, TenantPolicy
 from quotas.policy.units import show_size
 
-GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS})
+GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS, Resource.COST})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +138,8 @@ class EffectivePolicy:
         """
         if not self._of_answers:
             return None
-        fits = min(
-            limit.capacity - (num_prompt_tokens if limit.resource is Resource.TOKENS else 0)
-            for limit in self._of_answers
-        )
-        return max(1, min(expected, fits))
+        fits = [most for limit in self._of_answers if (most := limit.most_output(num_prompt_tokens)) is not None]
+        return max(1, min(expected, *fits))
 
 
 class CurrentPolicy(Protocol):

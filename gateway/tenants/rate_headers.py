@@ -20,7 +20,11 @@ class RateHeaders:
     """Writes the headers of these limits; their constant part is made once."""
 
     def __init__(self, limits: Sequence[Limit]) -> None:
-        windowed = [(index, limit) for index, limit in enumerate(limits) if limit.window is not None]
+        windowed = [
+            (index, limit)
+            for index, limit in enumerate(limits)
+            if limit.window is not None and limit.resource is not Resource.COST  # these headers hold whole numbers
+        ]
         self._policy = ", ".join(f'"{limit.name}";q={limit.capacity};w={_window(limit)}' for _, limit in windowed)
         self._names = [(index, f'"{limit.name}"') for index, limit in windowed]
         self._groups: list[tuple[str, list[tuple[int, int]]]] = []  # each with the place and capacity of its limits

@@ -64,13 +64,14 @@ class Limiter:
             return
         charge.is_settled = True
         ask = charge.ask
-        kept = Ask(
-            min(used.requests, ask.requests),
-            min(used.input_tokens, ask.input_tokens),
-            min(used.output_tokens, ask.output_tokens),
+        kept = Usage(
+            input_tokens=(computed := min(used.input_tokens, ask.input_tokens)),
+            output_tokens=min(used.output_tokens, ask.output_tokens),
+            cached_tokens=min(used.cached_tokens, computed),
+            requests=min(used.requests, ask.requests),
         )
         for limit in charge.limits:
-            back = ask.of(limit.resource) - (kept.of(limit.resource) if limit.window else 0)
+            back = ask.of(limit) - (kept.of(limit) if limit.window else 0)
             level = self._levels.get((charge.tenant, limit.name))
             if back > 0 and level is not None:
                 refund = _refundable(charge, limit, level, back) * _scale(limit)
@@ -82,10 +83,10 @@ class Limiter:
 
     def _charge(self, tenant: str, limits: tuple[Limit, ...], ask: Ask, now: float) -> None:
         for limit in limits:
-            if (asked := ask.of(limit.resource)) > limit.capacity:
+            if (asked := ask.of(limit)) > limit.capacity:
                 raise NeverFits(limit, asked)
         levels = [self._refilled(tenant, limit, now) for limit in limits]
-        costs = [ask.of(limit.resource) * _scale(limit) for limit in limits]
+        costs = [ask.of(limit) * _scale(limit) for limit in limits]
         rows = list(zip(limits, levels, costs, strict=True))
         if any(cost and level.used + cost > limit.capacity * _scale(limit) for limit, level, cost in rows):
             raise _refusal([_state(limit, level, now) for limit, level, _ in rows], ask, now)
@@ -116,7 +117,7 @@ def _refundable(charge: Charge, limit: Limit, level: Level, back: int) -> int:
     if not isinstance(limit.window, Budget) or limit.window.period.first_day(charge.first_day) == level.at:
         return back
     is_late = limit.window.period.first_day(charge.last_day) == level.at
-    return min(back, Ask(0, 0, charge.last_day_output).of(limit.resource)) if is_late else 0
+    return min(back, Ask(0, 0, charge.last_day_output).of(limit)) if is_late else 0
 
 
 def _state(limit: Limit, level: Level, now: float) -> LimitState:

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from datetime import date, timedelta
+from decimal import Decimal
 from enum import StrEnum
+from typing import NamedTuple
 
 MAX_AMOUNT = 10**15  # the store's scripts count in doubles, exact to 2**53; this leaves room for sums
 MAX_RATE = 4 * 10**9  # of a rate and its burst: the scripts count their refills in 1e-6 of a unit
 DAY_MICROSECONDS = 86_400 * 10**6
 EPOCH = date(1970, 1, 1)
+NANOS = 10**9  # of a currency's unit: money is counted in billionths, so that the price of a token is a whole number
 
 
 class Resource(StrEnum):
@@ -15,6 +18,7 @@ class Resource(StrEnum):
     INPUT_TOKENS = "input_tokens"
     OUTPUT_TOKENS = "output_tokens"
     TOKENS = "tokens"
+    COST = "cost"
     CONCURRENT_REQUESTS = "concurrent_requests"
     QUEUED_REQUESTS = "queued_requests"
     KV_BYTES = "kv_bytes"
@@ -29,6 +33,22 @@ class Resource(StrEnum):
 HELD = frozenset({Resource.CONCURRENT_REQUESTS, Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
 TENANT_ONLY = frozenset({Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
 """Bounded by tenant while serving: the store charges no request to them, and no key has a limit of them."""
+
+
+class TokenPrices(NamedTuple):
+    """Prices of one token in billionths of the currency's unit. `cached_input` is of prompt tokens found in the prefix
+    cache.
+    """
+
+    input: int
+    cached_input: int
+    output: int
+    currency: str  # ISO 4217
+
+    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
+        """The exact cost in billionths; `cached_tokens` are part of `input_tokens`."""
+        computed = (input_tokens - cached_tokens) * self.input + cached_tokens * self.cached_input
+        return computed + output_tokens * self.output
 
 
 class BudgetPeriod(StrEnum):
@@ -99,16 +119,19 @@ Window = Rate | Budget | None  # None: of held resources
 @dataclass(frozen=True, slots=True)
 class Limit:
     """At most `amount` of `resource` in each window. `key` is the id of the API key that it applies to, None for the
-    tenant.
+    tenant. Amounts of cost are in billionths of the currency of `prices`.
     """
 
     resource: Resource
     amount: int
     window: Window = None
     key: str | None = None
+    prices: TokenPrices | None = None  # of cost
 
     def __post_init__(self) -> None:
         is_held = self.resource in HELD
+        if self.resource is Resource.COST and not isinstance(self.window, Budget):
+            raise ValueError(f"cost is limited by the day, week or month, got {self.window}")
         if is_held != (self.window is None):
             raise ValueError(f"{self.resource} has {'no' if is_held else 'a'} window, got {self.window}")
         most = MAX_RATE if isinstance(self.window, Rate) else MAX_AMOUNT
@@ -125,6 +148,26 @@ class Limit:
     def is_charged(self) -> bool:
         """True if the store charges requests to it."""
         return self.resource not in TENANT_ONLY
+
+    def most_output(self, input_tokens: int) -> int | None:
+        """The most output tokens that fit besides these input tokens; None if it does not count them."""
+        match self.resource:
+            case Resource.OUTPUT_TOKENS:
+                return self.capacity
+            case Resource.TOKENS:
+                return self.capacity - input_tokens
+            case Resource.COST if self.prices is not None and self.prices.output:
+                return (self.capacity - self.prices.cost(input_tokens, 0, 0)) // self.prices.output
+        return None
+
+    def number(self, amount: int) -> int | float:
+        """An amount as APIs show it: of cost in the currency's unit."""
+        return float(Decimal(amount) / NANOS) if self.resource is Resource.COST else amount
+
+    @property
+    def currency(self) -> str | None:
+        """The currency of its amounts; None of a limit that is not of cost."""
+        return None if self.prices is None else self.prices.currency
 
     @property
     def capacity(self) -> int:

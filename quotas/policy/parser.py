@@ -31,6 +31,7 @@ from quotas.policy.policy import (
     StoredResponseLimits,
     TenantPolicy,
     Unnamed,
+    token_prices,
 )
 from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
 from quotas.policy.schema import MAX_CLASSES, MAX_PINNED_PROMPTS, NO_PINS, NO_PRICE, UNLIMITED, fields_of
@@ -133,7 +134,9 @@ def _spent(section: Section, node: Node, resource: Resource, key: str | None) ->
         section.wrong(resource, f"is an empty list: write {UNLIMITED} to lift a limit")
     found: dict[str, Limit] = {}
     for item in node.nodes if isinstance(node, Items) else (node,):
-        read = _windowed(section, item, f"{section.path}.{resource}")
+        path = f"{section.path}.{resource}"
+        is_cost = resource is Resource.COST
+        read = section.convert(item, path, _money, None) if is_cost else _windowed(section, item, path)
         if read is None:
             continue
         amount, window = read
@@ -141,6 +144,23 @@ def _spent(section: Section, node: Node, resource: Resource, key: str | None) ->
             section.note(item.mark, f"{section.path}.{resource}", f"has two limits per {window.unit}: keep one")
         found[window.unit] = Limit(resource, amount, window, key)
     return list(found.values())
+
+
+def _priced(
+    section: Section, given: Section | None, limits: tuple[Limit, ...], price: Price | None
+) -> tuple[Limit, ...]:
+    """The limits, those of cost with the prices of their tenant."""
+    if all(limit.resource is not Resource.COST for limit in limits):
+        return limits
+    prices = None if price is None else token_prices(price)
+    if prices is None:
+        problem = "needs a price of the tenant" if price is None else "needs prices with three decimals per 1M at most"
+        if given and Resource.COST in given:
+            given.wrong(Resource.COST, problem)
+        else:
+            section.wrong("price", f"must fit limits.cost of defaults, which {problem}")
+        return tuple(limit for limit in limits if limit.resource is not Resource.COST)
+    return tuple(replace(limit, prices=prices) if limit.resource is Resource.COST else limit for limit in limits)
 
 
 def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget] | None:
@@ -163,9 +183,18 @@ def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budg
 
 
 def _rate(text: str) -> tuple[int, Rate | Budget]:
+    _refuse_unlimited(text)
+    return units.rate(text)
+
+
+def _money(text: str) -> tuple[int, Rate | Budget]:
+    _refuse_unlimited(text)
+    return units.budget_of_money(text)
+
+
+def _refuse_unlimited(text: str) -> None:
     if text == UNLIMITED:
         raise ValueError("cannot be one of several limits")
-    return units.rate(text)
 
 
 def _order(limit: Limit) -> tuple[int, bool, int, str]:
@@ -193,15 +222,16 @@ class TenantReader:
         limits = section.section("limits")
         if limits:
             limits.refuse_unknown(fields_of("limits"))
+        price = _read_price(section, base.price)
         tenant = TenantPolicy(
             name=name,
             highest_class=highest,
             default_class=self._read_default_class(section, highest, base),
             weight=section.value("weight", words.weight, base.weight),
             models=section.values("models", words.model, base.models),
-            limits=read_limits(limits, None, base.limits),
+            limits=_priced(section, limits, read_limits(limits, None, base.limits), price),
             on_store_outage=section.value("on_store_outage", words.outage, base.on_store_outage),
-            price=_read_price(section, base.price),
+            price=price,
             prefix_cache=_read_cache_limits(section.section("prefix_cache"), base.prefix_cache),
             stored_responses=_read_stored(section.section("stored_responses"), base.stored_responses),
             batches=_read_batches(section.section("batches"), base.batches),
@@ -261,7 +291,7 @@ class TenantReader:
             scopes=tuple(sorted(section.values("scopes", words.scope, SCOPES))),
             models=models,
             highest_class=highest,
-            limits=read_limits(limits, key_id),
+            limits=_priced(section, limits, read_limits(limits, key_id), tenant.price),
         )
 
 

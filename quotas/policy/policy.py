@@ -8,7 +8,7 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Literal
 
-from quotas.policy.limit import Limit, Resource
+from quotas.policy.limit import NANOS, Limit, Resource, TokenPrices
 
 SERVICE_TIERS = ("flex", "scale", "priority", "fast")  # of OpenAI's API; auto and default are a tenant's default class
 SCOPES = ("inference", "limits")
@@ -57,6 +57,14 @@ class Price:
     output: Decimal
     cached_input: Decimal
     currency: str  # ISO 4217
+
+
+def token_prices(price: Price) -> TokenPrices | None:
+    """The prices in billionths of the currency's unit; None if one of them is no whole number of these."""
+    given, cached, output = (amount * NANOS for amount in (price.input, price.cached_input, price.output))
+    if given % 1 or cached % 1 or output % 1:
+        return None
+    return TokenPrices(int(given), int(cached), int(output), price.currency)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import yaml
 from quotas.policy.limit import TENANT_ONLY, Limit, Rate, Resource
 from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TenantPolicy
 from quotas.policy.schema import NO_PINS, NO_PRICE, UNLIMITED
-from quotas.policy.units import show_count, show_duration, show_number, show_price, show_size
+from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_size
 
 Plain = dict[str, Any]
 
@@ -103,6 +103,8 @@ def _limits(limits: Iterable[Limit], resource: Resource) -> Any:
 def _limit(limit: Limit) -> Any:
     if limit.window is None:
         return show_size(limit.amount) if limit.resource is Resource.KV_BYTES else _count(limit.amount)
+    if limit.resource is Resource.COST:
+        return f"{show_money(limit.amount)}/{limit.window.unit}"
     rate = f"{show_count(limit.amount)}/{limit.window.unit}"
     if isinstance(limit.window, Rate) and limit.window.burst != limit.amount:
         return {"rate": rate, "burst": _count(limit.window.burst)}

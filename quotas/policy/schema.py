@@ -24,7 +24,7 @@ from quotas.policy.policy import (
     Outage,
     Unnamed,
 )
-from quotas.policy.units import COUNT, DURATION, NUMBER, PRICE, RATE, SIZE
+from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PRICE, RATE, SIZE
 
 UNLIMITED = "unlimited"
 NO_PRICE = "none"
@@ -139,6 +139,9 @@ def _limit(resource: Resource) -> Schema:
     unlimited = {"const": UNLIMITED}
     if resource is Resource.KV_BYTES:
         return {"anyOf": [_text(SIZE, "Bytes of KV memory in use at once, such as 2GiB."), unlimited]}
+    if resource is Resource.COST:
+        budget = _text(MONEY_BUDGET, "In the currency of the tenant's price, such as 100/month or 12.50/day.")
+        return {"anyOf": [budget, _list(budget, "Several budgets, all of which hold."), unlimited]}
     if resource.is_held:
         return {"anyOf": [_number("integer", COUNT, "How many at once, such as 32; 0 for none."), unlimited]}
     return {"anyOf": [_ref("rate"), _list(_ref("rate"), "Several windows, all of which hold."), unlimited]}

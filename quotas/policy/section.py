@@ -20,7 +20,7 @@ FOREIGN = {  # LiteLLM's words, and ours for the same
     "rpd": "limits: {requests: 20k/day}",
     "tpd": "limits: {tokens: 5M/day}",
     "max_parallel_requests": "limits: {concurrent_requests: 32}",
-    "max_budget": "limits: {tokens: 50M/month}, since budgets are of tokens; price tells what they cost",
+    "max_budget": "limits: {cost: 100/month}, in the currency of price, or limits: {tokens: 50M/month}",
     "budget_duration": "limits: {tokens: 50M/month}: the period stands behind the budget",
     "allowed_models": "models: [...]",
     "duration": "expires: '2031-01-31' on a key",

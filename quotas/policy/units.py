@@ -11,7 +11,7 @@ from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
 
-from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, RATE_UNITS, Budget, BudgetPeriod, Rate
+from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, NANOS, RATE_UNITS, Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.policy.problems import listed, quoted
 
 COUNTS = {"": Decimal(1), "k": Decimal(10**3), "M": Decimal(10**6), "B": Decimal(10**9)}
@@ -41,11 +41,15 @@ _RATE = re.compile(RATE)
 _WITH_UNIT = re.compile(f"({NUMBER})(.*)")
 _BUDGETS = {period.value: Budget(period) for period in BudgetPeriod}
 PRICE = _pattern(PER_TOKENS)
+MONEY = {unit: NANOS * scale for unit, scale in COUNTS.items() if unit != "B"}
+MONEY_BUDGET = f"{_pattern(MONEY)}/(?:{'|'.join(BudgetPeriod)})"
+_MONEY = re.compile(MONEY_BUDGET)
 
 _NOT_A_COUNT = "is not a whole number such as 256, 20k or 1.5M"
 _NOT_A_SIZE = "is not a size such as 512MiB or 2GiB"
 _NOT_A_DURATION = "is not a duration such as 250ms, 30s or 5min"
 _NOT_A_RATE = "is not a rate such as 100k/min or 50M/month"
+_NOT_MONEY = "is not an amount of money such as 100/month or 12.50/day"
 _NOT_A_PRICE = "is not a price such as 0.5/1M or 0.002/1k"
 
 _LENIENT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([^0-9].*)?", re.DOTALL)
@@ -109,6 +113,18 @@ def rate(text: str) -> tuple[int, Rate | Budget]:
     return count(amount_text), _BUDGETS[unit]
 
 
+@lru_cache(_CACHED_TEXTS)
+def budget_of_money(text: str) -> tuple[int, Budget]:
+    """Read an amount of money in billionths, and its period."""
+    if not _MONEY.fullmatch(text):
+        raise ValueError(f"{_NOT_MONEY}{_too_long(text)}")
+    amount_text, _, unit = text.partition("/")
+    amount = int(_scaled(amount_text, MONEY, _NOT_MONEY))  # `NUMBER` has nine decimals at most
+    if not 1 <= amount <= MAX_AMOUNT:
+        raise ValueError(f"is not within {show_money(1)} and {show_money(MAX_AMOUNT)}")
+    return amount, _BUDGETS[unit]
+
+
 def burst(text: str) -> int:
     """Read the burst of a rate, or its amount, which has the same bound."""
     return _whole(text, COUNTS, _NOT_A_COUNT, least=1, most=MAX_RATE)
@@ -132,6 +148,22 @@ def show_count(amount: int) -> str:
     fitting = (unit for unit in ("B", "M", "k") if amount >= COUNTS[unit] and amount * 10 % COUNTS[unit] == 0)
     unit = next(fitting, "")
     return f"{_plain(amount / COUNTS[unit])}{unit}"
+
+
+def show_money(amount: int) -> str:
+    """Write an amount in billionths, with at least cents where it is no whole number: 100, 12.50, 0.000001."""
+    whole, _, digits = _plain(Decimal(amount) / NANOS).partition(".")
+    return f"{whole}.{digits:0<2}" if digits else whole
+
+
+def show_amount(limit: Limit, amount: int) -> str:
+    """Write an amount of a limit with its unit, if it has one."""
+    match limit.resource:
+        case Resource.KV_BYTES:
+            return show_size(amount)
+        case Resource.COST:
+            return f"{show_money(amount)} {limit.currency}"
+    return str(amount)
 
 
 def counted(number: int, noun: str) -> str:

@@ -44,6 +44,7 @@ LETTERS = {
     Resource.CONCURRENT_REQUESTS: "c",
 }
 BY_REQUEST = frozenset({Resource.REQUESTS, Resource.CONCURRENT_REQUESTS})
+BY_TOKEN = frozenset({Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS})
 MAX_PERIOD_DAYS = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 31}  # days
 SPARE_SECONDS = 3600.0  # that state outlives its last effect
 NO_KEY = "*"
@@ -154,7 +155,8 @@ class QuotaAccount:
         self.keys = [self.state, *([self._key_levels] if any(limit.key for limit in self.limits) else [])]
         self.life = SPARE_SECONDS + max((_life(limit) for limit in self.limits), default=0.0)
         self._fewest_requests = _least(limit for limit in self.limits if limit.resource in BY_REQUEST)
-        self._fewest_tokens = _least(limit for limit in self.limits if limit.resource not in BY_REQUEST)
+        self._fewest_tokens = _least(limit for limit in self.limits if limit.resource in BY_TOKEN)
+        self._limits_cost = any(limit.resource is Resource.COST for limit in self.limits)
         self.reservations: dict[str, TrackedReservation] = {}
         self.last_levels: Levels | None = None
         self.last_used = 0.0  # by the replica's clock
@@ -174,10 +176,11 @@ class QuotaAccount:
 
     def refuse_unfit(self, ask: Ask) -> None:
         """Raise `NeverFits` if a limit can never hold `ask`."""
-        if ask.requests <= self._fewest_requests and ask.input_tokens + ask.output_tokens <= self._fewest_tokens:
+        fits = ask.requests <= self._fewest_requests and ask.input_tokens + ask.output_tokens <= self._fewest_tokens
+        if fits and not self._limits_cost:
             return
         for limit in self.limits:
-            if (asked := ask.of(limit.resource)) > limit.capacity:
+            if (asked := ask.of(limit)) > limit.capacity:
                 raise NeverFits(limit, asked)
 
     def command(self, script: Script, source: Source, ask: Ask, field: bytes, rest: Sequence[bytes] = ()) -> bytes:
@@ -238,7 +241,7 @@ class QuotaAccount:
         refusals = []
         taken = map(sum, zip(self.used(levels), levels.numbers[len(self.limits) :], strict=True))
         for limit, scale, used in zip(self.limits, self.scales, taken, strict=True):
-            asked, left = ask.of(limit.resource), limit.capacity * scale - used
+            asked, left = ask.of(limit), limit.capacity * scale - used
             if asked and asked * scale > left:
                 refusals.append(_refusal(limit, asked, max(left, 0) // scale, asked * scale - left, levels.now))
         return max(refusals, key=lambda pair: pair[0])[1]
@@ -262,7 +265,7 @@ class QuotaAccount:
         scaled = list(zip(self.limits, self.scales, strict=True))
         return [
             [_field(limit) for limit in self.limits],
-            [LETTERS[limit.resource] for limit in self.limits],
+            [_letter(limit) for limit in self.limits],
             [_window(limit) for limit in self.limits],
             [*self.scales],
             [limit.amount for limit in self.limits],
@@ -302,6 +305,13 @@ def _id(limit: Limit) -> tuple[str, str | None]:
 
 def _field(limit: Limit) -> str:
     return replace(limit, key=None).name
+
+
+def _letter(limit: Limit) -> str:
+    """The letter of what is counted; of cost, the prices follow it, so that a reservation keeps those of its time."""
+    if limit.prices is None:
+        return LETTERS[limit.resource]
+    return f"m{limit.prices.input},{limit.prices.cached_input},{limit.prices.output}"
 
 
 def _window(limit: Limit) -> int | str:

@@ -30,6 +30,7 @@ tenants:
   spent: {limits: {tokens: 60/day}}
   small: {limits: {tokens: 300/h}}
   metered: {limits: {tokens: 200/day}}
+  paying: {price: {input: 2/1M, cached_input: 0.5/1M, output: 10/1M, currency: EUR}, limits: {cost: 0.002/day}}
   single: {limits: {concurrent_requests: 1}}
   chatty: {limits: {tokens: {rate: 600k/min, burst: 500}}}
   packed: {limits: {kv_bytes: 800KiB}}
@@ -136,6 +137,24 @@ def test_a_spent_budget_is_not_retried(site: Site) -> None:
     assert (refused.status_code, error_of(refused)["code"]) == (429, "insufficient_quota")
     assert refused.headers["x-should-retry"] == "false" and "retry-after" not in refused.headers
     assert refused.headers["x-ratelimit-remaining-tokens"] == str(error_of(refused)["left"])
+
+
+def test_a_budget_in_money_is_settled_exactly_and_then_spent(site: Site) -> None:
+    left = 2_000_000  # billionths
+    prompt = [{"role": "user", "content": "Tell me a story about a lighthouse and its keeper, who counts the ships."}]
+    while True:
+        reply = site.post("paying", messages=prompt, max_tokens=40, ignore_eos=True)
+        if reply.status_code != 200:
+            break
+        usage = reply.json()["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        left -= 2000 * (usage["prompt_tokens"] - cached) + 500 * cached + 10_000 * usage["completion_tokens"]
+        entry = site.limits("paying")["cost"]
+        assert (entry["remaining"], entry["currency"], entry["per"]) == (left / 1e9, "EUR", "day")
+    assert error_of(reply)["code"] == "insufficient_quota"
+    assert "limit cost/day is 0.002 EUR: this request asks for" in error_of(reply)["message"]
+    never = site.post("paying", messages=prompt, max_tokens=400)
+    assert (never.status_code, error_of(never)["type"]) == (400, "invalid_request_error")
 
 
 def test_a_request_that_never_fits_is_a_bad_request_and_costs_nothing(site: Site) -> None:

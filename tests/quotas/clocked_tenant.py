@@ -6,13 +6,14 @@ from uuid import uuid4
 
 from hypothesis import strategies as st
 
-from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource, TokenPrices
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 
 LEASE = 30.0
 SPENT = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS)
+PRICES = TokenPrices(7, 2, 11, "EUR")
 Policy = dict[str | None, list[Limit]]
 Steps = list[tuple[object, ...]]
 
@@ -25,6 +26,8 @@ def _limits(draw: st.DrawFn, key: str | None, amounts: st.SearchStrategy[int], h
         return Limit(Resource.CONCURRENT_REQUESTS, draw(st.integers(*held)), None, key)
     window, amount = draw(_windows), draw(amounts)
     if isinstance(window, BudgetPeriod):
+        if draw(st.integers(0, 3)) == 0:
+            return Limit(Resource.COST, 5 * amount, Budget(window), key, PRICES)
         return Limit(draw(st.sampled_from(SPENT)), amount, Budget(window), key)
     return Limit(draw(st.sampled_from(SPENT)), amount, Rate(window, draw(amounts)), key)
 

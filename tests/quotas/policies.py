@@ -109,7 +109,7 @@ def limit_sets(draw: st.DrawFn, key: str | None = None) -> tuple[Limit, ...]:
     for resource in Resource:
         if resource.is_held and not (key and resource in TENANT_ONLY) and draw(st.booleans()):
             limits.append(Limit(resource, draw(st.just(0) | amounts), None, key))
-        elif not resource.is_held:
+        elif not resource.is_held and resource is not Resource.COST:  # which needs a price
             for unit in draw(st.sets(st.sampled_from([*RATE_UNITS.values(), *BudgetPeriod]), max_size=2)):
                 amount = draw(amounts if isinstance(unit, BudgetPeriod) else rates)
                 window = Budget(unit) if isinstance(unit, BudgetPeriod) else Rate(unit, draw(st.just(amount) | rates))

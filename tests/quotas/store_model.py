@@ -70,7 +70,7 @@ class Taken:
         last = max(moment for moment, _ in self.charges)
         if level.period != stretch(limit.window.period, last):
             return 0
-        late = sum(ask.of(limit.resource) for moment, ask in self.charges if moment // DAY == last // DAY)
+        late = sum(ask.of(limit) for moment, ask in self.charges if moment // DAY == last // DAY)
         return min(refund, late)
 
 
@@ -86,7 +86,7 @@ class Model:
         return self._level(limit).after(limit, now)
 
     def charge(self, limits: tuple[Limit, ...], ask: Ask, now: int) -> bool:
-        costs = [(limit, ask.of(limit.resource)) for limit in limits]
+        costs = [(limit, ask.of(limit)) for limit in limits]
         if any(cost and self.used(limit, now) + cost > limit.capacity for limit, cost in costs):
             return False
         for limit, cost in costs:
@@ -99,14 +99,16 @@ class Model:
             sum(ask.input_tokens for _, ask in taken.charges),
             sum(ask.output_tokens for _, ask in taken.charges),
         )
-        used = Ask(
-            min(usage.requests, whole.requests),
-            min(usage.input_tokens, whole.input_tokens),
+        computed = min(usage.input_tokens, whole.input_tokens)
+        used = Usage(
+            computed,
             min(usage.output_tokens, whole.output_tokens),
+            min(usage.cached_tokens, computed),
+            requests=min(usage.requests, whole.requests),
         )
         for limit in taken.limits:
-            level, kept = self._level(limit), used.of(limit.resource) if limit.window else 0
-            level.refund(taken.refundable(limit, level, whole.of(limit.resource) - kept), now)
+            level, kept = self._level(limit), used.of(limit) if limit.window else 0
+            level.refund(taken.refundable(limit, level, whole.of(limit) - kept), now)
         self.spent.append(usage)
 
     def _level(self, limit: Limit) -> Level:

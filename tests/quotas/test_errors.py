@@ -40,7 +40,7 @@ def test_it_says_what_the_store_would_say_of_one_limit(limit: Limit, ask: Ask, p
     told = refusals(account.states(figures), ask, NOW / 1e6)
     if not told:
         account.refuse_unfit(ask)
-        assert ask.of(limit.resource) * account.scales[0] <= capacity(account, 0) - figures.numbers[0]
+        assert ask.of(limit) * account.scales[0] <= capacity(account, 0) - figures.numbers[0]
         return
     (refusal,) = told
     try:

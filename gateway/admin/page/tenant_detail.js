@@ -5,7 +5,7 @@ import { byId, el } from "./dom.js";
 import { plainTable } from "./plain_table.js";
 import { idButton, outcome } from "./requests.js";
 import { shown } from "./text.js";
-import { age, bytes, duration, moment, percent, whole } from "./units.js";
+import { age, bytes, duration, moment, money, percent, whole } from "./units.js";
 
 const MOST = 12; // keys and requests
 const LIMITS = [["Limit"], ["Used", true], ["Left", true], ["Of", true], ["Full again in", true]];
@@ -55,8 +55,8 @@ function facts(tenant) {
   };
 }
 
-function limitCells({ name, resource, window, left, amount, capacity = amount, resets_in }) {
-  const unit = resource.includes("bytes") ? bytes : whole;
+function limitCells({ name, resource, window, left, amount, capacity = amount, currency, resets_in }) {
+  const unit = currency ? (value) => money(value, currency) : resource.includes("bytes") ? bytes : whole;
   const most = capacity === amount ? unit(amount) : `${unit(amount)}, ${unit(capacity)} at once`;
   if (left === null) return [shown(name, 40), "unknown", "unknown", most, "unknown"];
   const used = capacity ? percent(1 - Math.min(left / capacity, 1)) : "all";

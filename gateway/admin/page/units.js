@@ -15,6 +15,12 @@ function grouped(value, digits) {
   return GROUPED[digits].format(Object.is(value, -0) ? 0 : value).replace("-", "−");
 }
 
+/** 12.50 EUR. */
+export function money(value, currency) {
+  const text = value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: value < 1 ? 6 : 2 });
+  return `${text} ${currency}`;
+}
+
 export function whole(value) {
   return known(value) ? grouped(Math.round(value), 0) : UNKNOWN;
 }

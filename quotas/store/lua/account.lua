@@ -4,7 +4,7 @@
 local REST = 10 -- the arguments of a script's own follow
 local spec = cmsgpack.unpack(ARGV[1])
 local n, own = spec[1], spec[2]
-local cost = {r = tonumber(ARGV[7]), i = tonumber(ARGV[8]), o = tonumber(ARGV[9]), c = tonumber(ARGV[7])}
+local cost = {r = tonumber(ARGV[7]), i = tonumber(ARGV[8]), o = tonumber(ARGV[9]), c = tonumber(ARGV[7]), cached = 0}
 cost.t = cost.i + cost.o
 
 local held =
@@ -25,7 +25,7 @@ local function charged()
   for i = 1, n do
     local field = SPEC + i
     local used, at, part, aside = refilled(held[5 + i], spec[field + 2 * n], spec[field + 4 * n], now)
-    local more = cost[spec[field + n]] * spec[field + 3 * n]
+    local more = counted(cost, spec[field + n]) * spec[field + 3 * n]
     fits = fits and (more == 0 or used + aside + more <= spec[field + 5 * n])
     before[i], after[i], asides[i] = used, used + more, aside
     local write, last = writes[i > own and 2 or 1], i > own and 2 * (i - own) or 2 + 2 * i

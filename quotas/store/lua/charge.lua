@@ -2,10 +2,10 @@
 -- ARGV as in account.lua, the field of the reservation being that of the sender; then ordinal, cached, KV byte seconds.
 if lost then return {'LOST'} end
 local booked = KEYS[1] .. ':booked'
-cost.c = 0
+cost.c, cost.cached = 0, tonumber(ARGV[REST + 2])
 local writes, before, after = charged()
 if tonumber(redis.call('HGET', booked, ARGV[6]) or 0) >= tonumber(ARGV[REST + 1]) then return reply('OK', before) end
-book(KEYS[1], now, spec[SPEC], cost.r, cost.i, tonumber(ARGV[REST + 2]), cost.o, tonumber(ARGV[REST + 3]))
+book(KEYS[1], now, spec[SPEC], cost.r, cost.i, cost.cached, cost.o, tonumber(ARGV[REST + 3]))
 redis.call('HSET', booked, ARGV[6], ARGV[REST + 1])
 redis.call('EXPIRE', booked, 86400)
 write(writes, true)

@@ -9,7 +9,7 @@ for field, text in attempts(KEYS[1], ARGV[1]) do
     r, input, cached, output = record.asked.r, record.asked.i, record.cached, tonumber(ARGV[3])
     output = min(output < 0 and record.output or output, record.asked.o)
   end
-  give_back(KEYS[1], record, r, input, output)
+  give_back(KEYS[1], record, r, input, cached, output)
   local more_input, more_cached = input - record.input, cached - record.cached
   book(KEYS[1], now, record.spec[SPEC], r, more_input, more_cached, output - record.output, 0)
   remove(KEYS[1], field)

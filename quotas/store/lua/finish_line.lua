@@ -4,6 +4,7 @@
 if lost then return {'LOST'} end
 local batch = KEYS[1] .. ':batch:' .. ARGV[REST + 1]
 local epoch, line, how, cached = ARGV[REST + 2], ARGV[REST + 3], ARGV[REST + 4], tonumber(ARGV[REST + 6])
+cost.cached = cached
 local writes, before, after = charged()
 if redis.call('HGET', batch, 'epoch') ~= epoch then return reply('STALE', before) end
 if redis.call('HSETNX', batch .. ':lines', line, epoch .. ' ' .. how) == 0 then return reply('OK', before) end

@@ -32,7 +32,7 @@ for field, value in pairs(state) do
     -- This life of this replica does not name it, so that its request never ran; an earlier life's, or another's, may have.
     local never_ran = replica == ARGV[1] and tonumber(ordinal) >= tonumber(ARGV[4])
     local requests = never_ran and 0 or record.asked.r
-    give_back(KEYS[1], record, requests, record.input, record.output)
+    give_back(KEYS[1], record, requests, record.input, record.cached, record.output)
     book(KEYS[1], now, record.spec[SPEC], requests, 0, 0, 0, 0)
     remove(KEYS[1], field)
     if replica ~= ARGV[1] then -- it may live, and settle or restore it

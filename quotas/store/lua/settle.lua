@@ -8,7 +8,7 @@ if not text then
 end
 local record = opened(text)
 local r, i, c, o, kv = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-give_back(KEYS[1], record, r, i, o)
+give_back(KEYS[1], record, r, i, c, o)
 remove(KEYS[1], ARGV[1])
 local now = max(clock(), tonumber(last_seen or 0))
 local input, cached, output = max(i - record.input, 0), max(c - record.cached, 0), max(o - record.output, 0)

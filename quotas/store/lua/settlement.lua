@@ -8,7 +8,7 @@ local function reclaimed(field) return 'g' .. field:sub(2) end
 local function opened(text)
   local r, i, o, bi, bc, bo, first, last, late = struct.unpack(RECORD, text)
   return {
-    asked = {r = r, i = i, o = o, t = i + o, c = r}, input = bi, cached = bc, output = bo,
+    asked = {r = r, i = i, o = o, t = i + o, c = r, cached = 0}, input = bi, cached = bc, output = bo,
     first = first, last = last, late = late, spec = cmsgpack.unpack(text:sub(RECORD_SIZE + 1)),
   }
 end
@@ -20,14 +20,14 @@ end
 -- A budget gets back what was taken from its present period: all of it, or the output that was added on the last day.
 local function refundable(record, letter, window, at, refund)
   if not BUDGETS[window] or first_day(window, record.first) == at then return refund end
-  local is_late = (letter == 'o' or letter == 't') and first_day(window, record.last) == at
-  return is_late and min(refund, record.late) or 0
+  local late = {r = 0, i = 0, o = record.late, t = record.late, c = 0, cached = 0}
+  return first_day(window, record.last) == at and min(refund, counted(late, letter)) or 0
 end
 
 local function give_back_to(key, record, used, from, to)
   local spec, n, names, limits = record.spec, record.spec[1], {}, {}
   for i = SPEC + from, SPEC + to do
-    if record.asked[spec[i + n]] > used[spec[i + n]] then
+    if counted(record.asked, spec[i + n]) > counted(used, spec[i + n]) then
       names[#names + 1] = spec[i]
       limits[#limits + 1] = i
     end
@@ -38,7 +38,8 @@ local function give_back_to(key, record, used, from, to)
     if level then
       local i, taken, at, part, aside = limits[j], struct.unpack(LEVEL, level)
       local letter = spec[i + n]
-      local refund = refundable(record, letter, spec[i + 2 * n], at, record.asked[letter] - used[letter])
+      local unused = counted(record.asked, letter) - counted(used, letter)
+      local refund = refundable(record, letter, spec[i + 2 * n], at, unused)
       writes[#writes + 1] = names[j]
       writes[#writes + 1] = pack(LEVEL, max(taken - refund * spec[i + 3 * n], 0), at, part, aside)
     end
@@ -46,11 +47,12 @@ local function give_back_to(key, record, used, from, to)
   if #writes > 0 then redis.call('HSET', key, unpack(writes)) end
 end
 
--- Return all that a reservation took beyond these requests, input and output; what it held, it holds no more.
-local function give_back(tenant, record, r, i, o)
+-- Return all that a reservation took beyond these requests, input, its cached part, and output; what it held, it holds no
+-- more.
+local function give_back(tenant, record, r, i, cached, o)
   local asked, n, own, key = record.asked, unpack(record.spec, 1, SPEC)
   local used = {r = min(r, asked.r), i = min(i, asked.i), o = min(o, asked.o), c = 0}
-  used.t = used.i + used.o
+  used.t, used.cached = used.i + used.o, min(cached, used.i)
   give_back_to(tenant, record, used, 1, own)
   if n > own then give_back_to(tenant .. ':key:' .. key, record, used, own + 1, n) end
 end

@@ -63,6 +63,11 @@ class Life:
             taken.booked = reservation.progress
 
 
+def _usage(input_tokens: int, output_tokens: int) -> Usage:
+    """Usage with a third of its input found in the cache."""
+    return Usage(input_tokens, output_tokens, input_tokens // 3)
+
+
 class World(ClockedTenant):
     """A tenant, three replicas, and what the reference thinks of them."""
 
@@ -81,7 +86,7 @@ class World(ClockedTenant):
     async def reserve(self, index: int, key: str | None, ask: Ask) -> None:
         life, limits = self.lives[index], self.limits_of(key)
         ask = replace(ask, attempt=ask.attempt or Attempt(uuid4().hex, 1))
-        if any(ask.of(limit.resource) > limit.capacity for limit in limits):
+        if any(ask.of(limit) > limit.capacity for limit in limits):
             with pytest.raises(NeverFits):
                 await life.store.reserve(self.tenant, key, limits, ask)
             return
@@ -101,7 +106,7 @@ class World(ClockedTenant):
     async def extend(self, pick: int, more: int) -> None:
         for life, reservation in self._picked(pick):
             taken, extra = life.taken[reservation], Ask(0, 0, more)
-            if any(extra.of(limit.resource) > limit.capacity for limit in taken.limits):
+            if any(extra.of(limit) > limit.capacity for limit in taken.limits):
                 continue
             fits = more == 0 or self.model.charge(taken.limits, extra, self.now)
             try:
@@ -115,7 +120,7 @@ class World(ClockedTenant):
     async def settle(self, pick: int, input_tokens: int, output_tokens: int) -> None:
         for life, reservation in self._picked(pick):
             done = reservation.progress
-            usage = Usage(max(input_tokens, done.input_tokens), max(output_tokens, done.output_tokens))
+            usage = _usage(max(input_tokens, done.input_tokens), max(output_tokens, done.output_tokens))
             await life.store.settle(reservation, usage)
             await life.store.settle(reservation, Usage())
             self.model.settle(life.taken.pop(reservation), usage, self.now)
@@ -123,7 +128,7 @@ class World(ClockedTenant):
     async def progress(self, pick: int, input_tokens: int, output_tokens: int) -> None:
         for life, reservation in self._picked(pick):
             done = reservation.progress
-            reservation.progress = Usage(max(done.input_tokens, input_tokens), max(done.output_tokens, output_tokens))
+            reservation.progress = _usage(max(done.input_tokens, input_tokens), max(done.output_tokens, output_tokens))
             await life.heartbeat()
 
     async def retry(self, pick: int, index: int) -> None:
@@ -135,7 +140,7 @@ class World(ClockedTenant):
         attempt, limits = reservation.ask.attempt, self.limits_of(reservation.key)
         assert attempt is not None
         ask = replace(reservation.ask, attempt=attempt._replace(number=attempt.number + 1))
-        if any(ask.of(limit.resource) > limit.capacity for limit in limits):
+        if any(ask.of(limit) > limit.capacity for limit in limits):
             return
         self.model.settle(life.taken.pop(reservation), NOTHING, self.now)
         await self.reserve(index, reservation.key, ask)
@@ -151,7 +156,8 @@ class World(ClockedTenant):
         taken, attempt = life.taken.pop(reservation), reservation.ask.attempt
         assert attempt is not None
         whole = reservation.ask
-        usage = Usage(whole.input_tokens, min(output_tokens, whole.output_tokens), requests=whole.requests)
+        computed, cached = min(output_tokens, whole.output_tokens), taken.booked.cached_tokens
+        usage = Usage(whole.input_tokens, computed, cached, requests=whole.requests)
         self.model.settle(taken, usage if has_begun else NOTHING, self.now)
         for is_there in (True, False):
             delivered = Delivered(attempt.request, has_begun, output_tokens)
@@ -214,7 +220,7 @@ class World(ClockedTenant):
                 for taken in life.taken.values():
                     booked = taken.booked
                     requests = taken.charges[0][1].requests
-                    usage = Usage(booked.input_tokens, booked.output_tokens, requests=requests)
+                    usage = booked._replace(requests=requests)
                     self.model.settle(taken, usage, self.now)
                 self.dead.remove(life)
 

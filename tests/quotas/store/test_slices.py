@@ -238,7 +238,7 @@ class World(ClockedTenant):
 
     def _move(self, limits: Sequence[Limit], ask: Ask, sign: int) -> None:
         for limit in limits:
-            self.moves[limit].append((self.now, sign * ask.of(limit.resource)))
+            self.moves[limit].append((self.now, sign * ask.of(limit)))
 
     def _chosen(self, index: int | None) -> list[Life]:
         return self.lives if index is None else [self.lives[index]]

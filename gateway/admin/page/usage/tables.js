@@ -3,7 +3,7 @@
 import { el, setAttribute, setText } from "../dom.js";
 import { Table, quantity } from "../table.js";
 import { shown } from "../text.js";
-import { compact, duration, percent, whole } from "../units.js";
+import { compact, duration, money, percent, whole } from "../units.js";
 
 const LOW = 0.1; // of a budget
 
@@ -34,12 +34,12 @@ export function budgetsTable(root) {
       name("key", "Key", { major: true }),
       { id: "what", title: "Budget", text: ({ resource, period }) => `${shown(resource, 24)} a ${shown(period, 8)}` },
       { id: "left", title: "Left", value: share, make: budgetCell, fill: fillBudget, numeric: true },
-      quantity("amount", "Of", compact, { major: true }),
+      { id: "amount", title: "Of", value: (row) => row.amount, text: (row) => inUnits(row.amount, row), numeric: true, major: true },
       quantity("resets_in", "Full again in", (seconds) => (seconds === null ? "unknown" : duration(seconds)), { minor: true }),
     ],
     key: ({ tenant, key, resource, period }) => `${tenant} ${key} ${resource} ${period}`,
     matches: ({ tenant, key }, words) => `${tenant} ${key ?? ""}`.toLowerCase().includes(words),
-    empty: "The policy sets no budget, such as limits: {tokens: 10M/month}.",
+    empty: "The policy sets no budget, such as limits: {tokens: 10M/month, cost: 100/month}.",
   });
 }
 
@@ -59,6 +59,10 @@ function amount({ costs }) {
   return amounts.length ? amounts.reduce((sum, one) => sum + one, 0) : null;
 }
 
+function inUnits(number, { currency }) {
+  return currency ? money(number, shown(currency, 8)) : compact(number);
+}
+
 function share({ left, amount: most }) {
   return left === null ? null : left / most;
 }
@@ -71,7 +75,7 @@ function fillBudget(cell, row) {
   const rest = share(row);
   cell.querySelector(".track span").style.width = `${100 * Math.min(Math.max(rest ?? 0, 0), 1)}%`;
   setAttribute(cell, "class", rest !== null && rest < LOW ? "budget low" : "budget");
-  setText(cell.lastElementChild, rest === null ? "unknown" : `${whole(row.left)} (${percent(rest)})`);
+  setText(cell.lastElementChild, rest === null ? "unknown" : `${row.currency ? inUnits(row.left, row) : whole(row.left)} (${percent(rest)})`);
 }
 
 function name(id, title, marks) {

@@ -1,0 +1,89 @@
+"""Budgets in money: how a policy writes them, what tokens cost, and what does not fit together."""
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quotas.policy.limit import MAX_AMOUNT, NANOS, Budget, BudgetPeriod, Limit, Rate, Resource, TokenPrices
+from quotas.policy.policy import Policy, Price, token_prices
+from quotas.policy.policy_file import PolicyError, parse_policy
+from quotas.policy.policy_text import policy_text
+from quotas.policy.units import budget_of_money, show_money
+from quotas.reservation import Ask, Usage
+
+PRICED = "price: {input: 0.15/1M, cached_input: 0.075/1M, output: 0.6/1M, currency: EUR}"
+PRICES = TokenPrices(150, 75, 600, "EUR")
+
+
+def read(text: str) -> Policy:
+    return parse_policy({"policy.yaml": text.encode()})
+
+
+def test_tokens_are_counted_at_their_tenants_prices() -> None:
+    policy = read(
+        f"tenants:\n  acme:\n    {PRICED}\n    limits: {{cost: [5/day, 100/month]}}\n"
+        "    keys: {k1: {limits: {cost: 12.50/month}}}\n"
+    )
+    acme = policy.tenants["acme"]
+    day, month = (Budget(period) for period in (BudgetPeriod.DAY, BudgetPeriod.MONTH))
+    assert acme.limits == (
+        Limit(Resource.COST, 5 * NANOS, day, None, PRICES),
+        Limit(Resource.COST, 100 * NANOS, month, None, PRICES),
+    )
+    (limit,) = acme.keys["k1"].limits
+    assert (limit.name, limit.amount, limit.prices) == ("key:k1:cost/month", 12_500_000_000, PRICES)
+    assert Ask(1, 1000, 100).of(limit) == 1000 * 150 + 100 * 600
+    assert Usage(1000, 100, 400).of(limit) == 600 * 150 + 400 * 75 + 100 * 600
+    assert read(policy_text(policy)) == policy
+
+
+def test_an_inherited_budget_counts_at_the_tenants_own_prices() -> None:
+    own = "price: {input: 1/1M, output: 2/1M, currency: USD}"
+    policy = read(f"defaults:\n  {PRICED}\n  limits: {{cost: 5/day}}\ntenants:\n  acme: {{{own}}}\n  globex: {{}}\n")
+    prices = {name: one.limits[0].prices for name, one in policy.tenants.items()}
+    assert prices == {"acme": TokenPrices(1000, 1000, 2000, "USD"), "globex": PRICES}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tenants: {a: {limits: {cost: 5/day}}}", r"tenants\.a\.limits\.cost: .*needs a price of the tenant"),
+        (
+            f"defaults: {{{PRICED}, limits: {{cost: 5/day}}}}\ntenants: {{a: {{price: none}}}}",
+            r"tenants\.a\.price: .*must fit limits\.cost of defaults, which needs a price",
+        ),
+        (
+            "tenants: {a: {price: {input: 0.00005/1M, output: 1/1M, currency: EUR}, limits: {cost: 5/day}}}",
+            "needs prices with three decimals per 1M at most",
+        ),
+        (f"tenants: {{a: {{{PRICED}, limits: {{cost: 5/min}}}}}}", "is not an amount of money such as 100/month"),
+        (f"tenants: {{a: {{{PRICED}, limits: {{cost: 0/day}}}}}}", "is not within 0.000000001 and 1000000"),
+        (f"tenants: {{a: {{{PRICED}, limits: {{cost: 2M/day}}}}}}", "is not within 0.000000001 and 1000000"),
+        (f"tenants: {{a: {{{PRICED}, limits: {{cost: [5/day, 6/day]}}}}}}", "has two limits per day: keep one"),
+        ("tenants: {a: {keys: {k: {limits: {cost: 5/day}}}}}", r"keys\.k\.limits\.cost: .*needs a price of the tenant"),
+    ],
+)
+def test_what_does_not_fit_together_is_told_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        read(text)
+
+
+def test_a_rate_of_money_is_no_limit() -> None:
+    with pytest.raises(ValueError, match="cost is limited by the day, week or month"):
+        Limit(Resource.COST, 1, Rate(60, 1), None, PRICES)
+
+
+@given(st.integers(1, MAX_AMOUNT))
+def test_amounts_are_read_as_they_are_written(amount: int) -> None:
+    assert budget_of_money(f"{show_money(amount)}/week") == (amount, Budget(BudgetPeriod.WEEK))
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**6), st.integers(0, 10**6), st.floats(0, 1))
+def test_the_cost_of_usage_is_exact(given_price: int, output: int, num_input: int, num_output: int, hit: float) -> None:
+    price = Price(Decimal(given_price) / NANOS, Decimal(output) / NANOS, Decimal(given_price) / NANOS, "EUR")
+    prices = token_prices(price)
+    assert prices is not None
+    cost = prices.cost(num_input, int(hit * num_input), num_output)
+    assert Decimal(cost) / NANOS == num_input * price.input + num_output * price.output
