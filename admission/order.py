@@ -6,11 +6,11 @@ client that gives up after minutes, is due when half of its class's target has p
 what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
 (`Share.payback`); earlier, if the tenant has credit. The time is fixed when the request begins.
 
-The offset of a class counts from that of the most urgent class that is asked for (`ASKING_S`): where nobody asks for a
-more urgent one, requests of a class yield to none, nor to its own deadlines. The offset runs down while the oldest
-request of the class waits, for all of them: classes age, and inside a class tenants differ by debts and not by how long
-their requests have waited. Otherwise a tenant with a backlog would go before another tenant's newcomer by its age,
-until debts of that many seconds had been made.
+The offset of a class counts from that of the most urgent class that is asked for, by an open request or within the last
+`ASKING_S`: where nobody asks for a more urgent one, requests of a class yield to none, nor to its own deadlines. The
+offset runs down while the oldest request of the class waits, for all of them: classes age, and inside a class tenants
+differ by debts and not by how long their requests have waited. Otherwise a tenant with a backlog would go before
+another tenant's newcomer by its age, until debts of that many seconds had been made.
 
 Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and
 `OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so that none waits for ever.
@@ -336,14 +336,15 @@ class DueOrder:
         self.dated: list[DueRequest] = []  # sorted
         self.undated: dict[str, UndatedBacklog] = {}  # by tenant, never empty
         self._held: set[str] = set()  # tenants on hold
-        self._dues: dict[Sequence, float] = {}  # as they last left the queue: of prefills and victims, until they end
+        self._dues: dict[Sequence, float] = {}  # as they last left the queue, with all of their class's offset
         self._waiting: dict[Sequence, DueRequest | None] = {}
         self._numbers = count()
         self._rankings: dict[int, TenantRanking] = {}  # by class
         self._ages = ClassAges(self._waits)
         self._asked_at: dict[int, float] = {}  # by class: when it was last asked for, admitted or refused
-        self._num_waiting: Counter[int] = Counter()  # by class
-        self.asked_classes: list[int] = []  # those asked for within `ASKING_S`, and those of waiting requests
+        self._classes: dict[Sequence, int] = {}  # of requests that have not ended
+        self._num_open: Counter[int] = Counter()  # of these, by class
+        self._first_offset = 0.0  # of the most urgent class asked for
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -352,17 +353,17 @@ class DueOrder:
 
     def due(self, sequence: Sequence) -> float:
         """Return when a request is due, in seconds of the engine's clock: fixed since it began, else as of now."""
-        fixed = self._dues.get(sequence)
-        if fixed is not None:
-            return fixed
         if sequence.is_pressing:
             return _deadline(sequence)
+        fixed = self._dues.get(sequence)
+        if fixed is not None:
+            return fixed - self._first_offset
         payback = self.share.payback(self.share.account(sequence.tenant))
         return max(half_target_at(sequence), self.now) + self._offset(sequence.request.priority_class) + payback
 
     def _offset(self, level: int) -> float:
         """Return what is left of the offset of a class, beyond that of the most urgent class asked for."""
-        offset = self.aging.offset(level) - self.aging.offset(min(self.asked_classes, default=0))
+        offset = self.aging.offset(level) - self._first_offset
         return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset > 0.0 else 0.0
 
     def _due_of(self, undated: UndatedBacklog) -> float:
@@ -392,7 +393,9 @@ class DueOrder:
     def add(self, sequence: Sequence) -> None:
         self.now = max(self.now, sequence.arrival)
         self._dues.pop(sequence, None)
-        self._num_waiting[sequence.request.priority_class] += 1
+        if sequence not in self._classes:
+            level = self._classes[sequence] = sequence.request.priority_class
+            self._num_open[level] += 1
         number, tokens = next(self._numbers), self._uncached(sequence)
         if sequence.is_pressing:
             self._waiting[sequence] = entry = DueRequest(_deadline(sequence), number, sequence, tokens)
@@ -413,9 +416,9 @@ class DueOrder:
         self.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        self._dues[sequence] = self.due(sequence)
+        if not sequence.is_pressing:
+            self._dues[sequence] = self.due(sequence) + self._first_offset
         entry = self._waiting.pop(sequence)
-        self._num_waiting[sequence.request.priority_class] -= 1
         if entry is not None:
             del self.dated[bisect_left(self.dated, entry)]
             return
@@ -498,8 +501,9 @@ class DueOrder:
     def set_time(self, now: float) -> None:
         self.now = max(self.now, now)
         self.share.set_time(self.now)
-        since, waiting = self.now - ASKING_S, self._num_waiting
-        self.asked_classes = [level for level, at in self._asked_at.items() if at > since or waiting[level]]
+        asked = [level for level, at in self._asked_at.items() if at > self.now - ASKING_S]
+        asked += [level for level, number in self._num_open.items() if number]
+        self._first_offset = self.aging.offset(min(asked, default=0))
 
     def asked(self, sequence: Sequence, now: float) -> None:
         """Note a request of its tenant and its class, admitted or refused."""
@@ -510,6 +514,9 @@ class DueOrder:
     def ended(self, sequence: Sequence) -> None:
         """Forget a request that has ended."""
         self._dues.pop(sequence, None)
+        level = self._classes.pop(sequence, None)
+        if level is not None:
+            self._num_open[level] -= 1
 
     # the forecast
 

@@ -11,6 +11,7 @@ ApiError
 ├── RequestTimedOut      400  its headers or body did not arrive in time
 ├── InvalidApiKey        401
 ├── Forbidden            403  the key lacks a scope
+├── PolicyChanged        412  on the admin port: a policy file is not as the admin has seen it
 ├── RoleNotAllowed       403  on the admin port: the admin's role does not include this
 ├── ModelNotFound        404  unknown, or not allowed to this tenant
 ├── RouteNotFound        404
@@ -208,14 +209,14 @@ class RequestNotFound(ApiError):
 class PolicyChanged(ApiError):
     """A file of the policy is not as the admin has seen it."""
 
-    status = 409
+    status = 412
     code = "policy_changed"
 
 
 class PolicyUnavailable(ApiError):
     """The policy's files cannot be read or written."""
 
-    status = 503
+    status = 500
     type = "internal_error"
     code = "policy_unavailable"
     outcome = Outcome.FAILED
@@ -224,7 +225,7 @@ class PolicyUnavailable(ApiError):
 class RequestLogUnavailable(ApiError):
     """The log of ended requests is off, or cannot be read."""
 
-    status = 503
+    status = 500
     type = "internal_error"
     code = "request_log_unavailable"
     outcome = Outcome.FAILED

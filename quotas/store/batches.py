@@ -55,20 +55,20 @@ class BatchStore:
 
     async def file(self, tenant: str, name: str) -> str | None:
         """The record of a file."""
-        said = await self._execute("HGET", self._file_keys(tenant)[0], name or "-")
+        said = await self._execute(b"HGET", self._file_keys(tenant)[0], name or "-")
         return None if said is None else said.decode().split(" ", 2)[2]
 
     async def files(self, tenant: str, after: str | None, most: int) -> list[tuple[str, str]]:
         """Files behind the one named `after`, the newest first: the name and the record of each."""
         key, order = self._file_keys(tenant)
         names = await self._page(order, after, most)
-        said = await self._execute("HMGET", key, *names) if names else []
+        said = await self._execute(b"HMGET", key, *names) if names else []
         found = zip(names, said, strict=True)
         return [(name, one.decode().split(" ", 2)[2]) for name, one in found if one is not None]
 
     async def expiries(self, tenant: str) -> dict[str, float]:
         """When each of the tenant's files expires, in Unix seconds."""
-        words = await self._execute("HGETALL", self._file_keys(tenant)[0])
+        words = await self._execute(b"HGETALL", self._file_keys(tenant)[0])
         named = zip(words[::2], words[1::2], strict=True)
         return {name.decode(): int(said.split(b" ", 2)[1]) / 1e6 for name, said in named if name}
 
@@ -77,19 +77,19 @@ class BatchStore:
 
     async def file_bytes(self, tenant: str) -> int:
         """The bytes of all of the tenant's files."""
-        return int(await self._execute("HGET", self._file_keys(tenant)[0], "") or 0)
+        return int(await self._execute(b"HGET", self._file_keys(tenant)[0], "") or 0)
 
     # batches
 
     async def open(self, tenant: str, name: str, fields: Mapping[str, str], most: int) -> bool:
         """Open a batch. Returns False if the tenant has `most` open ones."""
-        await self._execute("SADD", _TENANTS, quote(tenant, safe="", errors="surrogatepass"))
+        await self._execute(b"SADD", _TENANTS, quote(tenant, safe="", errors="surrogatepass"))
         words = [word for field in fields.items() for word in field]
         keys = (self._batch_key(tenant, name), self._of(tenant, "batches"), self._of(tenant, "batches:open"))
         return await self._ask(Script.OPEN_BATCH, keys, name, most, *words) == "ok"
 
     async def batch(self, tenant: str, name: str) -> Fields | None:
-        words = [one.decode() for one in await self._execute("HGETALL", self._batch_key(tenant, name))]
+        words = [one.decode() for one in await self._execute(b"HGETALL", self._batch_key(tenant, name))]
         return dict(zip(words[::2], words[1::2], strict=True)) or None
 
     async def batches(self, tenant: str, after: str | None, most: int) -> list[tuple[str, Fields]]:
@@ -98,17 +98,17 @@ class BatchStore:
         names = await self._page(order, after, most)
         found = [(name, await self.batch(tenant, name)) for name in names]
         if gone := [name for name, one in found if one is None]:
-            await self._execute("ZREM", order, *gone)
+            await self._execute(b"ZREM", order, *gone)
         return [(name, one) for name, one in found if one is not None]
 
     async def open_batches(self) -> list[tuple[str, str]]:
         """The tenant and the id of every batch that has not ended."""
-        tenants = [unquote(one.decode(), errors="surrogatepass") for one in await self._execute("SMEMBERS", _TENANTS)]
+        tenants = [unquote(one.decode(), errors="surrogatepass") for one in await self._execute(b"SMEMBERS", _TENANTS)]
         return [(tenant, name) for tenant in sorted(tenants) for name in await self.open_of(tenant)]
 
     async def open_of(self, tenant: str) -> list[str]:
         """The ids of the tenant's batches that have not ended."""
-        return sorted([one.decode() for one in await self._execute("SMEMBERS", self._of(tenant, "batches:open"))])
+        return sorted([one.decode() for one in await self._execute(b"SMEMBERS", self._of(tenant, "batches:open"))])
 
     async def claim(self, tenant: str, name: str) -> int:
         """Take the lease of a batch. Returns its epoch; 0 while another replica has it."""
@@ -140,16 +140,16 @@ class BatchStore:
 
     async def done_lines(self, tenant: str, name: str) -> dict[int, DoneLine]:
         """The done lines of a batch by number, which counts from 0."""
-        words = await self._execute("HGETALL", self._batch_key(tenant, name) + b":lines")
+        words = await self._execute(b"HGETALL", self._batch_key(tenant, name) + b":lines")
         found = {int(line): said.split() for line, said in zip(words[::2], words[1::2], strict=True)}
         return {line: DoneLine(int(epoch), how == b"completed") for line, (epoch, how) in found.items()}
 
     # inside
 
     async def _page(self, order: bytes, after: str | None, most: int) -> list[str]:
-        rank = None if after is None else await self._execute("ZREVRANK", order, after)
+        rank = None if after is None else await self._execute(b"ZREVRANK", order, after)
         first = 0 if rank is None else rank + 1
-        return [one.decode() for one in await self._execute("ZREVRANGE", order, first, first + most - 1)]
+        return [one.decode() for one in await self._execute(b"ZREVRANGE", order, first, first + most - 1)]
 
     async def _ask(self, script: Script, keys: tuple[bytes, ...], *words: str | int) -> str:
         return (await self._runner.call(script, keys, *[str(one).encode() for one in words]))[0].decode()

@@ -184,9 +184,13 @@ def test_where_nobody_asks_for_a_more_urgent_class_a_request_yields_to_none_of_i
     queue.add("c", 0)
     assert queue.order.due(plain) > 20.0
     assert queue.order.head() is not plain
-    queue.remove(queue.waiting[-1])
+    urgent = queue.waiting[-1]
+    queue.remove(urgent)
+    queue.order.set_time(queue.now + ASKING_S)
+    assert queue.order.due(plain) == pytest.approx(20.0), "it runs"
+    queue.order.ended(urgent)
     queue.now += ASKING_S + 1.0
-    queue.order.at(queue.now)
+    queue.order.set_time(queue.now)
     assert queue.order.due(plain) == queue.now, "the urgent class is asked for no more"
 
 
@@ -196,7 +200,7 @@ def test_an_edit_of_offsets_ranks_waiting_requests_by_the_new_ones() -> None:
     queue.now = 2.0
     high = queue.add("a", 0)
     assert queue.order.undated["a"].due_class == high.request.priority_class
-    queue.order.policy_changed(Aging(0.5))
+    queue.order.set_policy(Aging(0.5))
     assert queue.order.undated["a"].due_class == low.request.priority_class, "it is the older of two equals"
 
 

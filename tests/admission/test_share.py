@@ -167,7 +167,7 @@ def test_an_edit_of_weights_gives_a_tenant_that_has_saved_its_limit_no_more_seco
     for _ in range(100):
         share.charge(heavy, 1.0)
     assert share.credit(saver) * saver.weight == BURST_S
-    share.policy_changed({"saver": 8.0})
+    share.set_policy({"saver": 8.0})
     assert share.credit(saver) * saver.weight == pytest.approx(BURST_S)
     for _ in range(200):
         share.charge(heavy, 1.0)
@@ -179,7 +179,7 @@ def test_an_edit_of_weights_leaves_nobody_beyond_the_most_debt() -> None:
     share.waits(debtor, is_waiting=True)
     for _ in range(300):
         share.charge(debtor, 1.0)
-    share.policy_changed({"debtor": 0.5})
+    share.set_policy({"debtor": 0.5})
     assert share.credit(debtor) == -DEBT_LIMIT_BURSTS * BURST_S
     share.charge(debtor, 1.0)
     share.waits(other, is_waiting=True)

@@ -404,7 +404,7 @@ def test_a_worker_is_killed_and_only_its_own_clients_notice(tmp_path: Path, caps
         assert not any(map(is_running, started))
         assert "Traceback" not in server.log.read_text()
     assert cli.main(["replay", "--log", str(log)]) == 0
-    assert f"{sum(1 for _ in read_event_log(log))} entries reproduced" in capsys.readouterr().out
+    assert f"{sum(1 for _ in read_event_log(log)):,} entries reproduced" in capsys.readouterr().out
 
 
 def test_the_first_signal_drains_every_worker_and_the_second_ends_what_is_left(tmp_path: Path) -> None:

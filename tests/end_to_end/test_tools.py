@@ -231,7 +231,7 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
         ({"documents": [{"text": "x"}]}, "documents", "has no effect"),
         ({"thinking_token_budget": 5}, "thinking_token_budget", "answers have no reasoning"),
         ({"continue_final_message": True}, "continue_final_message", "a last message of the role assistant"),
-        ({"tools": tool(parameters={"a": "x" * 2**18})}, "tools", "at most 262144 are read"),
+        ({"tools": tool(parameters={"a": "x" * 2**18})}, "tools", "at most 256KiB"),
         (
             {"structured_outputs": {"regex": "a"}, "tool_choice": "auto"},
             "structured_outputs.regex",

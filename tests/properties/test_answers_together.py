@@ -48,7 +48,7 @@ def test_answers_that_are_cancelled_are_free_within_two_steps(llm: LLM, monkeypa
         running = list(llm.scheduler.running.values())
         if steps == 0 and len(running) == 8 and all(sequence.output for sequence in running):
             for sequence in running:
-                llm.scheduler.finish(sequence, FinishReason.CANCELLED)
+                llm.scheduler.finish_sequence(sequence, FinishReason.CANCELLED)
             steps = 1
         batch: Batch | None = schedule(now)
         if steps and llm.scheduler.kv_manager.num_held:

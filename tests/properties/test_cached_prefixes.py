@@ -155,7 +155,7 @@ class CancellingLLM(LLM):
         new_tokens = super().step()
         for sequence, _, _ in new_tokens:
             if len(sequence.output) == self.ends.get(sequence.id):
-                self.scheduler.finish(sequence, FinishReason.CANCELLED)
+                self.scheduler.finish_sequence(sequence, FinishReason.CANCELLED)
         self.scheduler.check_integrity()
         return new_tokens
 

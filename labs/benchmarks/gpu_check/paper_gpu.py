@@ -45,7 +45,7 @@ class PaperStream(CpuStream):
     def launch(self, work: Work, copies: Work | None = None) -> Any:
         assert copies is None
         work()
-        return SimpleNamespace(wait=lambda: 0.0)
+        return SimpleNamespace(synchronize=lambda: 0.0)
 
     def capture(self, work: Work) -> Any:
         return SimpleNamespace(replay=work)

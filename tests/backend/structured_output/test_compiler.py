@@ -346,7 +346,7 @@ def test_the_forking_process_is_restarted_when_it_does_not_tell_in_time_how_a_fo
     process, processes = compiler.compile_now(PERSON).process, compiler.processes
     with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
         patched.setattr("backend.structured_output.processes.receive_frame", Mock(side_effect=failure))
-        assert processes.lost(process) is None
+        assert processes.discard(process) is None
     assert processes._link is None
     assert processes.has(compiler.compile_now(PERSON).process)
 

@@ -107,7 +107,7 @@ def test_a_template_finds_its_own_tokens_in_what_it_has_put_together() -> None:
     said = {"role": "assistant", "reasoning_content": "so</think>", "content": " a<|im_end|><think> "}
     text = one.render_chat([said])
     assert text == "<|im_start|>a<|im_end|><think><|im_end|>"
-    assert control_ids(one, one.encode(text, False)) == ["<|im_start|>", "<|im_end|>"]
+    assert control_ids(one, one.encode_text(text, False)) == ["<|im_start|>", "<|im_end|>"]
 
 
 SEARCHES: list[tuple[str, tuple[Any, ...]]] = [

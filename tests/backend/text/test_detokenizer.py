@@ -75,7 +75,7 @@ def test_byte_fallback_differs_from_decoding_only_where_bytes_are_no_text(
 
 
 def test_a_text_that_a_grammar_matched_keeps_the_space_that_it_begins_with() -> None:
-    ids = FALLBACK.encode("the the", add_special_tokens=False)
+    ids = FALLBACK.encode_text("the the", add_special_tokens=False)
     assert "".join(stream(FALLBACK, ids)) == "the the"
     assert "".join(stream(FALLBACK, ids, keeps_spaces=True)) == " the the"
 

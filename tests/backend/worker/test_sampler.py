@@ -94,7 +94,7 @@ def test_drawn_tokens_are_the_ones_that_naive_filters_keep(
     logits: list[float], top_k: int, top_p: float, min_p: float
 ) -> None:
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
-    x = torch.tensor([logits]) / math.log(2)
+    x = torch.tensor([logits])
     x -= x.max()
     cutoff = cutoffs(x, torch.tensor([min_p]), torch.tensor([top_k]), torch.tensor([top_p], dtype=torch.float64))
     assert cutoff is not None

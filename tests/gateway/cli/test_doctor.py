@@ -147,7 +147,7 @@ def test_a_gateway_in_trouble(serve: Any, key: str, sluice: Sluice) -> None:
     first, second, third = done.out.splitlines()
     assert first == "serious  the quota store does not answer"
     assert second.startswith("         sluice_store_connected is 0")
-    assert third.startswith("         remedy: see that Redis runs")
+    assert third.startswith("         remedy: see that it runs")
 
 
 def test_a_router_speaks_for_its_replicas(serve: Any, key: str, sluice: Sluice) -> None:

@@ -146,7 +146,7 @@ def test_diff_says_what_changes_for_whom(old: Path, new: Path, sluice: Sluice) -
         "  keys.ab12.scopes: unset -> limits",
         "  keys.ab12.models: unset -> *",
         *[f"  keys.ab12.limits.{name}: unset -> unlimited" for name in ("requests", "input_tokens", "output_tokens")],
-        *[f"  keys.ab12.limits.{name}: unset -> unlimited" for name in ("tokens", "concurrent_requests")],
+        *[f"  keys.ab12.limits.{name}: unset -> unlimited" for name in ("tokens", "cost", "concurrent_requests")],
     ]
     assert "tenant late (now named)" in lines
 

@@ -100,6 +100,11 @@ def test_names_that_yaml_takes_for_something_else_stay_names(name: str) -> None:
     assert list(parsed(f"tenants: {{{name}: {{weight: 2}}}}").tenants) == [name]
 
 
+def test_a_size_beyond_all_machines_is_refused_in_units_of_sizes() -> None:
+    (problem,) = problems_of("tenants: {a: {limits: {kv_bytes: 9999TB}}}")
+    assert 'kv_bytes: "9999TB" is not within 0B and 1000TB' in problem
+
+
 @pytest.mark.parametrize(
     "name",
     ["-a", ".a", "_a", "a b", "a{b}", "a:b", "a/b", "'a\\0'", "a*", "é", "a" * 65, '"a\\nb"', '"a\\""', "'{acme}'",
@@ -122,7 +127,6 @@ MISTAKES = [
     ("tenants: {a: {max_schema_bytes: 300000}}", 'max_schema_bytes: "300000" is not within 0 and 262144'),
     ("tenants: {a: {max_top_logprobs: 21}}", 'max_top_logprobs: "21" is not within 0 and 20'),
     ("tenants: {a: {limits: {requests: 0}}}", 'requests: "0" is not a rate such as 100k/min or 50M/month'),
-    ("tenants: {a: {limits: {kv_bytes: 9999TB}}}", 'kv_bytes: "9999TB" is not within 0B and 1000TB'),
     ("tenants: {a: {weight: 1e400}}", "is not a number such as"),
     ("tenants: {a: {weight: [1]}}", "should have one value, got a list"),
     ("tenants: {a: {weight: }}", "should have one value, got nothing"),

@@ -20,6 +20,7 @@ from quotas.policy.policy import StoredResponseLimits
 from quotas.quotas import Quotas
 from quotas.reservation import Ask, Attempt, Delivered, Reservation, Usage
 from quotas.store import redis_client
+from quotas.store.batches import FinishedLine
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import LUA, Script
 from tests.gateway.server_process import eventually
@@ -199,6 +200,14 @@ def restricted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple
         yield url, url.replace("unix://", "unix://sluice:secret@")
 
 
+async def _batches(store: RedisStore) -> None:
+    batches, line = store.batches(), FinishedLine("b", 1, 0, True, 0)
+    assert await batches.put_file("a", "f", 1, 2e9, "record", 9) and await batches.delete_file("a", "f")
+    assert await batches.open("a", "b", {"status": "validating"}, 1) and await batches.claim("a", "b") == 1
+    assert await store.finish_line("a", "k", LIMITS, line, Usage(1, 1))
+    assert await batches.update("a", "b", {"status": "completed"}, epoch=1)
+
+
 async def test_every_script_and_the_probe_run_with_the_commands_that_are_documented(
     restricted: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +234,7 @@ async def test_every_script_and_the_probe_run_with_the_commands_that_are_documen
         assert await store.responses().store("a", "r", None, b"said", StoredResponseLimits())
         assert await store.responses().read("a", "r") == b"said"
         assert await store.responses().delete("a", "r")
+        await _batches(store)
         await store.heartbeat()
         (usage,) = [await store.usage(*named) for named in await store.ledgers()]
         assert set(usage) == {"k", "other"}
