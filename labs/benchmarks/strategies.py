@@ -28,6 +28,7 @@ HONEST = tuple(f"honest-{number}" for number in range(3))
 STRATEGIST = "strategist"
 USUAL = Mix("chat", 600, 120)
 CLASS = 1  # the default class
+ADMITTING = POLICY.replace("overload=unbounded", "overload=deadline")  # as a gateway does by default
 ASKED = 0.5  # of the machine by each, so that all of them have work waiting
 FIRST_BY = 2.0  # seconds
 PRESSING = 4.0  # of the usual requests, if most of them leave or are refused
@@ -136,7 +137,7 @@ def _gain(strategy: Strategy, seed: int, seconds: float) -> float:
 
 def _true_seconds(strategy: Strategy, seed: int, seconds: float) -> dict[str, float]:
     """Returns what each tenant cost the device, once all were there."""
-    simulated = parse_simulated_policy(POLICY, DEVICE)
+    simulated = parse_simulated_policy(ADMITTING, DEVICE)
     core, recorder = simulated.make_core(), Recorder(DEVICE, Objective(), {})
     loop = LeavingLoop(core, DEVICE, recorder, simulated.engine.max_model_len)
     if strategy.leaves_after < inf:
