@@ -22,6 +22,10 @@ CHUNK_BYTES = 2**18  # of a file, sealed at once
 _SIZE_BYTES = 4
 
 
+class LostFile(OSError):
+    """A part of a file is missing, or is not this file's: it stays so."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileBytes:
     """Reads and writes the files of all tenants. Names are ids that the gateway has made."""
@@ -39,14 +43,18 @@ class FileBytes:
         return SealedWriter(self, tenant, name)
 
     def chunks(self, tenant: str, name: str) -> Iterator[bytes]:
-        """Yield a file's content. Raises `OSError` if a part of it is missing or is not this file's."""
-        with self.path(tenant, name).open("rb") as file:
+        """Yield a file's content. Raises `LostFile`, and `OSError` for a disk that fails."""
+        try:
+            file = self.path(tenant, name).open("rb")
+        except FileNotFoundError:
+            raise LostFile(f"{name} is not there") from None
+        with file:
             number = 0
             while head := file.read(_SIZE_BYTES):
                 sealed = file.read(int.from_bytes(head))
                 chunk = self.sealer.open(tenant, f"{name}/{number}", sealed, CHUNK_BYTES)
                 if chunk is None:
-                    raise OSError(f"chunk {number} of {name} does not open: it is damaged, or its secret was removed")
+                    raise LostFile(f"chunk {number} of {name} does not open: it is damaged, or its secret was removed")
                 number += 1
                 yield chunk
 
