@@ -203,7 +203,11 @@ class BatchRun:
             await self._compute_until(expires)
             fields = await self._store.batch(self._tenant, self._name) or {}
         if fields["status"] == "in_progress":
-            end = "expired" if len(await self._done()) < int(fields["total"]) else "completed"
+            end = (
+                "expired"
+                if sum(int(fields.get(how, 0)) for how in ("completed", "failed")) < int(fields["total"])
+                else "completed"
+            )
             await self._update({"status": "finalizing", "finalizing_at": _now(), "end": end}, "in_progress")
             fields = await self._persistently(partial(self._store.batch, self._tenant, self._name)) or {}
         await self._finalize("cancelled" if fields["status"] == "cancelling" else fields["end"], fields)

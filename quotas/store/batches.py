@@ -16,6 +16,7 @@ from quotas.store.scripts import Script, ScriptRunner
 
 _TENANTS = f"{PREFIX}:batches".encode()
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+SCANNED_LINES = 500  # asked for at once
 Fields = dict[str, str]
 
 
@@ -139,10 +140,17 @@ class BatchStore:
         return await self._ask(Script.UPDATE_BATCH, keys, *told) == "ok"
 
     async def done_lines(self, tenant: str, name: str) -> dict[int, DoneLine]:
-        """The done lines of a batch by number, which counts from 0."""
-        words = await self._execute(b"HGETALL", self._batch_key(tenant, name) + b":lines")
-        found = {int(line): said.split() for line, said in zip(words[::2], words[1::2], strict=True)}
-        return {line: DoneLine(int(epoch), how == b"completed") for line, (epoch, how) in found.items()}
+        """The done lines of a batch by number, which counts from 0. They come in parts: all of a large batch's at once
+        would hold the event loop and the store for a tenth of a second.
+        """
+        key, cursor, done = self._batch_key(tenant, name) + b":lines", b"0", dict[int, DoneLine]()
+        while True:
+            cursor, words = await self._execute(b"HSCAN", key, cursor, b"COUNT", SCANNED_LINES)
+            for line, said in zip(words[::2], words[1::2], strict=True):
+                epoch, how = said.split()
+                done[int(line)] = DoneLine(int(epoch), how == b"completed")
+            if cursor == b"0":
+                return done
 
     # inside
 

@@ -1,10 +1,13 @@
 """Batches in the store: one holder at a time, each line settled once, files within their tenant's bytes."""
 
 import asyncio
+from typing import Any
+
+import pytest
 
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.reservation import Usage
-from quotas.store.batches import FinishedLine
+from quotas.store.batches import SCANNED_LINES, DoneLine, FinishedLine
 from quotas.store.redis_store import RedisStore
 
 FIELDS = {"record": "sealed", "status": "validating", "created_at": "1"}
@@ -51,6 +54,34 @@ async def test_a_line_is_settled_once_however_often_and_by_whom_it_is_told(
     assert fields["reasoning_tokens"] == "4" and fields["cached_tokens"] == "12"
     (state,) = await store.states(tenant, "k", LIMITS)
     assert 1000 - 2 * 12 <= state.remaining <= 1000 - 2 * 12 + 2, "of the lines that the limit counts, each once"
+
+
+async def test_the_done_lines_of_a_large_batch_come_in_parts(
+    store: RedisStore, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, client, parts = store.batches(), store.batches()._runner.client, list[int]()
+    words = [word for n in range(5000) for word in (b"%d" % n, b"2 completed")]
+    await client.execute(b"HSET", batches._batch_key(tenant, "b") + b":lines", *words)
+    execute = client.execute
+
+    async def counted(*command: bytes) -> Any:
+        said = await execute(*command)
+        parts.append(len(said[-1]))
+        return said
+
+    monkeypatch.setattr(client, "execute", counted)
+    assert await batches.done_lines(tenant, "b") == dict.fromkeys(range(5000), DoneLine(2, True))
+    assert max(parts) < 4 * SCANNED_LINES
+
+
+async def test_the_list_of_batches_forgets_those_whose_time_is_over(store: RedisStore, tenant: str) -> None:
+    batches = store.batches()
+    for name in "abc":
+        await batches.open(tenant, name, FIELDS, 9)
+    for name in "ab":
+        await batches._execute(b"DEL", batches._batch_key(tenant, name))
+    await batches.open(tenant, "d", FIELDS, 9)
+    assert await batches._execute(b"ZRANGE", batches._of(tenant, "batches"), 0, -1) == [b"c", b"d"]
 
 
 async def test_files_are_within_the_bytes_of_their_tenant(store: RedisStore, tenant: str) -> None:
