@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -118,17 +119,26 @@ class SealedWriter:
         self._file.write(len(sealed).to_bytes(_SIZE_BYTES) + sealed)
         self._number += 1
 
+    def close(self) -> None:
+        """Have the file on the disk, which may take seconds, and there; leaving the block does it too."""
+        assert self._file is not None
+        if self._file.closed:
+            return
+        with self._file:
+            if self._buffer:
+                self._seal(bytes(self._buffer))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._draft.replace(self._path)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._file is not None
-        with self._file:
+        try:
             if kind is None:
-                if self._buffer:
-                    self._seal(bytes(self._buffer))
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        if kind is None:
-            self._draft.replace(self._path)
-        else:
+                self.close()
+        finally:
+            with suppress(OSError):  # of a full disk, which is told already
+                self._file.close()
             self._draft.unlink(missing_ok=True)
