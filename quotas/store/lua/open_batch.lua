@@ -6,6 +6,6 @@ redis.call('HSET', KEYS[1], unpack(ARGV, 3))
 redis.call('ZADD', KEYS[2], clock(), ARGV[1])
 redis.call('SADD', KEYS[3], ARGV[1])
 for _, old in ipairs(redis.call('ZRANGE', KEYS[2], 0, 9)) do
-  if redis.call('EXISTS', KEYS[1]:sub(1, -1 - #ARGV[1]) .. old) == 0 then redis.call('ZREM', KEYS[2], old) end
+  if redis.call('HEXISTS', KEYS[1]:sub(1, -1 - #ARGV[1]) .. old, 'status') == 0 then redis.call('ZREM', KEYS[2], old) end
 end
 return {'ok'}

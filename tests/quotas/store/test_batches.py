@@ -7,7 +7,7 @@ import pytest
 
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.reservation import Usage
-from quotas.store.batches import SCANNED_LINES, DoneLine, FinishedLine
+from quotas.store.batches import LEAST_FILE_BYTES, SCANNED, DoneLine, FinishedLine
 from quotas.store.redis_store import RedisStore
 
 FIELDS = {"record": "sealed", "status": "validating", "created_at": "1"}
@@ -71,7 +71,7 @@ async def test_the_done_lines_of_a_large_batch_come_in_parts(
 
     monkeypatch.setattr(client, "execute", counted)
     assert await batches.done_lines(tenant, "b") == dict.fromkeys(range(5000), DoneLine(2, True))
-    assert max(parts) < 4 * SCANNED_LINES
+    assert max(parts) < 4 * SCANNED
 
 
 async def test_the_list_of_batches_forgets_those_whose_time_is_over(store: RedisStore, tenant: str) -> None:
@@ -86,14 +86,16 @@ async def test_the_list_of_batches_forgets_those_whose_time_is_over(store: Redis
 
 async def test_files_are_within_the_bytes_of_their_tenant(store: RedisStore, tenant: str) -> None:
     files = store.batches()
-    assert await files.put_file(tenant, "f", 60, 2e9, "record f", 100)
-    assert not await files.put_file(tenant, "g", 60, 2e9, "record g", 100)
-    assert await files.put_file(tenant, "f", 70, 2e9, "anew", 100), "in place of itself"
-    assert await files.put_file(tenant, "g", 30, 1.5, "record g", 100)
-    assert await files.file_bytes(tenant) == 100
+    most = 10 * LEAST_FILE_BYTES
+    assert await files.put_file(tenant, "f", most - LEAST_FILE_BYTES, 2e9, "record f", most)
+    assert not await files.put_file(tenant, "g", LEAST_FILE_BYTES + 1, 2e9, "record g", most)
+    assert await files.put_file(tenant, "f", most - LEAST_FILE_BYTES, 2e9, "anew", most), "in place of itself"
+    assert await files.put_file(tenant, "g", 1, 1.5, "record g", most), "a small file counts as one of the least"
+    assert not await files.put_file(tenant, "h", 1, 2e9, "record h", most)
+    assert await files.file_bytes(tenant) == most
     assert [name for name, _ in await files.files(tenant, None, 9)] == ["g", "f"]
     assert await files.files(tenant, "g", 9) == [("f", "anew")]
     assert await files.expiries(tenant) == {"f": 2e9, "g": 1.5}
     assert await files.file(f"{tenant}-2", "f") is None and await files.file(tenant, "") is None
     assert await files.delete_file(tenant, "f") and not await files.delete_file(tenant, "f")
-    assert not await files.delete_file(tenant, "") and await files.file_bytes(tenant) == 30
+    assert not await files.delete_file(tenant, "") and await files.file_bytes(tenant) == LEAST_FILE_BYTES
