@@ -99,9 +99,11 @@ class BatchRunner:
             if name in self.running or not (fields := await store.batch(tenant, name)):
                 continue
             record = opened_record(self.parts.files.sealer, tenant, name, fields["record"])
-            has_input = record is not None and self.parts.files.has(tenant, record["input_file_id"])
-            if not has_input and time.time() < int(fields["expires_at"]) + OVERDUE_SECONDS:
-                continue  # of a replica with another state directory
+            file = "" if record is None else record["input_file_id"]
+            has_input = self.parts.files.has(tenant, file)
+            is_overdue = time.time() >= int(fields["expires_at"]) + OVERDUE_SECONDS
+            if not (has_input or is_overdue) and (record is None or await store.file(tenant, file)):
+                continue  # of a replica with another state directory, or with the secret of the record
             if epoch := await store.claim(tenant, name):
                 run = self.running[name] = BatchRun(self, tenant, name, epoch, record if has_input else None)
                 group.create_task(self._run(run, name))

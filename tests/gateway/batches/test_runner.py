@@ -105,11 +105,17 @@ async def test_the_input_of_an_open_batch_outlives_its_time(site: Site) -> None:
 
 
 async def test_a_batch_whose_input_no_replica_has_ends_once_it_is_overdue(site: Site) -> None:
-    late = await site.open("file-of-nobody", -OVERDUE_SECONDS - 9)
-    foreign = await site.open("file-elsewhere")
+    elsewhere = await site.upload()
+    site.files.delete("t", elsewhere)
+    late = await site.open(elsewhere, -OVERDUE_SECONDS - 9)
+    foreign = await site.open(elsewhere)
     fields = await site.ended(late)
     assert fields["status"] == "failed" and "errors" in fields
     assert await site.store.open_of("t") == [foreign], "another replica may have it"
+
+
+async def test_a_batch_whose_input_was_deleted_as_it_was_opened_ends_at_once(site: Site) -> None:
+    assert (await site.ended(await site.open(new_id("file-"))))["status"] == "failed"
 
 
 async def test_a_batch_whose_secret_was_removed_ends_once_it_is_overdue(site: Site) -> None:
