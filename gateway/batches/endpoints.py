@@ -141,6 +141,7 @@ class FilesEndpoint(_StoreEndpoint):
                 raise _too_many_bytes(most, left) from None
             raise
         finally:
+            self.frontend.files.uploaded[policy.name] -= upload.size
             call.record.body_bytes = parts.size
 
 
@@ -150,9 +151,9 @@ class _Upload:
     def __init__(self, endpoint: _StoreEndpoint, policy: EffectivePolicy, left: int) -> None:
         """`left`: the bytes that the tenant's files may still have."""
         self.name = new_id("file-")
+        self.size = 0  # bytes of its file, counted in `FileBytes.uploaded`
         self._endpoint, self._frontend, self._policy, self._left = endpoint, endpoint.frontend, policy, left
         self._filename: str | None = None
-        self._size = 0
         self._fields: dict[str, str] = {}
 
     async def take(self, part: Part) -> None:
@@ -169,12 +170,14 @@ class _Upload:
 
     async def _write(self, part: Part) -> None:
         tenant, offload = self._policy.name, self._frontend.body_reader.offload
+        uploaded = self._frontend.files.uploaded
         with self._frontend.files.create(tenant, self.name) as writer:
             async for chunk in part.chunks:
-                if writer.size + len(chunk) > self._left:
+                if uploaded[tenant] + len(chunk) > self._left:
                     raise _too_many_bytes(self._policy.tenant.batches.file_bytes, self._left)
+                uploaded[tenant] += len(chunk)
+                self.size += len(chunk)
                 await offload(tenant, len(chunk), partial(writer.write, chunk))
-            self._size = writer.size
             await asyncio.to_thread(writer.close)
 
     async def record(self) -> Json:
@@ -184,12 +187,12 @@ class _Upload:
             raise BadRequest("The form has no part named file.", "file")
         if purpose != PURPOSE:
             raise BadRequest(f"purpose must be {PURPOSE!r}, the one use of files here, got {purpose!r}.", "purpose")
-        if not self._size:
+        if not self.size:
             raise BadRequest("The file is empty: it has one request a line.", "file")
         expires = time.time() + (_seconds(self._fields) or bounds.retention)
-        record = file_object(self.name, self._size, self._filename, purpose, expires)
+        record = file_object(self.name, self.size, self._filename, purpose, expires)
         sealed = sealed_record(self._frontend.sealer, tenant, self.name, record)
-        put = self._endpoint.ask("put_file", tenant, self.name, self._size, expires, sealed, bounds.file_bytes)
+        put = self._endpoint.ask("put_file", tenant, self.name, self.size, expires, sealed, bounds.file_bytes)
         if not await put:
             raise _too_many_bytes(bounds.file_bytes, self._left)
         return record

@@ -9,9 +9,10 @@ Replicas that share batches share this directory.
 import asyncio
 import os
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -33,6 +34,7 @@ class FileBytes:
 
     folder: Path
     sealer: Sealer
+    uploaded: Counter[str] = field(default_factory=Counter)  # by tenant, bytes of uploads that have not ended here
 
     def path(self, tenant: str, name: str) -> Path:
         return self.folder / f"t-{quote(tenant, safe='', errors='surrogatepass')}" / name

@@ -211,7 +211,8 @@ class BatchRun:
                 else "completed"
             )
             await self._update({"status": "finalizing", "finalizing_at": _now(), "end": end}, "in_progress")
-            fields = await self._persistently(partial(self._store.batch, self._tenant, self._name)) or {}
+            found = await self._persistently(partial(self._store.batch, self._tenant, self._name))
+            fields = found or {}
         await self._finalize("cancelled" if fields["status"] == "cancelling" else fields["end"], fields)
 
     # before its lines

@@ -15,7 +15,7 @@ from gateway.batches.endpoints import FilesEndpoint, _page, _seconds, _Upload
 from gateway.batches.file_bytes import FileBytes
 from gateway.batches.multipart import Part
 from gateway.batches.objects import MAX_EXPIRY_S, file_object, new_id, sealed_record
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Unsatisfiable
 from gateway.tenants.sealer import Sealer
 
 SEALER = Sealer([b"secret"])
@@ -57,18 +57,34 @@ async def test_a_page_of_one_purpose_is_not_cut_short_by_files_of_others() -> No
     assert [one["filename"] for one in page["data"]] == ["249"] and not page["has_more"]
 
 
-async def test_an_upload_waits_for_the_disk_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: threads.append(threading.get_ident()))
-
+def new_upload(files: FileBytes, left: int) -> _Upload:
     async def offload(tenant: str, size: int, function: Callable[[], object]) -> None:
         await asyncio.to_thread(function)
 
-    async def chunks() -> AsyncIterator[bytes]:
-        yield b"{}"
-
-    files, policy = FileBytes(tmp_path, SEALER), SimpleNamespace(name="t")
+    limits = SimpleNamespace(batches=SimpleNamespace(file_bytes=left))
     frontend: Any = SimpleNamespace(files=files, body_reader=SimpleNamespace(offload=offload))
-    upload = _Upload(SimpleNamespace(frontend=frontend), policy, 100)  # type: ignore[arg-type]
-    await upload.take(Part("file", "f", chunks()))
+    policy: Any = SimpleNamespace(name="t", tenant=limits)
+    return _Upload(SimpleNamespace(frontend=frontend), policy, left)  # type: ignore[arg-type]
+
+
+async def chunks(*given: bytes) -> AsyncIterator[bytes]:
+    for one in given:
+        yield one
+
+
+async def test_an_upload_waits_for_the_disk_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: threads.append(threading.get_ident()))
+    upload = new_upload(files := FileBytes(tmp_path, SEALER), 100)
+    await upload.take(Part("file", "f", chunks(b"{}")))
     assert files.read("t", upload.name) == b"{}" and threads and threading.get_ident() not in threads
+
+
+async def test_uploads_at_once_are_together_within_the_bytes_of_their_tenant(tmp_path: Path) -> None:
+    files = FileBytes(tmp_path, SEALER)
+    first, second = new_upload(files, 100), new_upload(files, 100)
+    await first.take(Part("file", "f", chunks(b"x" * 60)))
+    with pytest.raises(Unsatisfiable, match=r"batches\.file_bytes"):
+        await second.take(Part("file", "f", chunks(b"x" * 30, b"x" * 30)))
+    assert files.uploaded["t"] == first.size + second.size == 90
+    assert [name for name, _ in files.entries("t")] == [first.name]
