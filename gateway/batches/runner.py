@@ -9,6 +9,7 @@ results that the marks name.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ POLL_SECONDS = 1.0  # between looks for batches that nobody has, and at the stat
 SWEEP_SECONDS = 3600.0
 STRAY_SECONDS = 86400.0  # after which bytes without a record are deleted
 OVERDUE_SECONDS = 3600.0  # after which a batch that has expired and whose input no replica has is ended without it
-UNIT_BYTES = 2**16  # of lines in memory: a batch has as many units of them as the batch of the engine has rows
+UNIT_BYTES = 2**16  # of lines in memory: a tenant's batches share as many units of them as the engine's batch has rows
 CHECKED_LINE_BYTES = 2**62  # no bound: a replica with a lower one goes on with a batch whose lines another has checked
 MAX_TRIES = 3  # of a line that the server failed to answer
 LONGEST_RETRY_S = 60.0
@@ -66,6 +67,7 @@ class BatchRunner:
     def __init__(self, parts: RunnerParts, counts: BatchCounts) -> None:
         self.parts, self.counts = parts, counts
         self.running: dict[str, BatchRun] = {}  # by the batch's id
+        self.running_of: Counter[str] = Counter()  # batches, by tenant
         self.slots = asyncio.Semaphore(parts.width)
         self._changed = asyncio.Event()
         self._swept = -SWEEP_SECONDS
@@ -106,14 +108,16 @@ class BatchRunner:
                 continue  # of a replica with another state directory, or with the secret of the record
             if epoch := await store.claim(tenant, name):
                 run = self.running[name] = BatchRun(self, tenant, name, epoch, record if has_input else None)
-                group.create_task(self._run(run, name))
+                group.create_task(self._run(run, tenant, name))
 
-    async def _run(self, run: "BatchRun", name: str) -> None:
+    async def _run(self, run: "BatchRun", tenant: str, name: str) -> None:
         self.counts.running += 1
+        self.running_of[tenant] += 1
         try:
             await run.run()
         finally:
             self.counts.running -= 1
+            self.running_of[tenant] -= 1
             del self.running[name]
 
     async def _sweep(self) -> None:
@@ -260,16 +264,24 @@ class BatchRun:
             raise error.exceptions[0] if isinstance(error, ExceptionGroup) else error
 
     async def _compute(self) -> None:
-        done, room = await self._done(), asyncio.Semaphore(self._parts.width)
-        lines = self._lines()
+        done, lines, width = await self._done(), self._lines(), self._parts.width
+        held, has_ended = 0, asyncio.Event()
+
+        def release(units: int, _: "asyncio.Task[None]") -> None:
+            nonlocal held
+            held -= units
+            has_ended.set()
+
         async with asyncio.TaskGroup() as group:
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
                 if line.number in done:
                     continue
-                units = min(1 + len(line.body) // UNIT_BYTES, self._parts.width)
-                for _ in range(units):
-                    await room.acquire()
-                group.create_task(self._settle_line(line)).add_done_callback(partial(_release, room, units))
+                units = 1 + len(line.body) // UNIT_BYTES
+                while held and held + units > width // self._runner.running_of[self._tenant]:
+                    has_ended.clear()
+                    await has_ended.wait()
+                held += units
+                group.create_task(self._settle_line(line)).add_done_callback(partial(release, units))
 
     def _lines(self) -> Iterator[Line]:
         chunks = self._parts.files.chunks(self._tenant, self._record["input_file_id"])
@@ -390,11 +402,6 @@ class BatchRun:
             if self._is_lost:
                 raise LeaseLost
             await asyncio.sleep(POLL_SECONDS)
-
-
-def _release(room: asyncio.Semaphore, units: int, _: "asyncio.Task[None]") -> None:
-    for _unit in range(units):
-        room.release()
 
 
 def _now() -> str:

@@ -196,3 +196,25 @@ async def test_a_replica_with_a_lower_limit_goes_on_with_lines_that_another_has_
     site.runner.parts = replace(site.parts, most_line_bytes=20)
     fields = await site.ended(name)
     assert (fields["status"], fields["completed"]) == ("completed", "2")
+
+
+async def test_the_batches_of_a_tenant_share_the_lines_that_one_may_have_in_memory(site: Site) -> None:
+    batches = [await site.open(await site.upload(20)) for _ in range(4)]
+    most, released = 0, asyncio.Event()
+
+    def num_lines() -> int:
+        return sum("_settle_line" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+    async def hold() -> None:
+        nonlocal most
+        most = max(most, num_lines())
+        if len(site.runner.running) == len(batches):
+            for _ in range(100):
+                await asyncio.sleep(0)
+            most = max(most, num_lines())
+            released.set()
+        await released.wait()
+
+    site.endpoints.meanwhile = hold  # type: ignore[method-assign]
+    assert (await site.ended(batches[0]))["status"] == "completed" and released.is_set()
+    assert most <= 4 + 2 + 1 + 1
