@@ -1,5 +1,6 @@
 """Answers /v1/files and /v1/batches. A call counts as a request and spends no tokens."""
 
+import asyncio
 import time
 from contextlib import aclosing, closing
 from functools import partial
@@ -83,12 +84,19 @@ def _page(call: Call) -> tuple[str | None, int]:
     """The id behind which a page begins, and the most of its entries. Raises `BadRequest`."""
     asked = QueryParams(call.scope["query_string"])
     limit = asked.get("limit", "20")
-    if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:6]) <= MAX_LISTED:
+    most = _whole(limit, 1, MAX_LISTED)
+    if most is None:
         raise BadRequest(f"limit must be 1 to {MAX_LISTED}, got {limit[:20]!r}.", "limit")
     after = asked.get("after")
     if after is not None and not (FILE_ID.fullmatch(after) or BATCH_ID.fullmatch(after)):
         raise BadRequest("after must be the id of the last entry of the page before.", "after")
-    return after, int(limit)
+    return after, most
+
+
+def _whole(text: str, least: int, most: int) -> int | None:
+    """The number that a text is; None if it is none, or beyond the bounds."""
+    is_short = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+    return int(text) if is_short and least <= int(text) <= most else None
 
 
 def _listed(entries: list[Json], limit: int) -> Json:
@@ -105,11 +113,12 @@ class FilesEndpoint(_StoreEndpoint):
             return await self._upload(call, policy)
         after, limit = _page(call)
         purpose = QueryParams(call.scope["query_string"]).get("purpose")
-        found = []
-        for name, sealed in await self.ask("files", policy.name, after, limit + 1):
-            record = opened_record(self.frontend.sealer, policy.name, name, sealed)
-            if record and record["expires_at"] > time.time() and purpose in (None, record["purpose"]):
-                found.append(record)
+        found = list[Json]()
+        while len(found) <= limit and (page := await self.ask("files", policy.name, after, MAX_LISTED)):
+            for after, sealed in page:  # the next page is behind the last of these
+                record = opened_record(self.frontend.sealer, policy.name, after, sealed)
+                if record and record["expires_at"] > time.time() and purpose in (None, record["purpose"]):
+                    found.append(record)
         return _listed(found, limit)
 
     async def _upload(self, call: Call, policy: EffectivePolicy) -> Json:
@@ -132,6 +141,7 @@ class FilesEndpoint(_StoreEndpoint):
                 raise _too_many_bytes(most, left) from None
             raise
         finally:
+            self.frontend.files.uploaded[policy.name] -= upload.size
             call.record.body_bytes = parts.size
 
 
@@ -141,9 +151,9 @@ class _Upload:
     def __init__(self, endpoint: _StoreEndpoint, policy: EffectivePolicy, left: int) -> None:
         """`left`: the bytes that the tenant's files may still have."""
         self.name = new_id("file-")
+        self.size = 0  # bytes of its file, counted in `FileBytes.uploaded`
         self._endpoint, self._frontend, self._policy, self._left = endpoint, endpoint.frontend, policy, left
         self._filename: str | None = None
-        self._size = 0
         self._fields: dict[str, str] = {}
 
     async def take(self, part: Part) -> None:
@@ -160,12 +170,15 @@ class _Upload:
 
     async def _write(self, part: Part) -> None:
         tenant, offload = self._policy.name, self._frontend.body_reader.offload
+        uploaded = self._frontend.files.uploaded
         with self._frontend.files.create(tenant, self.name) as writer:
             async for chunk in part.chunks:
-                if writer.size + len(chunk) > self._left:
+                if uploaded[tenant] + len(chunk) > self._left:
                     raise _too_many_bytes(self._policy.tenant.batches.file_bytes, self._left)
+                uploaded[tenant] += len(chunk)
+                self.size += len(chunk)
                 await offload(tenant, len(chunk), partial(writer.write, chunk))
-            self._size = writer.size
+            await asyncio.to_thread(writer.close)
 
     async def record(self) -> Json:
         """Keep the record of a file that has come whole, and return it. Raises `BadRequest` and `Unsatisfiable`."""
@@ -174,12 +187,12 @@ class _Upload:
             raise BadRequest("The form has no part named file.", "file")
         if purpose != PURPOSE:
             raise BadRequest(f"purpose must be {PURPOSE!r}, the one use of files here, got {purpose!r}.", "purpose")
-        if not self._size:
+        if not self.size:
             raise BadRequest("The file is empty: it has one request a line.", "file")
         expires = time.time() + (_seconds(self._fields) or bounds.retention)
-        record = file_object(self.name, self._size, self._filename, purpose, expires)
+        record = file_object(self.name, self.size, self._filename, purpose, expires)
         sealed = sealed_record(self._frontend.sealer, tenant, self.name, record)
-        put = self._endpoint.ask("put_file", tenant, self.name, self._size, expires, sealed, bounds.file_bytes)
+        put = self._endpoint.ask("put_file", tenant, self.name, self.size, expires, sealed, bounds.file_bytes)
         if not await put:
             raise _too_many_bytes(bounds.file_bytes, self._left)
         return record
@@ -188,13 +201,13 @@ class _Upload:
 def _seconds(life: dict[str, str]) -> int | None:
     if not any(name.startswith("expires_after") for name in life):
         return None
-    seconds = life.get("expires_after[seconds]", "")
+    seconds = _whole(life.get("expires_after[seconds]", ""), MIN_EXPIRY_S, MAX_EXPIRY_S)
     if life.get("expires_after[anchor]") != "created_at":
         raise BadRequest("expires_after[anchor] must be 'created_at'.", "expires_after")
-    if not (seconds.isascii() and seconds.isdecimal() and MIN_EXPIRY_S <= int(seconds[:9]) <= MAX_EXPIRY_S):
+    if seconds is None:
         told = f"expires_after[seconds] must be {MIN_EXPIRY_S} to {MAX_EXPIRY_S}."
         raise BadRequest(told, "expires_after")
-    return int(seconds)
+    return seconds
 
 
 def _too_many_bytes(most: int, left: int) -> Unsatisfiable:
@@ -218,7 +231,7 @@ class FileEndpoint(_StoreEndpoint):
             if fields and self.shown(tenant, batch, fields)["input_file_id"] == name:
                 raise BadRequest(f"The file is the input of {batch}, which has not ended: cancel it.", "file_id")
         await self.ask("delete_file", tenant, name)
-        self.frontend.files.delete(tenant, name)
+        await asyncio.to_thread(self.frontend.files.delete, tenant, name)
         return {"id": name, "object": "file", "deleted": True}
 
 

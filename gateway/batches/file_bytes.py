@@ -9,8 +9,10 @@ Replicas that share batches share this directory.
 import asyncio
 import os
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -22,12 +24,17 @@ CHUNK_BYTES = 2**18  # of a file, sealed at once
 _SIZE_BYTES = 4
 
 
+class LostFile(OSError):
+    """A part of a file is missing, or is not this file's: it stays so."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileBytes:
     """Reads and writes the files of all tenants. Names are ids that the gateway has made."""
 
     folder: Path
     sealer: Sealer
+    uploaded: Counter[str] = field(default_factory=Counter)  # by tenant, bytes of uploads that have not ended here
 
     def path(self, tenant: str, name: str) -> Path:
         return self.folder / f"t-{quote(tenant, safe='', errors='surrogatepass')}" / name
@@ -39,14 +46,18 @@ class FileBytes:
         return SealedWriter(self, tenant, name)
 
     def chunks(self, tenant: str, name: str) -> Iterator[bytes]:
-        """Yield a file's content. Raises `OSError` if a part of it is missing or is not this file's."""
-        with self.path(tenant, name).open("rb") as file:
+        """Yield a file's content. Raises `LostFile`, and `OSError` for a disk that fails."""
+        try:
+            file = self.path(tenant, name).open("rb")
+        except FileNotFoundError:
+            raise LostFile(f"{name} is not there") from None
+        with file:
             number = 0
             while head := file.read(_SIZE_BYTES):
                 sealed = file.read(int.from_bytes(head))
                 chunk = self.sealer.open(tenant, f"{name}/{number}", sealed, CHUNK_BYTES)
                 if chunk is None:
-                    raise OSError(f"chunk {number} of {name} does not open: it is damaged, or its secret was removed")
+                    raise LostFile(f"chunk {number} of {name} does not open: it is damaged, or its secret was removed")
                 number += 1
                 yield chunk
 
@@ -110,17 +121,26 @@ class SealedWriter:
         self._file.write(len(sealed).to_bytes(_SIZE_BYTES) + sealed)
         self._number += 1
 
+    def close(self) -> None:
+        """Have the file on the disk, which may take seconds, and there; leaving the block does it too."""
+        assert self._file is not None
+        if self._file.closed:
+            return
+        with self._file:
+            if self._buffer:
+                self._seal(bytes(self._buffer))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._draft.replace(self._path)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._file is not None
-        with self._file:
+        try:
             if kind is None:
-                if self._buffer:
-                    self._seal(bytes(self._buffer))
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        if kind is None:
-            self._draft.replace(self._path)
-        else:
+                self.close()
+        finally:
+            with suppress(OSError):  # of a full disk, which is told already
+                self._file.close()
             self._draft.unlink(missing_ok=True)

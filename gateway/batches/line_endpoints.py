@@ -28,8 +28,7 @@ from quotas.reservation import NOTHING, Usage
 
 LINE = "sluice.line"  # key of the ASGI extension with the tenant and the key id of a line
 SPARE = ClassPolicy(SPARE_CLASS_NAME, SPARE_CLASS)
-TEMPORARY = frozenset({429, 500, 503, 504})  # statuses after which a line is tried again
-LASTING = frozenset({"insufficient_quota", "model_failed"})  # codes among them that would stay
+TEMPORARY = frozenset({429, 500, 503, 504})  # statuses after which a line is tried again, unless the answer forbids it
 
 
 class LinePolicy(EffectivePolicy):
@@ -120,8 +119,7 @@ class LineEndpoints:
         reply = orjson.loads(exchange.answer)
         measure = record.engine.measure
         used = measure() if measure is not None and exchange.status == 200 else NOTHING
-        code = None if exchange.status == 200 else reply.get("error", {}).get("code")
-        is_final = exchange.status not in TEMPORARY or code in LASTING
+        is_final = exchange.status not in TEMPORARY or not exchange.may_retry
         return LineAnswer(exchange.status, reply, record.request_id, used, None if is_final else exchange.retry_after)
 
 
@@ -129,7 +127,7 @@ class _Exchange:
     """One request and its answer, in memory."""
 
     def __init__(self, body: bytes) -> None:
-        self.status, self.retry_after, self.answer = 0, 1.0, b""
+        self.status, self.retry_after, self.may_retry, self.answer = 0, 1.0, True, b""
         self._body: bytes | None = body
 
     async def receive(self) -> Message:
@@ -143,5 +141,6 @@ class _Exchange:
             self.status = message["status"]
             headers = dict(message["headers"])
             self.retry_after = float(headers.get(b"retry-after-ms", b"1000")) / 1000
+            self.may_retry = headers.get(b"x-should-retry") != b"false"
         else:
             self.answer += message.get("body", b"")

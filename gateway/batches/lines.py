@@ -78,7 +78,7 @@ def read_line(raw: bytes | None, number: int, endpoint: str, most: int) -> Line:
 def _check_fields(value: Json, endpoint: str) -> None:
     for name in sorted(value.keys() - _FIELDS)[:1]:
         told = f"{name[:80]} is not a field: a line has custom_id, method, url and body."
-        raise LineProblem("unknown_field", told, name)
+        raise LineProblem("unknown_field", told, name[:80])
     custom_id, method, url, body = (value.get(name) for name in ("custom_id", "method", "url", "body"))
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
         told = f"custom_id must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters, got {shown(custom_id)}."

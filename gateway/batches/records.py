@@ -35,14 +35,16 @@ class BatchRecords:
 
     async def _open(self, tenant: str, name: str, fields: dict[str, str], most: int) -> bool:
         is_open = await self.store.open(tenant, name, fields, most)
-        self._changed(name)
+        if is_open:
+            self._changed(name)
         return is_open
 
     async def _cancel(self, tenant: str, name: str) -> bool:
         """Returns False if the batch had ended, or was cancelled already."""
         stamp = {"status": "cancelling", "cancelling_at": str(int(time.time()))}
         is_cancelled = await self.store.update(tenant, name, stamp, statuses=CANCELLABLE)
-        self._changed(name)
+        if is_cancelled:
+            self._changed(name)
         return is_cancelled
 
     def _changed(self, name: str) -> None:

@@ -9,6 +9,7 @@ results that the marks name.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gateway.batches.file_bytes import FileBytes, SealedWriter
+from gateway.batches.file_bytes import FileBytes, LostFile, SealedWriter
 from gateway.batches.line_endpoints import LineAnswer, LineEndpoints
 from gateway.batches.lines import Line, check_lines, problem_object, read_line, split_lines
 from gateway.batches.objects import file_object, opened_record, sealed_record
@@ -32,9 +33,12 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # between looks for batches that nobody has, and at the status of a running one
 SWEEP_SECONDS = 3600.0
 STRAY_SECONDS = 86400.0  # after which bytes without a record are deleted
-UNIT_BYTES = 2**16  # of lines in memory: a batch has as many units of them as the batch of the engine has rows
+OVERDUE_SECONDS = 3600.0  # after which a batch that has expired and whose input no replica has is ended without it
+UNIT_BYTES = 2**16  # of lines in memory: a tenant's batches share as many units of them as the engine's batch has rows
+CHECKED_LINE_BYTES = 2**62  # no bound: a replica with a lower one goes on with a batch whose lines another has checked
 MAX_TRIES = 3  # of a line that the server failed to answer
 LONGEST_RETRY_S = 60.0
+RESULT_LOST = {"code": "result_lost", "message": "The line was answered and charged, and the disk has lost the answer."}
 Json = dict[str, Any]
 T = TypeVar("T")
 
@@ -63,6 +67,7 @@ class BatchRunner:
     def __init__(self, parts: RunnerParts, counts: BatchCounts) -> None:
         self.parts, self.counts = parts, counts
         self.running: dict[str, BatchRun] = {}  # by the batch's id
+        self.running_of: Counter[str] = Counter()  # batches, by tenant
         self.slots = asyncio.Semaphore(parts.width)
         self._changed = asyncio.Event()
         self._swept = -SWEEP_SECONDS
@@ -96,27 +101,37 @@ class BatchRunner:
             if name in self.running or not (fields := await store.batch(tenant, name)):
                 continue
             record = opened_record(self.parts.files.sealer, tenant, name, fields["record"])
-            if record is None or not self.parts.files.has(tenant, record["input_file_id"]):
-                continue  # of a replica with another state directory
+            file = "" if record is None else record["input_file_id"]
+            has_input = self.parts.files.has(tenant, file)
+            is_overdue = time.time() >= int(fields["expires_at"]) + OVERDUE_SECONDS
+            if not (has_input or is_overdue) and (record is None or await store.file(tenant, file)):
+                continue  # of a replica with another state directory, or with the secret of the record
             if epoch := await store.claim(tenant, name):
-                run = self.running[name] = BatchRun(self, tenant, name, epoch, record)
-                group.create_task(self._run(run, name))
+                run = self.running[name] = BatchRun(self, tenant, name, epoch, record if has_input else None)
+                group.create_task(self._run(run, tenant, name))
 
-    async def _run(self, run: "BatchRun", name: str) -> None:
+    async def _run(self, run: "BatchRun", tenant: str, name: str) -> None:
         self.counts.running += 1
+        self.running_of[tenant] += 1
         try:
             await run.run()
         finally:
             self.counts.running -= 1
+            self.running_of[tenant] -= 1
             del self.running[name]
 
     async def _sweep(self) -> None:
-        """Delete the files whose time is over, and bytes that nothing names any more."""
+        """Delete files whose time is over and which no open batch reads, and bytes that nothing names any more."""
         files, store = self.parts.files, self.parts.store
-        opened = {name for _, name in await store.open_batches()}
+        opened, inputs = set[str](), set[str]()
+        for tenant, name in await store.open_batches():
+            fields = await store.batch(tenant, name)
+            record = fields and opened_record(files.sealer, tenant, name, fields["record"])
+            opened.add(name)
+            inputs.add(record["input_file_id"] if record else "")
         for tenant in await asyncio.to_thread(files.tenants):
             expiries, now = await store.expiries(tenant), time.time()
-            old = [name for name, expires in expiries.items() if expires <= now]
+            old = [name for name, expires in expiries.items() if expires <= now and name not in inputs]
             for name in old:
                 await store.delete_file(tenant, name)
             entries = await asyncio.to_thread(files.entries, tenant)
@@ -129,17 +144,18 @@ class BatchRunner:
 class BatchRun:
     """One batch, from its claim to its end or the loss of its lease."""
 
-    def __init__(self, runner: BatchRunner, tenant: str, name: str, epoch: int, record: Json) -> None:
+    def __init__(self, runner: BatchRunner, tenant: str, name: str, epoch: int, record: Json | None) -> None:
+        """`record` is what its client sent; None if that or the input is lost."""
         self.changed = asyncio.Event()  # its status may have changed
         self._runner, self._parts, self._store = runner, runner.parts, runner.parts.store
-        self._tenant, self._name, self._epoch, self._record = tenant, name, epoch, record
+        self._tenant, self._name, self._epoch, self._record = tenant, name, epoch, record or {}
         self._work: asyncio.Task[None] | None = None  # on its lines; cancelled where the batch is cancelled
-        self._is_lost = False
+        self._is_lost = False  # for good: the store's word may change back
 
     async def run(self) -> None:
         keeping = asyncio.create_task(self._keep_lease())
         try:
-            await self._advance()
+            await self._advance_or_fail()
         except asyncio.CancelledError:
             with suppress(QuotaError):
                 await self._store.update(self._tenant, self._name, {}, epoch=self._epoch, is_given_back=True)
@@ -165,23 +181,27 @@ class BatchRun:
             self.changed.clear()
             try:
                 if time.monotonic() - renewed >= self._store.lease / 3:
-                    self._is_lost = not await self._store.update(self._tenant, self._name, {}, epoch=self._epoch)
+                    self._is_lost |= not await self._store.update(self._tenant, self._name, {}, epoch=self._epoch)
                     renewed = time.monotonic()
                 fields = await self._store.batch(self._tenant, self._name) or {}
             except QuotaError:
-                self._is_lost = time.monotonic() - renewed >= self._store.lease
+                self._is_lost |= time.monotonic() - renewed >= self._store.lease
                 fields = {}
             if self._work is not None and (self._is_lost or fields.get("status") == "cancelling"):
                 self._work.cancel()
 
-    async def _advance(self) -> None:
-        fields = await self._store.batch(self._tenant, self._name) or {}
+    async def _advance_or_fail(self) -> None:
         try:
-            if fields.get("status") == "validating" and not await self._validate():
-                return
-        except OSError as error:
+            if not self._record:
+                raise LostFile("its record or its input is gone")
+            await self._advance()
+        except LostFile as error:
             log.warning("the input of batch %s is not readable: %s", self._name, error)
             await self._fail([problem_object("input_unreadable", "The input file is damaged or gone.")])
+
+    async def _advance(self) -> None:
+        fields = await self._store.batch(self._tenant, self._name) or {}
+        if fields.get("status") == "validating" and not await self._validate():
             return
         fields = await self._store.batch(self._tenant, self._name) or {}
         expires = int(fields["expires_at"])
@@ -189,9 +209,14 @@ class BatchRun:
             await self._compute_until(expires)
             fields = await self._store.batch(self._tenant, self._name) or {}
         if fields["status"] == "in_progress":
-            end = "expired" if len(await self._done()) < int(fields["total"]) else "completed"
-            stamp = {"status": "finalizing", "finalizing_at": _now(), "end": end}
-            fields = fields | (stamp if await self._update(stamp, "in_progress") else {"status": "cancelling"})
+            end = (
+                "expired"
+                if sum(int(fields.get(how, 0)) for how in ("completed", "failed")) < int(fields["total"])
+                else "completed"
+            )
+            await self._update({"status": "finalizing", "finalizing_at": _now(), "end": end}, "in_progress")
+            found = await self._persistently(partial(self._store.batch, self._tenant, self._name))
+            fields = found or {}
         await self._finalize("cancelled" if fields["status"] == "cancelling" else fields["end"], fields)
 
     # before its lines
@@ -239,22 +264,29 @@ class BatchRun:
             raise error.exceptions[0] if isinstance(error, ExceptionGroup) else error
 
     async def _compute(self) -> None:
-        done, room = await self._done(), asyncio.Semaphore(self._parts.width)
-        lines = self._lines()
+        done, lines, width = await self._done(), self._lines(), self._parts.width
+        held, has_ended = 0, asyncio.Event()
+
+        def release(units: int, _: "asyncio.Task[None]") -> None:
+            nonlocal held
+            held -= units
+            has_ended.set()
+
         async with asyncio.TaskGroup() as group:
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
                 if line.number in done:
                     continue
-                units = min(1 + len(line.body) // UNIT_BYTES, self._parts.width)
-                for _ in range(units):
-                    await room.acquire()
-                group.create_task(self._settle_line(line)).add_done_callback(partial(_release, room, units))
+                units = 1 + len(line.body) // UNIT_BYTES
+                while held and held + units > width // self._runner.running_of[self._tenant]:
+                    has_ended.clear()
+                    await has_ended.wait()
+                held += units
+                group.create_task(self._settle_line(line)).add_done_callback(partial(release, units))
 
     def _lines(self) -> Iterator[Line]:
         chunks = self._parts.files.chunks(self._tenant, self._record["input_file_id"])
-        most = self._parts.most_line_bytes
-        for number, raw in enumerate(split_lines(chunks, most)):
-            yield read_line(raw, number, self._record["endpoint"], most)
+        for number, raw in enumerate(split_lines(chunks, CHECKED_LINE_BYTES)):
+            yield read_line(raw, number, self._record["endpoint"], CHECKED_LINE_BYTES)
 
     async def _settle_line(self, line: Line) -> None:
         """Have a line answered, write its result, and settle it."""
@@ -326,11 +358,15 @@ class BatchRun:
             for line in self._lines() if has_begun else ():
                 one = done.get(line.number)
                 writer: SealedWriter = output if one is not None and one.is_completed else error
-                if one is not None:
-                    writer.write(files.read(tenant, _result_name(self._name, line.number, one.epoch)))
-                else:
-                    told = f"The batch was {end} before this line was answered."
-                    writer.write(_result(self._name, line, None, {"code": f"batch_{end}", "message": told}))
+                told = {"code": f"batch_{end}", "message": f"The batch was {end} before this line was answered."}
+                try:
+                    result = (
+                        None if one is None else files.read(tenant, _result_name(self._name, line.number, one.epoch))
+                    )
+                except LostFile as lost:
+                    log.warning("a result of batch %s is lost: %s", self._name, lost)
+                    told, result, writer = RESULT_LOST, None, error
+                writer.write(result or _result(self._name, line, None, told))
         sizes = {"output": output.size, "error": error.size}
         for what, size in sizes.items():
             if not size:
@@ -340,7 +376,9 @@ class BatchRun:
     # the store
 
     async def _update(self, fields: Mapping[str, str], *statuses: str) -> bool:
-        """Returns False if the batch has another status by now. Raises `LeaseLost`."""
+        """Returns False if the batch had another status, also this one: the store may have been asked twice. Raises
+        `LeaseLost`.
+        """
         update = partial(self._store.update, self._tenant, self._name, epoch=self._epoch)
         if await self._persistently(partial(update, fields, statuses=statuses)):
             return True
@@ -349,7 +387,7 @@ class BatchRun:
         raise LeaseLost
 
     async def _close(self, fields: Mapping[str, str]) -> None:
-        kept = self._parts.policy(self._tenant, self._record["key"]).tenant.batches.retention
+        kept = self._parts.policy(self._tenant, self._record.get("key", "")).tenant.batches.retention
         update = partial(self._store.update, self._tenant, self._name, fields, epoch=self._epoch, kept=kept)
         if not await self._persistently(partial(update, statuses=OPEN)):
             raise LeaseLost
@@ -364,11 +402,6 @@ class BatchRun:
             if self._is_lost:
                 raise LeaseLost
             await asyncio.sleep(POLL_SECONDS)
-
-
-def _release(room: asyncio.Semaphore, units: int, _: "asyncio.Task[None]") -> None:
-    for _unit in range(units):
-        room.release()
 
 
 def _now() -> str:

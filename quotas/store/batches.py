@@ -7,7 +7,7 @@ client sent, sealed; its status, times and counts; `lease` and `epoch`, by which
 `sluice:batches` names the tenants that have had batches. Another tenant's id is answered as an unknown one.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -16,6 +16,8 @@ from quotas.store.scripts import Script, ScriptRunner
 
 _TENANTS = f"{PREFIX}:batches".encode()
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+SCANNED = 500  # lines or files asked for at once
+LEAST_FILE_BYTES = 4096  # that a file counts as: without, a tenant's bytes would be millions of records in the store
 Fields = dict[str, str]
 
 
@@ -50,7 +52,7 @@ class BatchStore:
         """Keep a file's record until `expires` (Unix seconds). Returns False if the bytes of all of the tenant's files
         would be more than `most`.
         """
-        words = (name, size, round(expires * 1e6), record, most)
+        words = (name, max(size, LEAST_FILE_BYTES), round(expires * 1e6), record, most)
         return await self._ask(Script.PUT_FILE, self._file_keys(tenant), *words) == "ok"
 
     async def file(self, tenant: str, name: str) -> str | None:
@@ -68,9 +70,8 @@ class BatchStore:
 
     async def expiries(self, tenant: str) -> dict[str, float]:
         """When each of the tenant's files expires, in Unix seconds."""
-        words = await self._execute(b"HGETALL", self._file_keys(tenant)[0])
-        named = zip(words[::2], words[1::2], strict=True)
-        return {name.decode(): int(said.split(b" ", 2)[1]) / 1e6 for name, said in named if name}
+        said = self._scanned(self._file_keys(tenant)[0])
+        return {name.decode(): int(one.split(b" ", 2)[1]) / 1e6 async for name, one in said if name}
 
     async def delete_file(self, tenant: str, name: str) -> bool:
         return await self._ask(Script.DELETE_FILE, self._file_keys(tenant), name) == "ok"
@@ -140,11 +141,23 @@ class BatchStore:
 
     async def done_lines(self, tenant: str, name: str) -> dict[int, DoneLine]:
         """The done lines of a batch by number, which counts from 0."""
-        words = await self._execute(b"HGETALL", self._batch_key(tenant, name) + b":lines")
-        found = {int(line): said.split() for line, said in zip(words[::2], words[1::2], strict=True)}
-        return {line: DoneLine(int(epoch), how == b"completed") for line, (epoch, how) in found.items()}
+        done = dict[int, DoneLine]()
+        async for line, said in self._scanned(self._batch_key(tenant, name) + b":lines"):
+            epoch, how = said.split()
+            done[int(line)] = DoneLine(int(epoch), how == b"completed")
+        return done
 
     # inside
+
+    async def _scanned(self, key: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
+        """Yield a hash, which is asked for in parts: a large one at once would hold the event loop and the store for a
+        tenth of a second. A field that is changed meanwhile may come twice.
+        """
+        cursor = None
+        while cursor != b"0":
+            cursor, words = await self._execute(b"HSCAN", key, cursor or b"0", b"COUNT", SCANNED)
+            for pair in zip(words[::2], words[1::2], strict=True):
+                yield pair
 
     async def _page(self, order: bytes, after: str | None, most: int) -> list[str]:
         rank = None if after is None else await self._execute(b"ZREVRANK", order, after)

@@ -1,5 +1,8 @@
 """Files are sealed for their tenant and name, chunk by chunk, and are there as a whole or not at all."""
 
+import os
+import resource
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,4 +51,18 @@ def test_an_upload_that_fails_leaves_nothing(files: FileBytes) -> None:
     with suppress(RuntimeError), files.create("a", "file-1") as writer:
         writer.write(b"x" * (CHUNK_BYTES + 1))
         raise RuntimeError
+    assert files.entries("a") == []
+
+
+def test_a_full_disk_keeps_no_part_of_a_file(files: FileBytes) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        for size in (5000, CHUNK_BYTES + 1):  # as it is closed, and as it is written
+            with pytest.raises(OSError, match="too large"):
+                files.write("a", f"file-{size}", os.urandom(size))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
     assert files.entries("a") == []

@@ -33,3 +33,13 @@ def test_problems_are_bounded_and_lines_too() -> None:
 
     assert checked(1000, 5000) == ["invalid_method"] * MAX_PROBLEMS
     assert checked(4, 3)[-1] == "too_many_lines"
+
+
+def test_what_is_told_of_a_line_is_short_however_long_it_is() -> None:
+    long = "x" * 100_000
+    fields = {"custom_id": "a", "method": "POST", "url": "/v1/x", "body": {"model": "m"}}
+    lines = [fields | {name: long} for name in fields] + [fields | {long: 1}, fields | {"body": {"model": long}}]
+    text = b"\n".join(map(orjson.dumps, lines))
+    checked = check_lines([text], "/v1/x", most_lines=99, most_bytes=2**20, models=frozenset({"m"}))
+    assert len(checked.problems) == len(lines)
+    assert all(len(orjson.dumps(problem)) < 1000 for problem in checked.problems)

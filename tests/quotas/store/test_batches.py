@@ -1,10 +1,13 @@
 """Batches in the store: one holder at a time, each line settled once, files within their tenant's bytes."""
 
 import asyncio
+from typing import Any
+
+import pytest
 
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.reservation import Usage
-from quotas.store.batches import FinishedLine
+from quotas.store.batches import LEAST_FILE_BYTES, SCANNED, DoneLine, FinishedLine
 from quotas.store.redis_store import RedisStore
 
 FIELDS = {"record": "sealed", "status": "validating", "created_at": "1"}
@@ -53,16 +56,46 @@ async def test_a_line_is_settled_once_however_often_and_by_whom_it_is_told(
     assert 1000 - 2 * 12 <= state.remaining <= 1000 - 2 * 12 + 2, "of the lines that the limit counts, each once"
 
 
+async def test_the_done_lines_of_a_large_batch_come_in_parts(
+    store: RedisStore, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, client, parts = store.batches(), store.batches()._runner.client, list[int]()
+    words = [word for n in range(5000) for word in (b"%d" % n, b"2 completed")]
+    await client.execute(b"HSET", batches._batch_key(tenant, "b") + b":lines", *words)
+    execute = client.execute
+
+    async def counted(*command: bytes) -> Any:
+        said = await execute(*command)
+        parts.append(len(said[-1]))
+        return said
+
+    monkeypatch.setattr(client, "execute", counted)
+    assert await batches.done_lines(tenant, "b") == dict.fromkeys(range(5000), DoneLine(2, True))
+    assert max(parts) < 4 * SCANNED
+
+
+async def test_the_list_of_batches_forgets_those_whose_time_is_over(store: RedisStore, tenant: str) -> None:
+    batches = store.batches()
+    for name in "abc":
+        await batches.open(tenant, name, FIELDS, 9)
+    for name in "ab":
+        await batches._execute(b"DEL", batches._batch_key(tenant, name))
+    await batches.open(tenant, "d", FIELDS, 9)
+    assert await batches._execute(b"ZRANGE", batches._of(tenant, "batches"), 0, -1) == [b"c", b"d"]
+
+
 async def test_files_are_within_the_bytes_of_their_tenant(store: RedisStore, tenant: str) -> None:
     files = store.batches()
-    assert await files.put_file(tenant, "f", 60, 2e9, "record f", 100)
-    assert not await files.put_file(tenant, "g", 60, 2e9, "record g", 100)
-    assert await files.put_file(tenant, "f", 70, 2e9, "anew", 100), "in place of itself"
-    assert await files.put_file(tenant, "g", 30, 1.5, "record g", 100)
-    assert await files.file_bytes(tenant) == 100
+    most = 10 * LEAST_FILE_BYTES
+    assert await files.put_file(tenant, "f", most - LEAST_FILE_BYTES, 2e9, "record f", most)
+    assert not await files.put_file(tenant, "g", LEAST_FILE_BYTES + 1, 2e9, "record g", most)
+    assert await files.put_file(tenant, "f", most - LEAST_FILE_BYTES, 2e9, "anew", most), "in place of itself"
+    assert await files.put_file(tenant, "g", 1, 1.5, "record g", most), "a small file counts as one of the least"
+    assert not await files.put_file(tenant, "h", 1, 2e9, "record h", most)
+    assert await files.file_bytes(tenant) == most
     assert [name for name, _ in await files.files(tenant, None, 9)] == ["g", "f"]
     assert await files.files(tenant, "g", 9) == [("f", "anew")]
     assert await files.expiries(tenant) == {"f": 2e9, "g": 1.5}
     assert await files.file(f"{tenant}-2", "f") is None and await files.file(tenant, "") is None
     assert await files.delete_file(tenant, "f") and not await files.delete_file(tenant, "f")
-    assert not await files.delete_file(tenant, "") and await files.file_bytes(tenant) == 30
+    assert not await files.delete_file(tenant, "") and await files.file_bytes(tenant) == LEAST_FILE_BYTES

@@ -1,0 +1,90 @@
+"""Uploads and lists of files, without a server."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.batches.endpoints import FilesEndpoint, _page, _seconds, _Upload
+from gateway.batches.file_bytes import FileBytes
+from gateway.batches.multipart import Part
+from gateway.batches.objects import MAX_EXPIRY_S, file_object, new_id, sealed_record
+from gateway.errors import BadRequest, Unsatisfiable
+from gateway.tenants.sealer import Sealer
+
+SEALER = Sealer([b"secret"])
+
+
+@pytest.mark.parametrize("limit", ["0000019999999", "000100", "1" * 5000, "\u0661", "-1", ""])
+def test_a_limit_beyond_its_bounds_is_refused_however_it_is_written(limit: str) -> None:
+    call: Any = SimpleNamespace(scope={"query_string": f"limit={limit}".encode()})
+    with pytest.raises(BadRequest, match="limit must be"):
+        _page(call)
+
+
+@pytest.mark.parametrize("seconds", ["000003600" + "0" * 400, f"{MAX_EXPIRY_S + 1}", "9" * 5000, "3599"])
+def test_an_expiry_beyond_its_bounds_is_refused_however_it_is_written(seconds: str) -> None:
+    with pytest.raises(BadRequest, match="must be 3600 to"):
+        _seconds({"expires_after[anchor]": "created_at", "expires_after[seconds]": seconds})
+    assert _seconds({"expires_after[anchor]": "created_at", "expires_after[seconds]": f"{MAX_EXPIRY_S}"})
+
+
+async def test_a_page_of_one_purpose_is_not_cut_short_by_files_of_others() -> None:
+    stored = []
+    for n in range(250):  # the newest first
+        name, purpose = new_id("file-"), "batch" if n >= 248 else "batch_output"
+        record = file_object(name, 1, f"{n}", purpose, time.time() + 60)
+        stored.append((name, sealed_record(SEALER, "t", name, record)))
+    names = [name for name, _ in stored]
+
+    async def ask(what: str, tenant: str, after: str | None, most: int) -> Any:
+        first = 0 if after is None else names.index(after) + 1
+        return stored[first : first + most]
+
+    endpoint: Any = FilesEndpoint(SimpleNamespace(sealer=SEALER))  # type: ignore[arg-type]
+    endpoint.ask = ask
+    scope = {"method": "GET", "query_string": b"purpose=batch&limit=1"}
+    page = await endpoint.told(SimpleNamespace(scope=scope), SimpleNamespace(name="t"))
+    assert [one["filename"] for one in page["data"]] == ["248"] and page["has_more"]
+    scope["query_string"] = b"limit=1&purpose=batch&after=" + page["last_id"].encode()
+    page = await endpoint.told(SimpleNamespace(scope=scope), SimpleNamespace(name="t"))
+    assert [one["filename"] for one in page["data"]] == ["249"] and not page["has_more"]
+
+
+def new_upload(files: FileBytes, left: int) -> _Upload:
+    async def offload(tenant: str, size: int, function: Callable[[], object]) -> None:
+        await asyncio.to_thread(function)
+
+    limits = SimpleNamespace(batches=SimpleNamespace(file_bytes=left))
+    frontend: Any = SimpleNamespace(files=files, body_reader=SimpleNamespace(offload=offload))
+    policy: Any = SimpleNamespace(name="t", tenant=limits)
+    return _Upload(SimpleNamespace(frontend=frontend), policy, left)  # type: ignore[arg-type]
+
+
+async def chunks(*given: bytes) -> AsyncIterator[bytes]:
+    for one in given:
+        yield one
+
+
+async def test_an_upload_waits_for_the_disk_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: threads.append(threading.get_ident()))
+    upload = new_upload(files := FileBytes(tmp_path, SEALER), 100)
+    await upload.take(Part("file", "f", chunks(b"{}")))
+    assert files.read("t", upload.name) == b"{}" and threads and threading.get_ident() not in threads
+
+
+async def test_uploads_at_once_are_together_within_the_bytes_of_their_tenant(tmp_path: Path) -> None:
+    files = FileBytes(tmp_path, SEALER)
+    first, second = new_upload(files, 100), new_upload(files, 100)
+    await first.take(Part("file", "f", chunks(b"x" * 60)))
+    with pytest.raises(Unsatisfiable, match=r"batches\.file_bytes"):
+        await second.take(Part("file", "f", chunks(b"x" * 30, b"x" * 30)))
+    assert files.uploaded["t"] == first.size + second.size == 90
+    assert [name for name, _ in files.entries("t")] == [first.name]

@@ -1,0 +1,220 @@
+"""Runs of batches against a store and a disk that lose and repeat: each batch ends, and as what it is."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.batches.file_bytes import FileBytes
+from gateway.batches.line_endpoints import LineAnswer
+from gateway.batches.objects import new_id, sealed_record
+from gateway.batches.runner import OVERDUE_SECONDS, BatchRunner, RunnerParts
+from gateway.telemetry.metrics.batches import BatchCounts
+from gateway.tenants.sealer import Sealer
+from quotas.errors import StoreUnavailable
+from quotas.policy.policy import BatchLimits
+from quotas.reservation import NOTHING
+from tests.quotas.servers import connected
+
+CHAT = "/v1/chat/completions"
+POLICY: Any = SimpleNamespace(tenant=SimpleNamespace(batches=BatchLimits()), charged=())
+
+
+class Endpoints:
+    """Answers each line at once, after `meanwhile`."""
+
+    async def meanwhile(self) -> None:
+        pass
+
+    async def answer(self, path: str, tenant: str, key: str, body: bytes) -> LineAnswer:
+        await self.meanwhile()
+        return LineAnswer(200, {"echo": orjson.loads(body)}, "req", NOTHING, None)
+
+
+class Site:
+    """A runner, and what its tenant `t` has."""
+
+    def __init__(self, parts: RunnerParts, endpoints: Endpoints) -> None:
+        self.parts, self.endpoints, self.store, self.files = parts, endpoints, parts.store, parts.files
+        self.runner = BatchRunner(parts, BatchCounts())
+
+    async def upload(self, count: int = 2, expires: float = 2e9) -> str:
+        name = new_id("file-")
+        body = {"model": "m", "messages": []}
+        lines = [{"custom_id": f"{n}", "method": "POST", "url": CHAT, "body": body} for n in range(count)]
+        text = b"\n".join(map(orjson.dumps, lines))
+        self.files.write("t", name, text)
+        assert await self.store.put_file("t", name, len(text), expires, "-", 2**40)
+        return name
+
+    async def open(self, file: str, expires_in: float = 60, **fields: str) -> str:
+        name = new_id("batch_")
+        asked = {"input_file_id": file, "endpoint": CHAT, "output_seconds": None, "key": "k"}
+        record = sealed_record(self.files.sealer, "t", name, asked)
+        times = {"created_at": "1", "expires_at": f"{int(time.time() + expires_in)}"}
+        assert await self.store.open("t", name, {"record": record, "status": "validating"} | times | fields, 9)
+        return name
+
+    async def ended(self, name: str) -> dict[str, str]:
+        running = asyncio.create_task(self.runner.run())
+        try:
+            async with asyncio.timeout(20):
+                while name in await self.store.open_of("t") or name in self.runner.running:
+                    await asyncio.sleep(0.01)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        return await self.store.batch("t", name) or {}
+
+    def codes(self, fields: Mapping[str, str]) -> list[str]:
+        text = self.files.read("t", fields["error_file_id"]) if "error_file_id" in fields else b""
+        return [orjson.loads(one)["error"]["code"] for one in text.splitlines()]
+
+
+@pytest.fixture
+async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
+    endpoints: Any = Endpoints()
+    async with connected(redis_url) as store:
+        parts = RunnerParts(
+            store=store.batches(),
+            quotas=SimpleNamespace(store=store),  # type: ignore[arg-type]
+            files=FileBytes(tmp_path, Sealer([b"secret"])),
+            endpoints=endpoints,
+            policy=lambda tenant, key: POLICY,
+            models=lambda endpoint, policy: frozenset({"m"}),
+            most_line_bytes=2**20,
+            width=4,
+        )
+        yield Site(parts, endpoints)
+
+
+async def test_the_input_of_an_open_batch_outlives_its_time(site: Site) -> None:
+    name = await site.open(await site.upload(expires=1.0))
+    await site.runner._sweep()
+    fields = await site.ended(name)
+    assert (fields["status"], fields["completed"]) == ("completed", "2")
+    site.runner._swept = -1e9
+    await site.runner._sweep()
+    assert list(await site.store.expiries("t")) == [fields["output_file_id"]], "and no longer"
+
+
+async def test_a_batch_whose_input_no_replica_has_ends_once_it_is_overdue(site: Site) -> None:
+    elsewhere = await site.upload()
+    site.files.delete("t", elsewhere)
+    late = await site.open(elsewhere, -OVERDUE_SECONDS - 9)
+    foreign = await site.open(elsewhere)
+    fields = await site.ended(late)
+    assert fields["status"] == "failed" and "errors" in fields
+    assert await site.store.open_of("t") == [foreign], "another replica may have it"
+
+
+async def test_a_batch_whose_input_was_deleted_as_it_was_opened_ends_at_once(site: Site) -> None:
+    assert (await site.ended(await site.open(new_id("file-"))))["status"] == "failed"
+
+
+async def test_a_batch_whose_secret_was_removed_ends_once_it_is_overdue(site: Site) -> None:
+    name = await site.open(await site.upload(), -OVERDUE_SECONDS - 9, record="AAAA")
+    assert (await site.ended(name))["status"] == "failed"
+
+
+async def test_a_batch_ends_though_its_input_is_lost_while_it_runs(site: Site) -> None:
+    file = await site.upload()
+
+    async def lose() -> None:
+        site.files.delete("t", file)
+
+    site.endpoints.meanwhile = lose  # type: ignore[method-assign]
+    assert (await site.ended(await site.open(file)))["status"] == "failed"
+
+
+async def test_a_result_that_the_disk_has_lost_is_told_and_the_others_are_kept(site: Site) -> None:
+    name = await site.open(await site.upload(3))
+    epoch_of = site.store.done_lines
+
+    async def lose(tenant: str, batch: str) -> Any:
+        found = await epoch_of(tenant, batch)
+        if len(found) == 3:
+            site.files.path("t", f"{batch}/1.1").unlink(missing_ok=True)
+        return found
+
+    site.store.done_lines = lose  # type: ignore[method-assign]
+    fields = await site.ended(name)
+    assert fields["status"] == "completed" and site.codes(fields) == ["result_lost"]
+    assert len(site.files.read("t", fields["output_file_id"]).splitlines()) == 2
+
+
+async def test_a_completed_batch_is_completed_though_the_store_is_asked_twice(site: Site) -> None:
+    name = await site.open(await site.upload())
+    update, failed = site.store.update, []
+
+    async def hiccup(tenant: str, batch: str, fields: Mapping[str, str], **how: Any) -> bool:
+        done = await update(tenant, batch, fields, **how)
+        if fields.get("status") == "finalizing" and not failed:
+            failed.append(done)
+            raise StoreUnavailable("the answer was lost")
+        return done
+
+    site.store.update = hiccup  # type: ignore[method-assign]
+    assert (await site.ended(name))["status"] == "completed" and failed == [True]
+
+
+async def test_a_batch_whose_lease_was_lost_for_a_while_has_not_expired(site: Site) -> None:
+    name = await site.open(await site.upload(1))
+    site.store.lease = 0.0
+    update, said = site.store.update, []
+
+    async def lapse(tenant: str, batch: str, fields: Mapping[str, str], **how: Any) -> bool:
+        if fields or how.get("is_given_back"):
+            return await update(tenant, batch, fields, **how)
+        said.append(len(said) > 0)
+        return said[-1]
+
+    async def slow() -> None:
+        if len(said) > 1:
+            return
+        run = site.runner.running[name]
+        try:
+            run.changed.set()
+            await asyncio.Event().wait()
+        finally:
+            while len(said) < 2:
+                run.changed.set()
+                await asyncio.sleep(0.001)
+
+    site.store.update, site.endpoints.meanwhile = lapse, slow  # type: ignore[method-assign]
+    assert (await site.ended(name))["status"] == "completed" and said[:2] == [False, True]
+
+
+async def test_a_replica_with_a_lower_limit_goes_on_with_lines_that_another_has_checked(site: Site) -> None:
+    name = await site.open(await site.upload(), status="in_progress", in_progress_at="1", total="2")
+    site.runner.parts = replace(site.parts, most_line_bytes=20)
+    fields = await site.ended(name)
+    assert (fields["status"], fields["completed"]) == ("completed", "2")
+
+
+async def test_the_batches_of_a_tenant_share_the_lines_that_one_may_have_in_memory(site: Site) -> None:
+    batches = [await site.open(await site.upload(20)) for _ in range(4)]
+    most, released = 0, asyncio.Event()
+
+    def num_lines() -> int:
+        return sum("_settle_line" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+    async def hold() -> None:
+        nonlocal most
+        most = max(most, num_lines())
+        if len(site.runner.running) == len(batches):
+            for _ in range(100):
+                await asyncio.sleep(0)
+            most = max(most, num_lines())
+            released.set()
+        await released.wait()
+
+    site.endpoints.meanwhile = hold  # type: ignore[method-assign]
+    assert (await site.ended(batches[0]))["status"] == "completed" and released.is_set()
+    assert most <= 4 + 2 + 1 + 1
