@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -273,15 +273,18 @@ def _json(summaries: list[RequestSummary]) -> str:
     try:
         return orjson.dumps(summaries).decode()
     except TypeError:  # a client's text that is not Unicode: lone surrogates
-        return orjson.dumps([_encodable(summary) for summary in summaries]).decode()
+        return orjson.dumps([_encodable(asdict(summary)) for summary in summaries]).decode()
 
 
-def _encodable(summary: RequestSummary) -> RequestSummary:
-    copied = replace(summary)
-    for field in fields(copied):
-        if isinstance(text := getattr(copied, field.name), str):
-            setattr(copied, field.name, text.encode(errors="replace").decode())
-    return copied
+def _encodable(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode(errors="replace").decode()
+        case dict():
+            return {name: _encodable(inner) for name, inner in value.items()}
+        case tuple():
+            return [_encodable(inner) for inner in value]
+    return value
 
 
 def _summary_of(text: str) -> RequestSummary:

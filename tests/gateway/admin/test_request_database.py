@@ -105,7 +105,7 @@ async def test_a_request_is_shown_whole_as_it_was(site: Site) -> None:
 async def test_texts_of_clients_are_data(site: Site) -> None:
     hostile = "'; DROP TABLE requests; --\x1b[31m<img src=x>\u202e"
     site.end("a", tenant=hostile, session=hostile, model="lone \ud800 surrogate", path="/\udcff")
-    site.end("b")
+    site.end("b", error=RateLimited("lone \ud800 surrogate"))
     assert await site.names(tenant=hostile, session=hostile) == ["a"]
     assert await site.names() == ["b", "a"]
 
