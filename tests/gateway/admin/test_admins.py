@@ -1,6 +1,8 @@
 """Admins with keys of their own: who opens what, from when and until when."""
 
+from errno import EMFILE
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -61,7 +63,15 @@ def test_a_name_is_taken_once(store: AdminStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"ada": 1}', '{"ada": {"role": "god", "sha256": "00", "created": ""}}']
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        pytest.param("[" * 100_000, id="nested"),
+        '{"ada": 1}',
+        '{"ada": {"role": "god", "sha256": "00", "created": ""}}',
+    ],
 )
 def test_while_the_file_is_damaged_only_the_owner_comes_in(
     store: AdminStore, keys: AdminKeys, content: str, caplog: pytest.LogCaptureFixture
@@ -82,3 +92,16 @@ def test_a_file_that_others_may_read_is_not_trusted(store: AdminStore, keys: Adm
     store.path.chmod(0o644)
     with pytest.raises(InvalidApiKey):
         keys.admin(bearer(key))
+    store.path.chmod(0o600)  # the remedy that the message names
+    assert keys.admin(bearer(key)).name == "ada"
+
+
+def test_a_file_that_could_not_be_read_is_read_again(
+    store: AdminStore, keys: AdminKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = store.create("ada", Role.ADMIN)
+    with monkeypatch.context() as patched:
+        patched.setattr(AdminStore, "read", Mock(side_effect=OSError(EMFILE, "Too many open files")))
+        with pytest.raises(InvalidApiKey):
+            keys.admin(bearer(key))
+    assert keys.admin(bearer(key)).name == "ada"
