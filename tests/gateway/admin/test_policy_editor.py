@@ -12,7 +12,7 @@ import pytest
 
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.policy_editor import PolicyEdit, PolicyEditor
-from gateway.errors import BadRequest, PolicyChanged
+from gateway.errors import BadRequest, PolicyChanged, PolicyUnavailable
 from gateway.tenants.live_policy import LivePolicy
 
 POLICY = """\
@@ -92,6 +92,48 @@ async def test_an_edit_is_undone_while_its_lines_are_as_it_left_them(site: Site)
         await site.editor.undo("bob", 99)
 
 
+@pytest.mark.parametrize(
+    ("by_hand", "instead"),
+    [
+        ("  new: {weight: 1}\n", "  new: {weight: 1}\n    # a note\n    max_n: 3\n"),
+        ("  new: {weight: 1}\n", "#  new: {weight: 1}\n"),
+    ],
+)
+async def test_an_undo_hands_no_line_to_another_tenant(site: Site, by_hand: str, instead: str) -> None:
+    done = await site.edit("new", "  new: {weight: 1}\n")
+    site.file.write_text(site.file.read_text().replace(by_hand, instead))
+    with pytest.raises(PolicyChanged, match="lines of edit 1"):
+        await site.editor.undo("bob", done["edit"])
+
+
+@pytest.mark.parametrize("name", ["acme", "'acme'", '"acme"', "acme "])
+async def test_a_tenant_is_found_however_its_name_is_written_and_lines_end_as_in_the_file(
+    tmp_path: Path, name: str
+) -> None:
+    site = Site(tmp_path)
+    text = f"tenants:\r\n  {name}:\r\n    weight: 1\r\n  globex: {{weight: 2}}\r\n"
+    site.file.write_bytes(text.encode())
+    await site.policies.reload()
+    done = await site.edit("acme", f"  {name}:\n    weight: 4")
+    assert (done["written"], site.weights) == (True, {"acme": 4, "globex": 2})
+    assert site.file.read_bytes() == text.replace("weight: 1", "weight: 4").encode()
+    await site.editor.undo("bob", done["edit"])
+    assert site.file.read_bytes() == text.encode()
+
+
+async def test_the_audit_log_has_no_hash_of_a_key_and_says_what_it_leaves_out(site: Site) -> None:
+    await site.edit("acme", ACME + f"    keys: {{k1: {{hmac: {'ab' * 32}}}}}\n")
+    await site.edit("many", "".join(f"  many{number}: {{weight: 2}}\n" for number in range(100)))
+    assert "abab" not in site.log.read_text()
+    assert site.audited()[-1][2].endswith("… (of 200 lines)")
+
+
+async def test_a_file_that_is_not_utf8_is_told(site: Site) -> None:
+    site.file.write_bytes(POLICY.encode() + b"# \xff\n")
+    with pytest.raises(PolicyUnavailable, match="is not UTF-8"):
+        await site.editor.source(None)
+
+
 async def test_what_is_not_valid_is_told_by_line_and_not_written(site: Site) -> None:
     done = await site.edit("acme", "  acme: {wieght: 3}\n")
     assert (done["valid"], done["problems"][0]["line"], done["problems"][0]["path"]) == (False, 4, "tenants.acme")
@@ -115,7 +157,7 @@ async def test_a_file_that_has_changed_since_it_was_read_is_not_overwritten(site
 
 @pytest.mark.parametrize("mode", ["auto", "off", "on"])
 async def test_a_git_checkout_gets_a_patch_that_applies(tmp_path: Path, mode: str) -> None:
-    apply = partial(subprocess.run, ["patch", "-p0", "-d", "/"], check=True, stdout=subprocess.DEVNULL)
+    apply = partial(subprocess.run, ["git", "apply", "-p0"], check=True, cwd=tmp_path)
     (tmp_path / ".git").mkdir()
     site = Site(tmp_path, mode, POLICY.rstrip("\n"))
     done = await site.edit("acme", ACME.replace("weight: 3", "weight: 4"))
