@@ -59,8 +59,7 @@ def test_an_inherited_budget_counts_at_the_tenants_own_prices() -> None:
             "needs prices with three decimals per 1M at most",
         ),
         (
-            "tenants: {a: {limits: {cost: 5/day}, price: {input: 1/1M, "
-            "cached_input: 2/1M, output: 1/1M, currency: EUR}}}",
+            f"tenants: {{a: {{{PRICED.replace('0.075', '0.16')}, limits: {{cost: 5/day}}}}}}",
             "needs a price of cached_input that is not above that of input",
         ),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 5/min}}}}}}", "is not an amount of money such as 100/month"),
