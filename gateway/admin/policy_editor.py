@@ -159,7 +159,8 @@ class PolicyEditor:
         try:
             changes = await self._policies.changes(edited)
         except PolicyError as error:
-            return {"valid": False, "problems": [problem_row(problem) for problem in error.problems]}
+            problems = [{"file": one.mark.file, **problem_row(one)} for one in error.problems]
+            return {"valid": False, "problems": problems}
         found = {"valid": True, "changes": list(changes), "written": False}
         if is_dry_run:
             return found

@@ -190,6 +190,8 @@ async def test_several_files_are_edited_by_tenant(tmp_path: Path) -> None:
     site = Site(tmp_path, text="tenants:\n  acme: {weight: 3}\n")
     site.policies = LivePolicy(tmp_path)
     site.editor = PolicyEditor(site.policies, AuditLog(site.log), "auto")
+    (problem,) = (await site.edit("acme", "  acme: {weight: 3}\n  globex: {weight: 9}\n"))["problems"]
+    assert (problem["file"], problem["path"]) == (str(site.file), "tenants.globex")
     with pytest.raises(BadRequest, match="has 2 files: name a tenant"):
         await site.editor.source(None)
     await site.edit("globex", "  globex: {weight: 7}\n")
