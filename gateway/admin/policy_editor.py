@@ -24,6 +24,7 @@ from gateway.admin.endpoint import Json
 from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, problem_row, without_hash_lines
 from gateway.errors import BadRequest, PolicyChanged, PolicyUnavailable
 from gateway.http.json_body import Wire
+from gateway.tenants.key_store import sync_names
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy_file import PolicyError, read_sources
 from quotas.policy.source_edit import Passage, passage_of_tenant, patch
@@ -171,6 +172,9 @@ class PolicyEditor:
         await self._audit.record(actor, "policy.edit", target, _recorded(changes))
         try:
             await asyncio.to_thread(_write, Path(passage.file), before, after)
+        except PolicyChanged as error:
+            await self._audit.record(actor, "policy.edit", target, f"failed: {error.message}")
+            raise
         except OSError as error:
             await self._audit.record(actor, "policy.edit", target, f"failed: {error.strerror}")
             raise PolicyUnavailable(f"{passage.file} was not written: {error.strerror}.") from None
@@ -243,8 +247,8 @@ def _digest(content: bytes) -> str:
 
 
 def _write(file: Path, before: bytes, after: bytes) -> None:
-    """Replace the file whole, with its mode and, if the system lets us, its owner. Raises `OSError`, also if it has
-    changed meanwhile.
+    """Replace the file whole, with its mode and, if the system lets us, its owner, and wait for the disk. Raises
+    `OSError`, and `PolicyChanged` if it has changed meanwhile.
     """
     stat = file.stat()
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
@@ -257,8 +261,9 @@ def _write(file: Path, before: bytes, after: bytes) -> None:
             draft.flush()
             os.fsync(draft.fileno())
         if file.read_bytes() != before:
-            raise OSError(None, "it has changed meanwhile")
+            raise PolicyChanged(f"{file} has changed meanwhile: read it again.")
         Path(name).replace(file)
+        sync_names(file.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

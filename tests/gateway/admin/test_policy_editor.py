@@ -155,6 +155,31 @@ async def test_a_file_that_has_changed_since_it_was_read_is_not_overwritten(site
         await site.edit("acme", ACME, file="/etc/passwd")
 
 
+async def test_an_edit_by_hand_between_the_check_and_the_write_is_kept(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_hand(descriptor: int) -> None:
+        site.file.write_text(POLICY + "# by hand\n")
+
+    monkeypatch.setattr("gateway.admin.policy_editor.os.fsync", by_hand)
+    with pytest.raises(PolicyChanged, match="has changed meanwhile"):
+        await site.edit("acme", ACME.replace("weight: 3", "weight: 4"))
+    monkeypatch.undo()
+    assert site.file.read_text() == POLICY + "# by hand\n"
+    assert [*site.file.parent.glob(".policy*")] == []
+
+
+async def test_an_edit_is_on_the_disk_with_its_name_before_it_is_answered(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[int]()
+    monkeypatch.setattr(
+        "gateway.admin.policy_editor.os.fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino)
+    )
+    await site.edit("acme", ACME.replace("weight: 3", "weight: 4"))
+    assert synced[-2:] == [site.file.stat().st_ino, site.file.parent.stat().st_ino]
+
+
 @pytest.mark.parametrize("mode", ["auto", "off", "on"])
 async def test_a_git_checkout_gets_a_patch_that_applies(tmp_path: Path, mode: str) -> None:
     apply = partial(subprocess.run, ["git", "apply", "-p0"], check=True, cwd=tmp_path)
