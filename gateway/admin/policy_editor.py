@@ -177,7 +177,8 @@ class PolicyEditor:
             raise
         except OSError as error:
             await self._audit.record(actor, "policy.edit", target, f"failed: {error.strerror}")
-            raise PolicyUnavailable(f"{passage.file} was not written: {error.strerror}.") from None
+            obstacle = f"{passage.file} cannot be replaced: {error.strerror}"  # as when it is a mount by itself
+            return found | {"obstacle": obstacle, "patch": await asyncio.to_thread(_patch, passage.file, before, after)}
         self._num_edits += 1
         new = after[passage.start : len(after) - (len(before) - passage.end)]
         old = passage.of(sources)

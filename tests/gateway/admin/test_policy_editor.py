@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import subprocess
+from errno import EBUSY
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -167,6 +169,15 @@ async def test_an_edit_by_hand_between_the_check_and_the_write_is_kept(
     monkeypatch.undo()
     assert site.file.read_text() == POLICY + "# by hand\n"
     assert [*site.file.parent.glob(".policy*")] == []
+
+
+async def test_a_file_that_the_system_does_not_let_go_gets_a_patch(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(EBUSY, os.strerror(EBUSY))))  # mounted by itself
+    done = await site.edit("acme", ACME.replace("weight: 3", "weight: 4"))
+    assert (done["written"], done["obstacle"]) == (False, f"{site.file} cannot be replaced: Device or resource busy")
+    assert "+    weight: 4" in done["patch"]
+    assert site.audited()[-1][2] == "failed: Device or resource busy"
+    assert (site.file.read_text(), [*site.file.parent.glob(".policy*")]) == (POLICY, [])
 
 
 async def test_an_edit_is_on_the_disk_with_its_name_before_it_is_answered(
