@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from difflib import unified_diff
 from typing import NamedTuple
 
+from quotas.policy.problems import Problems, TooManyProblems
 from quotas.policy.schema import TENANT_NAME
-from quotas.policy.tenant_texts import cut
+from quotas.policy.tenant_texts import TenantTexts, cut
+from quotas.policy.yaml_nodes import Fields, Unreadable, compose
 
 _NAMED = re.compile(rb""" +(['"]?)(%s)\1[ \t]*:(?=\s)""" % TENANT_NAME.encode())
 _INDENT = re.compile(rb"^([ \t]*)[^\s#]", re.MULTILINE)
@@ -53,10 +55,9 @@ def passage_of_tenant(sources: Mapping[str, bytes], tenant: str) -> Passage | No
     """
     end = None
     for file, content in sources.items():
-        parts = cut(file, content)
-        if parts is None:
+        texts = _tenant_texts(file, content)
+        if texts is None:
             continue
-        _, texts = parts
         at = _start_of_line(content, texts.first_line)
         for text in texts.texts:
             named = _NAMED.match(text)
@@ -65,6 +66,19 @@ def passage_of_tenant(sources: Mapping[str, bytes], tenant: str) -> Passage | No
             at += len(text)
         end = Passage(file, at, at)
     return end
+
+
+def _tenant_texts(file: str, content: bytes) -> TenantTexts | None:
+    """The texts of the tenants, if the lines that look like them are the file's tenants, and no part of a prompt."""
+    parts = cut(file, content)
+    if parts is None:
+        return None
+    rest, texts = parts
+    try:
+        tree = compose(file, rest, Problems())
+    except (Unreadable, TooManyProblems):
+        return None
+    return texts if isinstance(tree, Fields) and texts.are_tenants_of(tree) else None
 
 
 def _start_of_line(content: bytes, line: int) -> int:

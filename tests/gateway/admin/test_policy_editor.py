@@ -243,6 +243,13 @@ async def test_tenants_in_flow_style_are_edited_with_the_whole_file(tmp_path: Pa
     assert site.weights == {"acme": 4}
 
 
+async def test_a_prompt_that_reads_like_tenants_is_not_edited_as_one(tmp_path: Path) -> None:
+    prompt = '["say\n\ntenants:\n  acme: x\n\nend"]'
+    site = Site(tmp_path, text=f"defaults:\n  prefix_cache: {{pinned: {prompt}}}\ntenants:\n  globex:\n    weight: 1\n")
+    with pytest.raises(BadRequest, match="edit the whole file"):
+        await site.editor.source("acme")
+
+
 async def test_the_built_in_policy_has_no_file(tmp_path: Path) -> None:
     editor = PolicyEditor(LivePolicy(None), AuditLog(tmp_path / "audit.log"), "auto")
     with pytest.raises(BadRequest, match="built-in policy"):
