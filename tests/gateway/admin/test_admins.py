@@ -2,11 +2,13 @@
 
 from errno import EMFILE
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from gateway.admin.admins import AdminKeys, AdminStore, Role
+from gateway.admin.actions import Actions
+from gateway.admin.admins import Admin, AdminKeys, AdminStore, Role
+from gateway.admin.api import PREFIX, Api
 from gateway.errors import InvalidApiKey, RoleNotAllowed
 from gateway.tenants.key_store import KeyStore, KeyStoreError
 
@@ -105,3 +107,16 @@ def test_a_file_that_could_not_be_read_is_read_again(
         with pytest.raises(InvalidApiKey):
             keys.admin(bearer(key))
     assert keys.admin(bearer(key)).name == "ada"
+
+
+READS = {f"{PREFIX}/policy/check", f"{PREFIX}/policy/what-if"}  # posted because they take a text
+
+
+async def test_no_route_lets_a_viewer_change_anything() -> None:
+    viewer = Admin("ada", Role.VIEWER, b"")
+    routes = Api.routes(Mock(spec=Api), Mock(spec=Actions))
+    closed = [one for one in routes if one.methods != {"GET", "HEAD"} and one.path not in READS]
+    assert len(closed) == 9
+    for route in [*closed, next(one for one in routes if one.path == f"{PREFIX}/policy/source")]:
+        with pytest.raises(RoleNotAllowed):
+            await route.app({"type": "http", "user": viewer}, AsyncMock(), AsyncMock())
