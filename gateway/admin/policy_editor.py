@@ -35,6 +35,7 @@ PolicyEdits = Literal["auto", "on", "off"]
 MAX_UNDOS = 20  # edits that can be undone
 MAX_RECORDED_CHARS = 2000  # of an edit's changes, in the audit log
 DIGEST_CHARS = 16
+KEEP = -1  # chown(2): the file's user or group as it is
 
 
 class PolicyEdit(PastedPolicy):
@@ -248,7 +249,7 @@ def _digest(content: bytes) -> str:
 
 
 def _write(file: Path, before: bytes, after: bytes) -> None:
-    """Replace the file whole, with its mode and, if the system lets us, its owner, and wait for the disk. Raises
+    """Replace the file whole, with its mode and, as far as the system lets us, its owner and group, and wait for the disk. Raises
     `OSError`, and `PolicyChanged` if it has changed meanwhile.
     """
     stat = file.stat()
@@ -257,8 +258,9 @@ def _write(file: Path, before: bytes, after: bytes) -> None:
         with os.fdopen(descriptor, "wb") as draft:
             draft.write(after)
             os.fchmod(draft.fileno(), stat.st_mode & 0o7777)
-            with suppress(OSError):
-                os.fchown(draft.fileno(), stat.st_uid, stat.st_gid)
+            for user, group in ((stat.st_uid, KEEP), (KEEP, stat.st_gid)):  # a group's member may keep the group alone
+                with suppress(OSError):
+                    os.fchown(draft.fileno(), user, group)
             draft.flush()
             os.fsync(draft.fileno())
         if file.read_bytes() != before:

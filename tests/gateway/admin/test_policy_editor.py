@@ -180,6 +180,21 @@ async def test_a_file_that_the_system_does_not_let_go_gets_a_patch(site: Site, m
     assert (site.file.read_text(), [*site.file.parent.glob(".policy*")]) == (POLICY, [])
 
 
+async def test_a_gateway_that_may_not_give_files_away_keeps_their_group(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = list[int]()
+
+    def fchown(descriptor: int, user: int, group: int) -> None:
+        if user != -1:
+            raise PermissionError
+        groups.append(group)
+
+    monkeypatch.setattr(os, "fchown", fchown)
+    await site.edit("acme", ACME.replace("weight: 3", "weight: 4"))
+    assert groups == [site.file.stat().st_gid]
+
+
 async def test_an_edit_is_on_the_disk_with_its_name_before_it_is_answered(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
