@@ -249,8 +249,8 @@ def _digest(content: bytes) -> str:
 
 
 def _write(file: Path, before: bytes, after: bytes) -> None:
-    """Replace the file whole, with its mode and, as far as the system lets us, its owner and group, and wait for the disk. Raises
-    `OSError`, and `PolicyChanged` if it has changed meanwhile.
+    """Replace the file whole, with its mode and, as far as the system lets us, its owner and group, and wait for the
+    disk. Raises `OSError`, and `PolicyChanged` if it has changed meanwhile.
     """
     stat = file.stat()
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
