@@ -214,7 +214,7 @@ class PolicyChanged(ApiError):
 
 
 class PolicyUnavailable(ApiError):
-    """The policy's files cannot be read or written."""
+    """The policy's files cannot be read."""
 
     status = 500
     type = "internal_error"

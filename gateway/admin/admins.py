@@ -72,7 +72,7 @@ class AdminStore:
             raise KeyStoreError(f"{self.path} may be read by other users: chmod 600 {self.path}")
         try:
             return {name: _admin_of(name, entry) for name, entry in json.loads(self.path.read_bytes()).items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise KeyStoreError(
                 f"{self.path} is damaged ({type(error).__name__}: {error}): restore it or delete it"
             ) from None
@@ -133,11 +133,14 @@ class AdminKeys:
         if self._store is None or (now := signature([self._store.path])) == self._read:
             return
         self._by_digest = {self._owner.digest: self._owner}  # nobody revoked stays while the file is damaged
+        self._read = now
         try:
             self._by_digest = {one.digest: one for one in self._store.read().values()} | self._by_digest
-        except (KeyStoreError, OSError):
+        except KeyStoreError:
             log.exception("only the owner's key opens the admin port")
-        self._read = now
+        except OSError:
+            self._read = None  # the next request reads it again: the file need not change for this to be over
+            log.exception("only the owner's key opens the admin port until the file of admins can be read")
 
 
 def _digest(key: str) -> bytes:

@@ -46,8 +46,12 @@ def _written_out(policy: Policy, words: str) -> Plain:
 
 
 def _edition(edition: Edition) -> Plain:
-    changes = [line for line in edition.changes if ".hmac: " not in line]
-    return {"version": edition.version, "at": edition.at, "changes": changes}
+    return {"version": edition.version, "at": edition.at, "changes": without_hash_lines(edition.changes)}
+
+
+def without_hash_lines(changes: Iterable[str]) -> list[str]:
+    """Lines of `policy_diff` without those of hashes of keys."""
+    return [line for line in changes if ".hmac: " not in line]
 
 
 def problem_of(policies: LivePolicy) -> str | None:

@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,18 +21,21 @@ from pydantic import Field
 
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.endpoint import Json
-from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, problem_row
+from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, problem_row, without_hash_lines
 from gateway.errors import BadRequest, PolicyChanged, PolicyUnavailable
 from gateway.http.json_body import Wire
+from gateway.tenants.key_store import sync_names
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy_file import PolicyError, read_sources
 from quotas.policy.source_edit import Passage, passage_of_tenant, patch
+from quotas.policy.units import counted
 
 PolicyEdits = Literal["auto", "on", "off"]
 
 MAX_UNDOS = 20  # edits that can be undone
 MAX_RECORDED_CHARS = 2000  # of an edit's changes, in the audit log
 DIGEST_CHARS = 16
+KEEP = -1  # chown(2): the file's user or group as it is
 
 
 class PolicyEdit(PastedPolicy):
@@ -64,8 +67,9 @@ class MadeEdit:
         """The edited passage as it is now; None if it is not as the edit left it."""
         content = sources.get(self.file, b"")
         if self.after:
-            start = content.index(self.after) if content.count(self.after) == 1 else None
-            return None if start is None else Passage(self.file, start, start + len(self.after))
+            start = content.find(self.after)
+            found = Passage(self.file, start, start + len(self.after))
+            return found if content.count(self.after) == 1 and found.is_whole(sources) else None
         passage = passage_of_tenant({self.file: content}, self.tenant) if self.tenant else None
         return passage if passage and passage.start == passage.end else None
 
@@ -94,11 +98,15 @@ class PolicyEditor:
         content = sources[passage.file]
         if passage.end - passage.start > MAX_POLICY_BYTES:
             raise BadRequest(f"{passage.file} has more than {MAX_POLICY_BYTES >> 10} KiB: name one tenant.", "tenant")
+        try:
+            text = passage.of(sources).decode()
+        except UnicodeDecodeError:
+            raise PolicyUnavailable(f"{passage.file} is not UTF-8: save it as UTF-8 where it is.") from None
         return {
             "file": passage.file,
             "tenant": tenant,
             "first_line": content.count(b"\n", 0, passage.start) + 1,
-            "text": passage.of(sources).decode(),
+            "text": text,
             "digest": _digest(content),
             "obstacle": await asyncio.to_thread(self._obstacle, Path(passage.file)),
         }
@@ -153,20 +161,25 @@ class PolicyEditor:
         try:
             changes = await self._policies.changes(edited)
         except PolicyError as error:
-            return {"valid": False, "problems": [problem_row(problem) for problem in error.problems]}
+            problems = [{"file": one.mark.file, **problem_row(one)} for one in error.problems]
+            return {"valid": False, "problems": problems}
         found = {"valid": True, "changes": list(changes), "written": False}
         if is_dry_run:
             return found
         obstacle = await asyncio.to_thread(self._obstacle, Path(passage.file))
         if obstacle is not None:
-            return found | {"obstacle": obstacle, "patch": patch(passage.file, before, after)}
+            return found | {"obstacle": obstacle, "patch": await asyncio.to_thread(_patch, passage.file, before, after)}
         target = passage.file if tenant is None else f"{tenant} in {passage.file}"
-        await self._audit.record(actor, "policy.edit", target, "; ".join(changes)[:MAX_RECORDED_CHARS] or "no change")
+        await self._audit.record(actor, "policy.edit", target, _recorded(changes))
         try:
             await asyncio.to_thread(_write, Path(passage.file), before, after)
+        except PolicyChanged as error:
+            await self._audit.record(actor, "policy.edit", target, f"failed: {error.message}")
+            raise
         except OSError as error:
             await self._audit.record(actor, "policy.edit", target, f"failed: {error.strerror}")
-            raise PolicyUnavailable(f"{passage.file} was not written: {error.strerror}.") from None
+            obstacle = f"{passage.file} cannot be replaced: {error.strerror}"  # as when it is a mount by itself
+            return found | {"obstacle": obstacle, "patch": await asyncio.to_thread(_patch, passage.file, before, after)}
         self._num_edits += 1
         new = after[passage.start : len(after) - (len(before) - passage.end)]
         old = passage.of(sources)
@@ -192,10 +205,29 @@ class PolicyEditor:
             return f"{file} is a link, as in a mounted ConfigMap: edit what it was made from"
         if not os.access(file, os.W_OK) or not os.access(file.parent, os.W_OK):
             return f"{file} is read-only to the gateway"
-        checkout = next((folder for folder in file.absolute().parents if (folder / ".git").exists()), None)
+        checkout = _checkout(file)
         if checkout is not None and self._mode == "auto":
             return f"{file} is in the Git checkout {checkout}: apply the patch there, or start with --policy-edits on"
         return None
+
+
+def _recorded(changes: Iterable[str]) -> str:
+    """The changes for the audit log, which every admin reads."""
+    lines = without_hash_lines(changes)
+    text = "; ".join(lines) or "no change"
+    if len(text) > MAX_RECORDED_CHARS:
+        text = f"{text[:MAX_RECORDED_CHARS]}… (of {counted(len(lines), 'line')})"
+    return text
+
+
+def _checkout(file: Path) -> Path | None:
+    return next((folder for folder in file.absolute().parents if (folder / ".git").exists()), None)
+
+
+def _patch(file: str, before: bytes, after: bytes) -> str:
+    """The patch of an edit, with names from the top of the file's Git checkout, if it is in one."""
+    checkout = _checkout(Path(file))
+    return patch(file if checkout is None else str(Path(file).absolute().relative_to(checkout)), before, after)
 
 
 def _passage(sources: Mapping[str, bytes], file: str | None, tenant: str | None) -> Passage:
@@ -217,8 +249,8 @@ def _digest(content: bytes) -> str:
 
 
 def _write(file: Path, before: bytes, after: bytes) -> None:
-    """Replace the file whole, with its mode and, if the system lets us, its owner. Raises `OSError`, also if it has
-    changed meanwhile.
+    """Replace the file whole, with its mode and, as far as the system lets us, its owner and group, and wait for the
+    disk. Raises `OSError`, and `PolicyChanged` if it has changed meanwhile.
     """
     stat = file.stat()
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
@@ -226,13 +258,15 @@ def _write(file: Path, before: bytes, after: bytes) -> None:
         with os.fdopen(descriptor, "wb") as draft:
             draft.write(after)
             os.fchmod(draft.fileno(), stat.st_mode & 0o7777)
-            with suppress(OSError):
-                os.fchown(draft.fileno(), stat.st_uid, stat.st_gid)
+            for user, group in ((stat.st_uid, KEEP), (KEEP, stat.st_gid)):  # a group's member may keep the group alone
+                with suppress(OSError):
+                    os.fchown(draft.fileno(), user, group)
             draft.flush()
             os.fsync(draft.fileno())
         if file.read_bytes() != before:
-            raise OSError(None, "it has changed meanwhile")
+            raise PolicyChanged(f"{file} has changed meanwhile: read it again.")
         Path(name).replace(file)
+        sync_names(file.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

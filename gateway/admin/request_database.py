@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ ROWS_PER_EVICTION = 1000  # of one transaction, the oldest
 EVICTION_INTERVAL_SECONDS = 10.0
 BUSY_SECONDS = 2.0  # the wait for another gateway's write
 SEARCH_SECONDS = 2.0
+MAX_SEARCHES = 2  # at once: each holds one of the few threads in which files of batches, keys and policies are read too
 INSTRUCTIONS_PER_CHECK = 10_000  # of SQLite's machine, between two looks at the clock
 CACHE_KIB = 1024  # of SQLite's pages in memory, for each connection
 
@@ -135,6 +136,7 @@ class RequestDatabase:
         self._path, self._max_bytes, self._retention_seconds, self._clock = path, max_bytes, retention_seconds, clock
         self._pending: list[RequestSummary] = []
         self._writing = threading.Lock()
+        self._searching = asyncio.Semaphore(MAX_SEARCHES)
         self._connection: sqlite3.Connection | None = None
         self._next_eviction = 0.0
         self._failure: str | None = None  # of the latest write; None: it succeeded
@@ -182,7 +184,8 @@ class RequestDatabase:
         """The requests that a search finds, the newest first, and the place from which the next search goes on; None if
         there are no more. Raises `RequestLogUnavailable`.
         """
-        return await asyncio.to_thread(self._search, search)
+        async with self._searching:
+            return await asyncio.to_thread(self._search, search)
 
     def _search(self, search: RequestSearch) -> tuple[list[RequestSummary], Place | None]:
         self.write()
@@ -273,15 +276,18 @@ def _json(summaries: list[RequestSummary]) -> str:
     try:
         return orjson.dumps(summaries).decode()
     except TypeError:  # a client's text that is not Unicode: lone surrogates
-        return orjson.dumps([_encodable(summary) for summary in summaries]).decode()
+        return orjson.dumps([_encodable(asdict(summary)) for summary in summaries]).decode()
 
 
-def _encodable(summary: RequestSummary) -> RequestSummary:
-    copied = replace(summary)
-    for field in fields(copied):
-        if isinstance(text := getattr(copied, field.name), str):
-            setattr(copied, field.name, text.encode(errors="replace").decode())
-    return copied
+def _encodable(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode(errors="replace").decode()
+        case dict():
+            return {name: _encodable(inner) for name, inner in value.items()}
+        case tuple():
+            return [_encodable(inner) for inner in value]
+    return value
 
 
 def _summary_of(text: str) -> RequestSummary:

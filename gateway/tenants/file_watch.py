@@ -13,7 +13,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 
 def signature(paths: Iterable[Path]) -> Signature:
-    """A value that changes with any of the files: existence, inode, size and time of change of each."""
+    """A value that changes with any of the files: existence, inode, size and time of change of each, its mode's too."""
     return tuple(sorted(entry for path in paths if (entry := _entry(path)) is not None))
 
 
@@ -22,7 +22,7 @@ def _entry(path: Path) -> tuple[str, int, int, int] | None:
         stat = path.stat()
     except OSError:
         return None
-    return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns
+    return str(path), stat.st_ino, stat.st_size, stat.st_ctime_ns
 
 
 class FileWatcher:

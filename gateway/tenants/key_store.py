@@ -276,15 +276,15 @@ def _link_new(path: Path, content: bytes) -> None:
     with suppress(FileExistsError):
         path.hardlink_to(temporary)
     temporary.unlink()
-    _sync_names(path.parent)
+    sync_names(path.parent)
 
 
 def _replace(path: Path, content: bytes) -> None:
     _written(path, content).replace(path)
-    _sync_names(path.parent)
+    sync_names(path.parent)
 
 
-def _sync_names(folder: Path) -> None:
+def sync_names(folder: Path) -> None:
     """Wait until links and renames in the folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

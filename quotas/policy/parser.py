@@ -153,8 +153,14 @@ def _priced(
     if all(limit.resource is not Resource.COST for limit in limits):
         return limits
     prices = None if price is None else token_prices(price)
-    if prices is None:
-        problem = "needs a price of the tenant" if price is None else "needs prices with three decimals per 1M at most"
+    problem = None
+    if price is None:
+        problem = "needs a price of the tenant"
+    elif prices is None:
+        problem = "needs prices with three decimals per 1M at most"
+    elif prices.cached_input > prices.input:  # requests reserve their input at the price of what is not cached
+        problem = "needs a price of cached_input that is not above that of input"
+    if problem is not None:
         if given and Resource.COST in given:
             given.wrong(Resource.COST, problem)
         else:

@@ -1,10 +1,14 @@
 """Admins with keys of their own: who opens what, from when and until when."""
 
+from errno import EMFILE
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from gateway.admin.admins import AdminKeys, AdminStore, Role
+from gateway.admin.actions import Actions
+from gateway.admin.admins import Admin, AdminKeys, AdminStore, Role
+from gateway.admin.api import PREFIX, Api
 from gateway.errors import InvalidApiKey, RoleNotAllowed
 from gateway.tenants.key_store import KeyStore, KeyStoreError
 
@@ -61,7 +65,15 @@ def test_a_name_is_taken_once(store: AdminStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"ada": 1}', '{"ada": {"role": "god", "sha256": "00", "created": ""}}']
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        pytest.param("[" * 100_000, id="nested"),
+        '{"ada": 1}',
+        '{"ada": {"role": "god", "sha256": "00", "created": ""}}',
+    ],
 )
 def test_while_the_file_is_damaged_only_the_owner_comes_in(
     store: AdminStore, keys: AdminKeys, content: str, caplog: pytest.LogCaptureFixture
@@ -82,3 +94,29 @@ def test_a_file_that_others_may_read_is_not_trusted(store: AdminStore, keys: Adm
     store.path.chmod(0o644)
     with pytest.raises(InvalidApiKey):
         keys.admin(bearer(key))
+    store.path.chmod(0o600)  # the remedy that the message names
+    assert keys.admin(bearer(key)).name == "ada"
+
+
+def test_a_file_that_could_not_be_read_is_read_again(
+    store: AdminStore, keys: AdminKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = store.create("ada", Role.ADMIN)
+    with monkeypatch.context() as patched:
+        patched.setattr(AdminStore, "read", Mock(side_effect=OSError(EMFILE, "Too many open files")))
+        with pytest.raises(InvalidApiKey):
+            keys.admin(bearer(key))
+    assert keys.admin(bearer(key)).name == "ada"
+
+
+READS = {f"{PREFIX}/policy/check", f"{PREFIX}/policy/what-if"}  # posted because they take a text
+
+
+async def test_no_route_lets_a_viewer_change_anything() -> None:
+    viewer = Admin("ada", Role.VIEWER, b"")
+    routes = Api.routes(Mock(spec=Api), Mock(spec=Actions))
+    closed = [one for one in routes if one.methods != {"GET", "HEAD"} and one.path not in READS]
+    assert len(closed) == 9
+    for route in [*closed, next(one for one in routes if one.path == f"{PREFIX}/policy/source")]:
+        with pytest.raises(RoleNotAllowed):
+            await route.app({"type": "http", "user": viewer}, AsyncMock(), AsyncMock())

@@ -1,9 +1,11 @@
 """The log of requests in SQLite: what is found again, after which end, and how large the file becomes."""
 
+import asyncio
 import multiprocessing
 import os
 import signal
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from admission.outcome import Outcome
 from gateway.admin.live_requests import phases
-from gateway.admin.request_database import MAX_PENDING_ROWS, VERSION, RequestDatabase
+from gateway.admin.request_database import MAX_PENDING_ROWS, MAX_SEARCHES, VERSION, RequestDatabase
 from gateway.admin.request_search import RequestLogReader, parsed
 from gateway.admin.request_summary import RequestSummary
 from gateway.errors import BadRequest, RateLimited, RequestLogUnavailable, RequestNotFound
@@ -105,7 +107,7 @@ async def test_a_request_is_shown_whole_as_it_was(site: Site) -> None:
 async def test_texts_of_clients_are_data(site: Site) -> None:
     hostile = "'; DROP TABLE requests; --\x1b[31m<img src=x>\u202e"
     site.end("a", tenant=hostile, session=hostile, model="lone \ud800 surrogate", path="/\udcff")
-    site.end("b")
+    site.end("b", error=RateLimited("lone \ud800 surrogate"))
     assert await site.names(tenant=hostile, session=hostile) == ["a"]
     assert await site.names() == ["b", "a"]
 
@@ -151,6 +153,23 @@ async def test_two_gateways_share_the_file(site: Site) -> None:
     site.database.write()
     assert await other.names() == ["b", "a"] == await site.names()
     assert {file.stat().st_mode & 0o777 for file in site.path.parent.iterdir()} == {0o600}
+
+
+async def test_searches_leave_threads_to_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+
+    async def in_thread(search: Callable[[Any], Any], asked: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return search(asked)
+
+    monkeypatch.setattr(asyncio, "to_thread", in_thread)
+    site.end("a")
+    assert await asyncio.gather(*(site.names() for _ in range(8))) == [["a"]] * 8
+    assert most == MAX_SEARCHES
 
 
 async def test_a_file_that_cannot_be_written_costs_no_request_until_memory_is_full(site: Site) -> None:

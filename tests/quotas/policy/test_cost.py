@@ -58,6 +58,10 @@ def test_an_inherited_budget_counts_at_the_tenants_own_prices() -> None:
             "tenants: {a: {price: {input: 0.00005/1M, output: 1/1M, currency: EUR}, limits: {cost: 5/day}}}",
             "needs prices with three decimals per 1M at most",
         ),
+        (
+            f"tenants: {{a: {{{PRICED.replace('0.075', '0.16')}, limits: {{cost: 5/day}}}}}}",
+            "needs a price of cached_input that is not above that of input",
+        ),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 5/min}}}}}}", "is not an amount of money such as 100/month"),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 0/day}}}}}}", "is not within 0.000000001 and 1000000"),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 2M/day}}}}}}", "is not within 0.000000001 and 1000000"),

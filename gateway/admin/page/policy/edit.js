@@ -130,7 +130,10 @@ export class Edit {
     return [heading, el("ul", { class: "mistakes" }, ...problems.map((problem) => this.#mistake(problem)))];
   }
 
-  #mistake({ line, column, path, message }) {
+  /** Only an edit of a file names one, which may be another than the opened one. */
+  #mistake({ file, line, column, path, message }) {
+    const isElsewhere = file !== undefined && file !== this.#opened?.file;
+    if (isElsewhere) return el("li", {}, shown([file, line, column, path, message].filter(Boolean).join(": "), 600));
     const show = { type: "button", class: "link", click: () => this.#select(line - (this.#opened?.first_line ?? 1) + 1) };
     const place = line ? [el("button", show, `Line ${line}, column ${column}`)] : [];
     return el("li", {}, ...place, shown([path, message].filter(Boolean).join(": "), 400));
