@@ -4,7 +4,8 @@ victims.
 A request with a pressing deadline (`Sequence.is_pressing`) is due at its deadline. Any other request, for example of a
 client that gives up after minutes, is due when half of its class's target has passed, never before now, and later by
 what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
-(`Share.payback`); earlier, if the tenant has credit. The time is fixed when the request begins.
+(`Share.payback`); earlier, if the tenant has credit. When the request begins, that time and the age of its class are
+fixed: then only an edit of offsets and the most urgent class asked for move it, as they move later ones of its class.
 
 The offset of a class counts from that of the most urgent class that is asked for, by an open request or within the last
 `ASKING_S`: where nobody asks for a more urgent one, requests of a class yield to none, nor to its own deadlines. The
@@ -336,7 +337,7 @@ class DueOrder:
         self.dated: list[DueRequest] = []  # sorted
         self.undated: dict[str, UndatedBacklog] = {}  # by tenant, never empty
         self._held: set[str] = set()  # tenants on hold
-        self._dues: dict[Sequence, float] = {}  # as they last left the queue, with all of their class's offset
+        self._dues: dict[Sequence, tuple[float, float]] = {}  # `_due_and_age` as they last left the queue
         self._waiting: dict[Sequence, DueRequest | None] = {}
         self._numbers = count()
         self._rankings: dict[int, TenantRanking] = {}  # by class
@@ -355,20 +356,28 @@ class DueOrder:
         """Return when a request is due, in seconds of the engine's clock: fixed since it began, else as of now."""
         if sequence.is_pressing:
             return _deadline(sequence)
-        fixed = self._dues.get(sequence)
-        if fixed is not None:
-            return fixed - self._first_offset
+        due, age = self._dues.get(sequence) or self._due_and_age(sequence)
+        return due + self._offset_left(sequence.request.priority_class, age)
+
+    def _due_and_age(self, sequence: Sequence) -> tuple[float, float]:
+        """Return when a request without a deadline is due now, but for its class's offset, and the age of its class."""
         payback = self.share.payback(self.share.account(sequence.tenant))
-        return max(half_target_at(sequence), self.now) + self._offset(sequence.request.priority_class) + payback
+        age = self._ages.age(sequence.request.priority_class, self.now, self._held)
+        return max(half_target_at(sequence), self.now) + payback, age
 
     def _offset(self, level: int) -> float:
-        """Return what is left of the offset of a class, beyond that of the most urgent class asked for."""
-        offset = self.aging.offset(level) - self._first_offset
-        return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset > 0.0 else 0.0
+        """Return what is left now of the offset of a class."""
+        return self._offset_left(level, self._ages.age(level, self.now, self._held))
+
+    def _offset_left(self, level: int, age: float) -> float:
+        """Return what is left of the offset of a class that has waited for `age` seconds, beyond the offset of the most
+        urgent class asked for.
+        """
+        return max(0.0, self.aging.offset(level) - self._first_offset - age)
 
     def _due_of(self, undated: UndatedBacklog) -> float:
         """Return when a tenant's requests without deadlines are due."""
-        return max(undated.due_at, self.now) + self._offset(undated.level) + self.share.payback(undated.account)
+        return max(undated.due_at, self.now) + self.share.payback(undated.account) + self._offset(undated.level)
 
     def _waits(self, sequence: Sequence, number: int) -> bool:
         undated = self.undated.get(sequence.tenant)
@@ -417,7 +426,7 @@ class DueOrder:
 
     def remove(self, sequence: Sequence) -> None:
         if not sequence.is_pressing:
-            self._dues[sequence] = self.due(sequence) + self._first_offset
+            self._dues[sequence] = self._due_and_age(sequence)
         entry = self._waiting.pop(sequence)
         if entry is not None:
             del self.dated[bisect_left(self.dated, entry)]
@@ -474,6 +483,7 @@ class DueOrder:
     def set_policy(self, aging: Aging) -> None:
         """Order by these class offsets, and by the share's present weights."""
         self.aging = aging
+        self.set_time(self.now)
         self._rankings.clear()
         for undated in self.undated.values():
             undated.set_policy(aging)

@@ -194,6 +194,43 @@ def test_where_nobody_asks_for_a_more_urgent_class_a_request_yields_to_none_of_i
     assert queue.order.due(plain) == queue.now, "the urgent class is asked for no more"
 
 
+def test_a_begun_request_stays_before_later_ones_of_its_class_when_a_more_urgent_class_is_asked_for() -> None:
+    queue = Queue(Aging(20.0))
+    begun, later = queue.add("a", 1), queue.add("b", 1)
+    queue.happen("pass", "a", 45)
+    queue.remove(begun)
+    queue.happen("pass", "a", 5)
+    assert queue.order.due(begun) < queue.order.due(later)
+    queue.add("c", 0)
+    assert queue.order.due(begun) <= queue.order.due(later) == 20.0
+
+
+def test_a_begun_request_whose_class_had_aged_is_due_no_earlier_when_the_urgent_class_is_asked_for_no_more() -> None:
+    queue = Queue(Aging(20.0))
+    urgent, begun = queue.add("c", 0), queue.add("a", 1)
+    queue.happen("pass", "a", 110)
+    queue.remove(urgent)
+    queue.remove(begun)
+    queue.order.ended(urgent)
+    due = queue.order.due(begun)
+    queue.happen("pass", "a", 55)
+    assert queue.order.due(begun) == due == 22.0
+
+
+@pytest.mark.parametrize("seconds_per_class", [1.0, 100.0])
+def test_an_edit_of_offsets_keeps_a_begun_request_before_later_ones_of_its_class(seconds_per_class: float) -> None:
+    queue = Queue(Aging(20.0))
+    begun, later = queue.add("a", 1), queue.add("b", 1)
+    queue.happen("pass", "a", 5)
+    queue.remove(begun)
+    queue.happen("pass", "a", 5)
+    queue.order.set_policy(Aging(seconds_per_class))
+    assert queue.order.due(begun) == 1.0
+    assert queue.order.due(later) == queue.now
+    queue.add("c", 0)
+    assert queue.order.due(begun) <= queue.order.due(later)
+
+
 def test_an_edit_of_offsets_ranks_waiting_requests_by_the_new_ones() -> None:
     queue = Queue(Aging(2.0))
     low = queue.add("a", 2)
