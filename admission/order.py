@@ -13,8 +13,9 @@ offset runs down while the oldest request of the class waits, for all of them: c
 differ by debts and not by how long their requests have waited. Otherwise a tenant with a backlog would go before
 another tenant's newcomer by its age, until debts of that many seconds had been made.
 
-Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and
-`OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so that none waits for ever.
+Of one tenant's requests without deadlines, the most urgent class goes first, and in it what has begun before, and then
+the shortest that can still be in time; and `OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so
+that none waits for ever.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -96,8 +97,7 @@ class UndatedBacklog:
         self.sizes[sequence] = number, seconds, tokens
         self._count(sequence.request.priority_class, seconds, tokens, 1)
         heappush(self._by_age, (self._rank_by_age(sequence), number, sequence))
-        if not has_begun(sequence):
-            heappush(self._by_size, (sequence.request.priority_class, seconds, number, sequence))
+        heappush(self._by_size, self._sized(sequence))
         if max(len(self._by_age), len(self._by_size)) > 4 * len(self.sizes) + MIN_STALE_ENTRIES:
             self._rebuild()
 
@@ -121,10 +121,9 @@ class UndatedBacklog:
 
     def _rebuild(self) -> None:
         """Make both heaps anew: a removed request that never comes to the top would stay in memory."""
-        waiting = self.sizes.items()
-        self._by_age = [(self._rank_by_age(one), number, one) for one, (number, _, _) in waiting]
-        new = [(one, found) for one, found in waiting if not has_begun(one)]
-        self._by_size = [(one.request.priority_class, seconds, number, one) for one, (number, seconds, _) in new]
+        waiting = list(self.sizes)
+        self._by_age = [(self._rank_by_age(one), self.sizes[one][0], one) for one in waiting]
+        self._by_size = [self._sized(one) for one in waiting]
         heapify(self._by_age)
         heapify(self._by_size)
 
@@ -154,18 +153,15 @@ class UndatedBacklog:
 
     @property
     def due_at(self) -> float:
-        """When its request due first is due, without its class's offset and its tenant's debt; -inf: it has begun
-        before.
-        """
-        top = self._top_by_age()
-        return -inf if has_begun(top) else half_target_at(top)
+        """When its request due first is due, without its class's offset and its tenant's debt."""
+        return half_target_at(self._top_by_age())
 
     def first(self, now: float) -> Sequence:
         """Return the request that goes first; the backlog is not empty."""
         oldest = self._top_by_age()
         if not self._is_late(oldest, now) or self._owed_to_oldest < 0.0:
             heap = self._by_size
-            while heap and (self._is_gone(heap[0][3], heap[0][2]) or self._is_late(heap[0][3], now)):
+            while heap and (self._is_gone(heap[0][3], heap[0][2]) or self._is_late_newcomer(heap[0][3], now)):
                 heappop(heap)
             if heap:
                 return heap[0][3]
@@ -189,16 +185,20 @@ class UndatedBacklog:
         found = self.sizes.get(sequence)
         return found is None or found[0] != number
 
+    def _sized(self, sequence: Sequence) -> tuple[int, float, int, Sequence]:
+        """Return an entry of the heap by size: a request that has begun goes before the others of its class."""
+        number, seconds, _ = self.sizes[sequence]
+        return sequence.request.priority_class, -1.0 if has_begun(sequence) else seconds, number, sequence
+
+    def _is_late_newcomer(self, sequence: Sequence, now: float) -> bool:
+        return not has_begun(sequence) and self._is_late(sequence, now)
+
     def _is_late(self, sequence: Sequence, now: float) -> bool:
-        if has_begun(sequence):
-            return True
         target, level = sequence.request.first_token_target, sequence.request.priority_class
         in_time_s = IN_TIME_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
         return now > sequence.arrival + in_time_s + self.aging.offset(level)
 
     def _rank_by_age(self, sequence: Sequence) -> float:
-        if has_begun(sequence):
-            return -inf
         return half_target_at(sequence) + self.aging.offset(sequence.request.priority_class)
 
 

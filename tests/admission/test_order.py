@@ -19,7 +19,7 @@ TENANTS = "abcd"
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["add", "add", "dated", "take", "leave", "charge", "refund", "hold", "resume", "policy", "pass"]
+            ["add", "add", "dated", "take", "leave", "again", "charge", "refund", "hold", "resume", "policy", "pass"]
         ),
         st.sampled_from(TENANTS),
         st.integers(0, 9),
@@ -38,6 +38,7 @@ class Queue:
         self.share = Share()
         self.order = DueOrder(self.share, aging, lambda s: 0.01 * s.num_prompt_tokens, lambda s: s.num_prompt_tokens)
         self.waiting: list[Sequence] = []
+        self.taken: list[Sequence] = []
         self.held: set[str] = set()
         self.now, self.number = 0.0, 0
 
@@ -46,10 +47,13 @@ class Queue:
         fields |= {"arrival": self.now, "priority_class": size % 3}
         one = make_sequence(f"s{self.number}", tenant, 1 + size, 4, **fields)
         self.order.asked(one, self.now)
-        self.order.add(one)
-        self.share.opened(self.share.account(tenant))
-        self.waiting.append(one)
+        self.wait(one)
         return one
+
+    def wait(self, one: Sequence) -> None:
+        self.order.add(one)
+        self.share.opened(self.share.account(one.tenant))
+        self.waiting.append(one)
 
     def remove(self, one: Sequence) -> None:
         self.waiting.remove(one)
@@ -64,17 +68,20 @@ class Queue:
             self.add(tenant, size, first_token_by=self.now + 0.5 * size)
         elif event == "take" and (head := self.order.head()) is not None:
             self.remove(head)
+            self.taken.append(head)
             self.share.spend(account, 0.1)
         elif event == "leave" and self.waiting:
             self.remove(self.waiting[size % len(self.waiting)])
+        elif event == "again" and self.taken:
+            one = self.taken.pop(size % len(self.taken))
+            one.num_preemptions += 1
+            self.wait(one)
         elif event in {"charge", "refund"}:
             self.share.charge(account, 0.3 * size) if event == "charge" else self.share.spend(account, -0.3 * size)
-        elif event == "hold":
-            self.held.add(tenant)
-            self.order.hold(tenant, WaitReason.SLOTS if size % 2 else WaitReason.TOKENS)
-        elif event == "resume":
-            self.held.discard(tenant)
-            self.order.hold(tenant, None)
+        elif event in {"hold", "resume"}:
+            self.held = self.held | {tenant} if event == "hold" else self.held - {tenant}
+            reason = WaitReason.SLOTS if size % 2 else WaitReason.TOKENS
+            self.order.hold(tenant, None if event == "resume" else reason)
         elif event == "policy":
             self.share.set_policy({tenant: 1.0 + size})
             self.order.set_policy(Aging(size / 2))
@@ -229,6 +236,20 @@ def test_an_edit_of_offsets_keeps_a_begun_request_before_later_ones_of_its_class
     assert queue.order.due(later) == queue.now
     queue.add("c", 0)
     assert queue.order.due(begun) <= queue.order.due(later)
+
+
+def test_a_preempted_request_puts_no_urgent_request_of_its_tenant_behind_another_tenants_lower_class() -> None:
+    queue = Queue(Aging(20.0))
+    low = queue.add("a", 2)
+    queue.happen("take", "a", 0)
+    urgent = queue.add("a", 0)
+    queue.happen("again", "a", 0)
+    default = queue.add("b", 1)
+    assert queue.order.head() is urgent
+    queue.remove(urgent)
+    queue.remove(default)
+    queue.add("a", 2)
+    assert queue.order.head() is low, "it goes first in its class"
 
 
 def test_an_edit_of_offsets_ranks_waiting_requests_by_the_new_ones() -> None:
