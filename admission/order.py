@@ -5,13 +5,14 @@ A request with a pressing deadline (`Sequence.is_pressing`) is due at its deadli
 client that gives up after minutes, is due when half of its class's target has passed, never before now, and later by
 what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
 (`Share.payback`); earlier, if the tenant has credit. When the request begins, that time and the age of its class are
-fixed: then only an edit of offsets and the most urgent class asked for move it, as they move later ones of its class.
+fixed: then only an edit of offsets and the most urgent open class move it, as they move later ones of its class.
 
-The offset of a class counts from that of the most urgent class that is asked for, by an open request or within the last
-`ASKING_S`: where nobody asks for a more urgent one, requests of a class yield to none, nor to its own deadlines. The
-offset runs down while the oldest request of the class waits, for all of them: classes age, and inside a class tenants
-differ by debts and not by how long their requests have waited. Otherwise a tenant with a backlog would go before
-another tenant's newcomer by its age, until debts of that many seconds had been made.
+The offset of a class counts from that of the most urgent class with an open request: where no more urgent one is open,
+requests of a class yield to none, nor to its own deadlines. No class stays open for a request that has ended or was
+refused: sent from time to time it would cost nothing, and delay others for good. The offset runs down while the oldest
+request of the class waits, for all of them: classes age, and inside a class tenants differ by debts and not by how long
+their requests have waited. Otherwise a tenant with a backlog would go before another tenant's newcomer by its age,
+until debts of that many seconds had been made.
 
 Of one tenant's requests without deadlines, the most urgent class goes first, and in it what has begun before, and then
 the shortest that can still be in time; and `OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so
@@ -30,7 +31,7 @@ from typing import Protocol
 
 from admission.aging import Aging
 from admission.forecast import DueRequest, ForecastOrder, WorkAhead
-from admission.share import ASKING_S, Account, Share
+from admission.share import Account, Share
 from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -342,10 +343,9 @@ class DueOrder:
         self._numbers = count()
         self._rankings: dict[int, TenantRanking] = {}  # by class
         self._ages = ClassAges(self._waits)
-        self._asked_at: dict[int, float] = {}  # by class: when it was last asked for, admitted or refused
         self._classes: dict[Sequence, int] = {}  # of requests that have not ended
         self._num_open: Counter[int] = Counter()  # of these, by class
-        self._first_offset = 0.0  # of the most urgent class asked for
+        self._first_offset = inf  # of the most urgent open class; inf: none is
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -371,7 +371,7 @@ class DueOrder:
 
     def _offset_left(self, level: int, age: float) -> float:
         """Return what is left of the offset of a class that has waited for `age` seconds, beyond the offset of the most
-        urgent class asked for.
+        urgent open class.
         """
         return max(0.0, self.aging.offset(level) - self._first_offset - age)
 
@@ -511,14 +511,14 @@ class DueOrder:
     def set_time(self, now: float) -> None:
         self.now = max(self.now, now)
         self.share.set_time(self.now)
-        asked = [level for level, at in self._asked_at.items() if at > self.now - ASKING_S]
-        asked += [level for level, number in self._num_open.items() if number]
-        self._first_offset = self.aging.offset(min(asked, default=0))
+        self._first_offset = min(
+            [self.aging.offset(level) for level, num in self._num_open.items() if num], default=inf
+        )
 
     def asked(self, sequence: Sequence, now: float) -> None:
-        """Note a request of its tenant and its class, admitted or refused."""
-        self._asked_at[sequence.request.priority_class] = max(self.now, now)
+        """Note a request of its tenant, admitted or refused. Until the time is set again its class counts as open."""
         self.set_time(now)
+        self._first_offset = min(self._first_offset, self.aging.offset(sequence.request.priority_class))
         self.share.asked(self.share.account(sequence.tenant), self.now)
 
     def ended(self, sequence: Sequence) -> None:

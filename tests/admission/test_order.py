@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from admission.aging import Aging
 from admission.order import DUE_SHARE_OF_TARGET, OLDEST_SHARE_OF_SERVICE, DueOrder
-from admission.share import ASKING_S, Share
+from admission.share import Share
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import PRESSING_WAIT_S, Sequence
 from tests.backend.sequences import make_sequence
@@ -193,12 +193,20 @@ def test_where_nobody_asks_for_a_more_urgent_class_a_request_yields_to_none_of_i
     assert queue.order.head() is not plain
     urgent = queue.waiting[-1]
     queue.remove(urgent)
-    queue.order.set_time(queue.now + ASKING_S)
-    assert queue.order.due(plain) == pytest.approx(20.0), "it runs"
-    queue.order.ended(urgent)
-    queue.now += ASKING_S + 1.0
     queue.order.set_time(queue.now)
-    assert queue.order.due(plain) == queue.now, "the urgent class is asked for no more"
+    assert queue.order.due(plain) > 20.0, "it runs"
+    queue.order.ended(urgent)
+    queue.order.set_time(queue.now)
+    assert queue.order.due(plain) == DUE_SHARE_OF_TARGET * 2.0, "no request of the urgent class is open"
+
+
+def test_a_refused_request_of_an_urgent_class_delays_nobody() -> None:
+    queue = Queue(Aging(20.0))
+    plain = queue.add("a", 1)
+    queue.order.asked(make_sequence("refused", "b", 4, 4, priority_class=0), queue.now)
+    assert queue.order.due(plain) > 20.0, "as if it were admitted"
+    queue.order.set_time(queue.now)
+    assert queue.order.due(plain) == DUE_SHARE_OF_TARGET * 2.0
 
 
 def test_a_begun_request_stays_before_later_ones_of_its_class_when_a_more_urgent_class_is_asked_for() -> None:
