@@ -20,7 +20,7 @@ that none waits for ever.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
@@ -162,7 +162,7 @@ class UndatedBacklog:
         oldest = self._top_by_age()
         if not self._is_late(oldest, now) or self._owed_to_oldest < 0.0:
             heap = self._by_size
-            while heap and (self._is_gone(heap[0][3], heap[0][2]) or self._is_late_newcomer(heap[0][3], now)):
+            while heap and self._goes_by_age(heap[0][3], heap[0][2], now):
                 heappop(heap)
             if heap:
                 return heap[0][3]
@@ -182,17 +182,15 @@ class UndatedBacklog:
             heappop(heap)
         return heap[0][2]
 
-    def _is_gone(self, sequence: Sequence, number: int) -> bool:
+    def _goes_by_age(self, sequence: Sequence, number: int, now: float) -> bool:
+        """Return True for a late request that has not begun, and for one that has left."""
         found = self.sizes.get(sequence)
-        return found is None or found[0] != number
+        return found is None or found[0] != number or (not has_begun(sequence) and self._is_late(sequence, now))
 
     def _sized(self, sequence: Sequence) -> tuple[int, float, int, Sequence]:
         """Return an entry of the heap by size: a request that has begun goes before the others of its class."""
         number, seconds, _ = self.sizes[sequence]
         return sequence.request.priority_class, -1.0 if has_begun(sequence) else seconds, number, sequence
-
-    def _is_late_newcomer(self, sequence: Sequence, now: float) -> bool:
-        return not has_begun(sequence) and self._is_late(sequence, now)
 
     def _is_late(self, sequence: Sequence, now: float) -> bool:
         target, level = sequence.request.first_token_target, sequence.request.priority_class
@@ -343,8 +341,7 @@ class DueOrder:
         self._numbers = count()
         self._rankings: dict[int, TenantRanking] = {}  # by class
         self._ages = ClassAges(self._waits)
-        self._classes: dict[Sequence, int] = {}  # of requests that have not ended
-        self._num_open: Counter[int] = Counter()  # of these, by class
+        self._open = defaultdict[int, set[Sequence]](set)  # requests that have not ended, by class
         self._first_offset = inf  # of the most urgent open class; inf: none is
 
     def __len__(self) -> int:
@@ -402,9 +399,7 @@ class DueOrder:
     def add(self, sequence: Sequence) -> None:
         self.now = max(self.now, sequence.arrival)
         self._dues.pop(sequence, None)
-        if sequence not in self._classes:
-            level = self._classes[sequence] = sequence.request.priority_class
-            self._num_open[level] += 1
+        self._open[sequence.request.priority_class].add(sequence)
         number, tokens = next(self._numbers), self._uncached(sequence)
         if sequence.is_pressing:
             self._waiting[sequence] = entry = DueRequest(_deadline(sequence), number, sequence, tokens)
@@ -512,7 +507,7 @@ class DueOrder:
         self.now = max(self.now, now)
         self.share.set_time(self.now)
         self._first_offset = min(
-            [self.aging.offset(level) for level, num in self._num_open.items() if num], default=inf
+            [self.aging.offset(level) for level, found in self._open.items() if found], default=inf
         )
 
     def asked(self, sequence: Sequence, now: float) -> None:
@@ -524,9 +519,7 @@ class DueOrder:
     def ended(self, sequence: Sequence) -> None:
         """Forget a request that has ended."""
         self._dues.pop(sequence, None)
-        level = self._classes.pop(sequence, None)
-        if level is not None:
-            self._num_open[level] -= 1
+        self._open[sequence.request.priority_class].discard(sequence)
 
     # the forecast
 
