@@ -4,20 +4,23 @@ victims.
 A request with a pressing deadline (`Sequence.is_pressing`) is due at its deadline. Any other request, for example of a
 client that gives up after minutes, is due when half of its class's target has passed, never before now, and later by
 what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
-(`Share.payback`); earlier, if the tenant has credit. The time is fixed when the request begins.
+(`Share.payback`); earlier, if the tenant has credit. When the request begins, that time and the age of its class are
+fixed: then only an edit of offsets and the most urgent open class move it, as they move later ones of its class.
 
-The offset of a class counts from that of the most urgent class that is asked for, by an open request or within the last
-`ASKING_S`: where nobody asks for a more urgent one, requests of a class yield to none, nor to its own deadlines. The
-offset runs down while the oldest request of the class waits, for all of them: classes age, and inside a class tenants
-differ by debts and not by how long their requests have waited. Otherwise a tenant with a backlog would go before
-another tenant's newcomer by its age, until debts of that many seconds had been made.
+The offset of a class counts from that of the most urgent class with an open request: where no more urgent one is open,
+requests of a class yield to none, nor to its own deadlines. No class stays open for a request that has ended or was
+refused: sent from time to time it would cost nothing, and delay others for good. The offset runs down while the oldest
+request of the class waits, for all of them: classes age, and inside a class tenants differ by debts and not by how long
+their requests have waited. Otherwise a tenant with a backlog would go before another tenant's newcomer by its age,
+until debts of that many seconds had been made.
 
-Of one tenant's requests without deadlines, the shortest goes first that can still be in time; and
-`OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so that none waits for ever.
+Of one tenant's requests without deadlines, the most urgent class goes first, and in it what has begun before, and then
+the shortest that can still be in time; and `OLDEST_SHARE_OF_SERVICE` of the tenant's service goes to its oldest, so
+that none waits for ever.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
@@ -28,7 +31,7 @@ from typing import Protocol
 
 from admission.aging import Aging
 from admission.forecast import DueRequest, ForecastOrder, WorkAhead
-from admission.share import ASKING_S, Account, Share
+from admission.share import Account, Share
 from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -95,8 +98,7 @@ class UndatedBacklog:
         self.sizes[sequence] = number, seconds, tokens
         self._count(sequence.request.priority_class, seconds, tokens, 1)
         heappush(self._by_age, (self._rank_by_age(sequence), number, sequence))
-        if not has_begun(sequence):
-            heappush(self._by_size, (sequence.request.priority_class, seconds, number, sequence))
+        heappush(self._by_size, self._sized(sequence))
         if max(len(self._by_age), len(self._by_size)) > 4 * len(self.sizes) + MIN_STALE_ENTRIES:
             self._rebuild()
 
@@ -120,10 +122,9 @@ class UndatedBacklog:
 
     def _rebuild(self) -> None:
         """Make both heaps anew: a removed request that never comes to the top would stay in memory."""
-        waiting = self.sizes.items()
-        self._by_age = [(self._rank_by_age(one), number, one) for one, (number, _, _) in waiting]
-        new = [(one, found) for one, found in waiting if not has_begun(one)]
-        self._by_size = [(one.request.priority_class, seconds, number, one) for one, (number, seconds, _) in new]
+        waiting = list(self.sizes)
+        self._by_age = [(self._rank_by_age(one), self.sizes[one][0], one) for one in waiting]
+        self._by_size = [self._sized(one) for one in waiting]
         heapify(self._by_age)
         heapify(self._by_size)
 
@@ -153,18 +154,15 @@ class UndatedBacklog:
 
     @property
     def due_at(self) -> float:
-        """When its request due first is due, without its class's offset and its tenant's debt; -inf: it has begun
-        before.
-        """
-        top = self._top_by_age()
-        return -inf if has_begun(top) else half_target_at(top)
+        """When its request due first is due, without its class's offset and its tenant's debt."""
+        return half_target_at(self._top_by_age())
 
     def first(self, now: float) -> Sequence:
         """Return the request that goes first; the backlog is not empty."""
         oldest = self._top_by_age()
         if not self._is_late(oldest, now) or self._owed_to_oldest < 0.0:
             heap = self._by_size
-            while heap and (self._is_gone(heap[0][3], heap[0][2]) or self._is_late(heap[0][3], now)):
+            while heap and self._goes_by_age(heap[0][3], heap[0][2], now):
                 heappop(heap)
             if heap:
                 return heap[0][3]
@@ -184,20 +182,22 @@ class UndatedBacklog:
             heappop(heap)
         return heap[0][2]
 
-    def _is_gone(self, sequence: Sequence, number: int) -> bool:
+    def _goes_by_age(self, sequence: Sequence, number: int, now: float) -> bool:
+        """Return True for a late request that has not begun, and for one that has left."""
         found = self.sizes.get(sequence)
-        return found is None or found[0] != number
+        return found is None or found[0] != number or (not has_begun(sequence) and self._is_late(sequence, now))
+
+    def _sized(self, sequence: Sequence) -> tuple[int, float, int, Sequence]:
+        """Return an entry of the heap by size: a request that has begun goes before the others of its class."""
+        number, seconds, _ = self.sizes[sequence]
+        return sequence.request.priority_class, -1.0 if has_begun(sequence) else seconds, number, sequence
 
     def _is_late(self, sequence: Sequence, now: float) -> bool:
-        if has_begun(sequence):
-            return True
         target, level = sequence.request.first_token_target, sequence.request.priority_class
         in_time_s = IN_TIME_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
         return now > sequence.arrival + in_time_s + self.aging.offset(level)
 
     def _rank_by_age(self, sequence: Sequence) -> float:
-        if has_begun(sequence):
-            return -inf
         return half_target_at(sequence) + self.aging.offset(sequence.request.priority_class)
 
 
@@ -336,15 +336,13 @@ class DueOrder:
         self.dated: list[DueRequest] = []  # sorted
         self.undated: dict[str, UndatedBacklog] = {}  # by tenant, never empty
         self._held: set[str] = set()  # tenants on hold
-        self._dues: dict[Sequence, float] = {}  # as they last left the queue, with all of their class's offset
+        self._dues: dict[Sequence, tuple[float, float]] = {}  # `_due_and_age` as they last left the queue
         self._waiting: dict[Sequence, DueRequest | None] = {}
         self._numbers = count()
         self._rankings: dict[int, TenantRanking] = {}  # by class
         self._ages = ClassAges(self._waits)
-        self._asked_at: dict[int, float] = {}  # by class: when it was last asked for, admitted or refused
-        self._classes: dict[Sequence, int] = {}  # of requests that have not ended
-        self._num_open: Counter[int] = Counter()  # of these, by class
-        self._first_offset = 0.0  # of the most urgent class asked for
+        self._open = defaultdict[int, set[Sequence]](set)  # requests that have not ended, by class
+        self._first_offset = inf  # of the most urgent open class; inf: none is
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -355,20 +353,28 @@ class DueOrder:
         """Return when a request is due, in seconds of the engine's clock: fixed since it began, else as of now."""
         if sequence.is_pressing:
             return _deadline(sequence)
-        fixed = self._dues.get(sequence)
-        if fixed is not None:
-            return fixed - self._first_offset
+        due, age = self._dues.get(sequence) or self._due_and_age(sequence)
+        return due + self._offset_left(sequence.request.priority_class, age)
+
+    def _due_and_age(self, sequence: Sequence) -> tuple[float, float]:
+        """Return when a request without a deadline is due now, but for its class's offset, and the age of its class."""
         payback = self.share.payback(self.share.account(sequence.tenant))
-        return max(half_target_at(sequence), self.now) + self._offset(sequence.request.priority_class) + payback
+        age = self._ages.age(sequence.request.priority_class, self.now, self._held)
+        return max(half_target_at(sequence), self.now) + payback, age
 
     def _offset(self, level: int) -> float:
-        """Return what is left of the offset of a class, beyond that of the most urgent class asked for."""
-        offset = self.aging.offset(level) - self._first_offset
-        return max(0.0, offset - self._ages.age(level, self.now, self._held)) if offset > 0.0 else 0.0
+        """Return what is left now of the offset of a class."""
+        return self._offset_left(level, self._ages.age(level, self.now, self._held))
+
+    def _offset_left(self, level: int, age: float) -> float:
+        """Return what is left of the offset of a class that has waited for `age` seconds, beyond the offset of the most
+        urgent open class.
+        """
+        return max(0.0, self.aging.offset(level) - self._first_offset - age)
 
     def _due_of(self, undated: UndatedBacklog) -> float:
         """Return when a tenant's requests without deadlines are due."""
-        return max(undated.due_at, self.now) + self._offset(undated.level) + self.share.payback(undated.account)
+        return max(undated.due_at, self.now) + self.share.payback(undated.account) + self._offset(undated.level)
 
     def _waits(self, sequence: Sequence, number: int) -> bool:
         undated = self.undated.get(sequence.tenant)
@@ -393,9 +399,7 @@ class DueOrder:
     def add(self, sequence: Sequence) -> None:
         self.now = max(self.now, sequence.arrival)
         self._dues.pop(sequence, None)
-        if sequence not in self._classes:
-            level = self._classes[sequence] = sequence.request.priority_class
-            self._num_open[level] += 1
+        self._open[sequence.request.priority_class].add(sequence)
         number, tokens = next(self._numbers), self._uncached(sequence)
         if sequence.is_pressing:
             self._waiting[sequence] = entry = DueRequest(_deadline(sequence), number, sequence, tokens)
@@ -417,7 +421,7 @@ class DueOrder:
 
     def remove(self, sequence: Sequence) -> None:
         if not sequence.is_pressing:
-            self._dues[sequence] = self.due(sequence) + self._first_offset
+            self._dues[sequence] = self._due_and_age(sequence)
         entry = self._waiting.pop(sequence)
         if entry is not None:
             del self.dated[bisect_left(self.dated, entry)]
@@ -474,6 +478,7 @@ class DueOrder:
     def set_policy(self, aging: Aging) -> None:
         """Order by these class offsets, and by the share's present weights."""
         self.aging = aging
+        self.set_time(self.now)
         self._rankings.clear()
         for undated in self.undated.values():
             undated.set_policy(aging)
@@ -501,22 +506,20 @@ class DueOrder:
     def set_time(self, now: float) -> None:
         self.now = max(self.now, now)
         self.share.set_time(self.now)
-        asked = [level for level, at in self._asked_at.items() if at > self.now - ASKING_S]
-        asked += [level for level, number in self._num_open.items() if number]
-        self._first_offset = self.aging.offset(min(asked, default=0))
+        self._first_offset = min(
+            [self.aging.offset(level) for level, found in self._open.items() if found], default=inf
+        )
 
     def asked(self, sequence: Sequence, now: float) -> None:
-        """Note a request of its tenant and its class, admitted or refused."""
-        self._asked_at[sequence.request.priority_class] = max(self.now, now)
+        """Note a request of its tenant, admitted or refused. Until the time is set again its class counts as open."""
         self.set_time(now)
+        self._first_offset = min(self._first_offset, self.aging.offset(sequence.request.priority_class))
         self.share.asked(self.share.account(sequence.tenant), self.now)
 
     def ended(self, sequence: Sequence) -> None:
         """Forget a request that has ended."""
         self._dues.pop(sequence, None)
-        level = self._classes.pop(sequence, None)
-        if level is not None:
-            self._num_open[level] -= 1
+        self._open[sequence.request.priority_class].discard(sequence)
 
     # the forecast
 

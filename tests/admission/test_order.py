@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from admission.aging import Aging
 from admission.order import DUE_SHARE_OF_TARGET, OLDEST_SHARE_OF_SERVICE, DueOrder
-from admission.share import ASKING_S, Share
+from admission.share import Share
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import PRESSING_WAIT_S, Sequence
 from tests.backend.sequences import make_sequence
@@ -19,7 +19,7 @@ TENANTS = "abcd"
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["add", "add", "dated", "take", "leave", "charge", "refund", "hold", "resume", "policy", "pass"]
+            ["add", "add", "dated", "take", "leave", "again", "charge", "refund", "hold", "resume", "policy", "pass"]
         ),
         st.sampled_from(TENANTS),
         st.integers(0, 9),
@@ -38,6 +38,7 @@ class Queue:
         self.share = Share()
         self.order = DueOrder(self.share, aging, lambda s: 0.01 * s.num_prompt_tokens, lambda s: s.num_prompt_tokens)
         self.waiting: list[Sequence] = []
+        self.taken: list[Sequence] = []
         self.held: set[str] = set()
         self.now, self.number = 0.0, 0
 
@@ -46,10 +47,13 @@ class Queue:
         fields |= {"arrival": self.now, "priority_class": size % 3}
         one = make_sequence(f"s{self.number}", tenant, 1 + size, 4, **fields)
         self.order.asked(one, self.now)
-        self.order.add(one)
-        self.share.opened(self.share.account(tenant))
-        self.waiting.append(one)
+        self.wait(one)
         return one
+
+    def wait(self, one: Sequence) -> None:
+        self.order.add(one)
+        self.share.opened(self.share.account(one.tenant))
+        self.waiting.append(one)
 
     def remove(self, one: Sequence) -> None:
         self.waiting.remove(one)
@@ -64,17 +68,20 @@ class Queue:
             self.add(tenant, size, first_token_by=self.now + 0.5 * size)
         elif event == "take" and (head := self.order.head()) is not None:
             self.remove(head)
+            self.taken.append(head)
             self.share.spend(account, 0.1)
         elif event == "leave" and self.waiting:
             self.remove(self.waiting[size % len(self.waiting)])
+        elif event == "again" and self.taken:
+            one = self.taken.pop(size % len(self.taken))
+            one.num_preemptions += 1
+            self.wait(one)
         elif event in {"charge", "refund"}:
             self.share.charge(account, 0.3 * size) if event == "charge" else self.share.spend(account, -0.3 * size)
-        elif event == "hold":
-            self.held.add(tenant)
-            self.order.hold(tenant, WaitReason.SLOTS if size % 2 else WaitReason.TOKENS)
-        elif event == "resume":
-            self.held.discard(tenant)
-            self.order.hold(tenant, None)
+        elif event in {"hold", "resume"}:
+            self.held = self.held | {tenant} if event == "hold" else self.held - {tenant}
+            reason = WaitReason.SLOTS if size % 2 else WaitReason.TOKENS
+            self.order.hold(tenant, None if event == "resume" else reason)
         elif event == "policy":
             self.share.set_policy({tenant: 1.0 + size})
             self.order.set_policy(Aging(size / 2))
@@ -186,12 +193,71 @@ def test_where_nobody_asks_for_a_more_urgent_class_a_request_yields_to_none_of_i
     assert queue.order.head() is not plain
     urgent = queue.waiting[-1]
     queue.remove(urgent)
-    queue.order.set_time(queue.now + ASKING_S)
-    assert queue.order.due(plain) == pytest.approx(20.0), "it runs"
-    queue.order.ended(urgent)
-    queue.now += ASKING_S + 1.0
     queue.order.set_time(queue.now)
-    assert queue.order.due(plain) == queue.now, "the urgent class is asked for no more"
+    assert queue.order.due(plain) > 20.0, "it runs"
+    queue.order.ended(urgent)
+    queue.order.set_time(queue.now)
+    assert queue.order.due(plain) == DUE_SHARE_OF_TARGET * 2.0, "no request of the urgent class is open"
+
+
+def test_a_refused_request_of_an_urgent_class_delays_nobody() -> None:
+    queue = Queue(Aging(20.0))
+    plain = queue.add("a", 1)
+    queue.order.asked(make_sequence("refused", "b", 4, 4, priority_class=0), queue.now)
+    assert queue.order.due(plain) > 20.0, "as if it were admitted"
+    queue.order.set_time(queue.now)
+    assert queue.order.due(plain) == DUE_SHARE_OF_TARGET * 2.0
+
+
+def test_a_begun_request_stays_before_later_ones_of_its_class_when_a_more_urgent_class_is_asked_for() -> None:
+    queue = Queue(Aging(20.0))
+    begun, later = queue.add("a", 1), queue.add("b", 1)
+    queue.happen("pass", "a", 45)
+    queue.remove(begun)
+    queue.happen("pass", "a", 5)
+    assert queue.order.due(begun) < queue.order.due(later)
+    queue.add("c", 0)
+    assert queue.order.due(begun) <= queue.order.due(later) == 20.0
+
+
+def test_a_begun_request_whose_class_had_aged_is_due_no_earlier_when_the_urgent_class_is_asked_for_no_more() -> None:
+    queue = Queue(Aging(20.0))
+    urgent, begun = queue.add("c", 0), queue.add("a", 1)
+    queue.happen("pass", "a", 110)
+    queue.remove(urgent)
+    queue.remove(begun)
+    queue.order.ended(urgent)
+    due = queue.order.due(begun)
+    queue.happen("pass", "a", 55)
+    assert queue.order.due(begun) == due == 22.0
+
+
+@pytest.mark.parametrize("seconds_per_class", [1.0, 100.0])
+def test_an_edit_of_offsets_keeps_a_begun_request_before_later_ones_of_its_class(seconds_per_class: float) -> None:
+    queue = Queue(Aging(20.0))
+    begun, later = queue.add("a", 1), queue.add("b", 1)
+    queue.happen("pass", "a", 5)
+    queue.remove(begun)
+    queue.happen("pass", "a", 5)
+    queue.order.set_policy(Aging(seconds_per_class))
+    assert queue.order.due(begun) == 1.0
+    assert queue.order.due(later) == queue.now
+    queue.add("c", 0)
+    assert queue.order.due(begun) <= queue.order.due(later)
+
+
+def test_a_preempted_request_puts_no_urgent_request_of_its_tenant_behind_another_tenants_lower_class() -> None:
+    queue = Queue(Aging(20.0))
+    low = queue.add("a", 2)
+    queue.happen("take", "a", 0)
+    urgent = queue.add("a", 0)
+    queue.happen("again", "a", 0)
+    default = queue.add("b", 1)
+    assert queue.order.head() is urgent
+    queue.remove(urgent)
+    queue.remove(default)
+    queue.add("a", 2)
+    assert queue.order.head() is low, "it goes first in its class"
 
 
 def test_an_edit_of_offsets_ranks_waiting_requests_by_the_new_ones() -> None:

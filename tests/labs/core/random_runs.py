@@ -5,6 +5,7 @@ from math import isclose
 from typing import NamedTuple
 
 from backend.scheduler.sequence import Sequence, SequenceStatus
+from tests.backend.sequences import make_sequence
 from tests.labs.core.random_core import RandomCore
 
 
@@ -92,4 +93,7 @@ def _check_nothing_is_left(run: RandomCore) -> None:
     assert not run.core.ledger.promises, "prepayments were leaked"
     assert len(run.queue) == 0 and run.queue.head() is None, "queue entries were leaked"
     assert all(account.num_open == 0 for account in run.core.share.accounts.values())
+    run.queue.set_time(run.now)
+    first, last = (run.queue.due(make_sequence("new", "a", 1, 1, priority_class=level)) for level in (0, 2))
+    assert first == last, "an urgent class stayed open"
     assert all(sequence.status is SequenceStatus.FINISHED for sequence in run.sequences)
