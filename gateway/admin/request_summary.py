@@ -81,7 +81,6 @@ class RequestSummary:
     reserving: float | None
     reserved: float | None
     settling: float | None
-    first_byte: float | None
     queued: float | None
     admitted: float | None
     first_token: float | None
@@ -117,7 +116,6 @@ class RequestSummary:
             record.engine.reserving,
             record.engine.reserved,
             record.engine.settling,
-            record.first_byte,
             record.engine.queued,
             record.engine.admitted,
             record.engine.first_token,
