@@ -31,7 +31,7 @@ def run_within(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        errors="replace",  # a compiler may quote whatever it was given
+        errors="replace",  # a compiler may quote its input
         process_group=0,
     )
     with process:

@@ -82,7 +82,7 @@ class SpareStep(Protocol):
 
 
 class FixedSpareStep:
-    """All of a step's tokens, whatever time they take."""
+    """All of a step's tokens, without a limit of time."""
 
     def num_decodes(self, contexts: Listed[int]) -> int:
         return len(contexts)

@@ -263,8 +263,8 @@ class GrammarProcesses:
         raise NoGrammarProcess(NONE_STARTS)
 
     def _ask(self, command: dict[str, Any], fds: list[int]) -> Any:
-        """Ask the process that forks. Whatever interrupts that ends it: an answer that is late would be taken for the
-        answer to what is asked next.
+        """Ask the forking process. Any interruption ends it: a late answer would be taken for the answer to the next
+        question.
         """
         if self._link is None:
             raise EOFError

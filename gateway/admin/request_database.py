@@ -259,7 +259,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _delete_oldest(connection: sqlite3.Connection, before: float | None = None) -> int:
-    """Delete the oldest rows, `ROWS_PER_EVICTION` at most, only those that ended `before`; returns their number."""
+    """Delete the oldest rows, `ROWS_PER_EVICTION` at most, if they ended `before`; returns their number."""
     condition, values = ("TRUE", []) if before is None else ("ended < ?", [before])
     oldest = f"SELECT number FROM requests WHERE {condition} ORDER BY ended LIMIT {ROWS_PER_EVICTION}"  # noqa: S608
     return connection.execute(f"DELETE FROM requests WHERE number IN ({oldest})", values).rowcount  # noqa: S608

@@ -97,7 +97,7 @@ def _check_fields(value: Json, endpoint: str) -> None:
 def check_lines(
     chunks: Iterable[bytes], endpoint: str, *, most_lines: int, most_bytes: int, models: frozenset[str]
 ) -> Checked:
-    """Check every line, as far as `MAX_PROBLEMS`. `models` are those that the tenant may ask of this endpoint."""
+    """Check every line, as far as `MAX_PROBLEMS`. `models` are the models that the tenant may ask of this endpoint."""
     seen: dict[bytes, int] = {}
     found: list[Json] = []
     total, model = 0, None

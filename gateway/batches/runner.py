@@ -2,8 +2,8 @@
 
 Each line is settled once. Its result is written to a file that line and epoch of the lease name; then one script of the
 store marks the line as done in that epoch, charges and books it, unless it is done already or the lease is lost
-(lua/finish_line.lua). Whoever takes the lease of a dead replica computes the lines that are not marked, and reads the
-results that the marks name.
+(lua/finish_line.lua). The replica that takes the lease of a dead one computes the lines that are not marked, and reads
+the results that the marks name.
 """
 
 import asyncio

@@ -166,8 +166,9 @@ def _sent_before_its_end(number: int) -> bytes | None:
 
 
 def _needs_a_key(sent: bytes) -> bool:
-    """True for a request that is refused for want of a key, whatever else it says: a flood of them, each closed as soon
-    as it was sent, would have every connection behind them wait for a quarter of a millisecond each.
+    """True for a request that is refused for want of a key, before anything else of it is read: a flood of such
+    requests, each closed as soon as it was sent, would delay every connection behind them by a quarter of a millisecond
+    each.
     """
     if not sent.startswith(b"POST /v1/") or sent.startswith(b"POST /v1/messages"):  # which has errors of its own form
         return False

@@ -122,7 +122,7 @@ class HttpConnection(HttpToolsProtocol):
     rest of a body that was answered early is discarded, for as long as headers may take, and only then is a connection
     that is to end closed, or else the answer would be lost (9.6). An offer to upgrade is ignored.
 
-    A client that stops reading is dropped after `write_timeout`, on every port and whatever is written to it.
+    A client that stops reading is dropped after `write_timeout`, on every port and in every kind of answer.
 
     A client that closes its sending half may wait for its answer or be gone, and only writing to it tells: it is sent
     bytes that mean nothing, and a reset ends the connection. Over TLS and in HTTP/1.0 it counts as gone.
