@@ -286,9 +286,7 @@ class Scheduler:
             return others
         spare = sorted([s for s in running if s.is_spare], key=self.hooks.due)
         decodes = [s for s in spare if s.num_computed_tokens >= s.num_admitted_tokens]
-        self._open_spare(others)
-        assert self._spare is not None
-        count = self._spare.num_decodes([s.num_computed_tokens + 1 for s in decodes])
+        count = self._open_spare(others).num_decodes([s.num_computed_tokens + 1 for s in decodes])
         if count < len(decodes):
             return [*others, *decodes[:count]]
         return [*others, *decodes, *(s for s in spare if s.num_computed_tokens < s.num_admitted_tokens)]
@@ -297,10 +295,11 @@ class Scheduler:
         head = self.waiting.head()
         return head is not None and head.is_spare
 
-    def _open_spare(self, others: list[Sequence]) -> None:
+    def _open_spare(self, others: list[Sequence]) -> SpareStep:
         """Open the step to the spare class, beside the decodes of others."""
         interval = min([each for s in others if (each := s.request.token_interval) is not None], default=None)
-        self._spare = self.hooks.spare_step(len(others), sum([s.num_computed_tokens for s in others]), interval)
+        self._spare = step = self.hooks.spare_step(len(others), sum([s.num_computed_tokens for s in others]), interval)
+        return step  # mypyc takes the attribute for None where it was set to that before
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
         """Plan prefill chunks of running and waiting sequences in the order of `PrefillOrder`.
