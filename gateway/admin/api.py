@@ -23,7 +23,7 @@ from gateway.admin.kv_map import kv_map
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.overview import Process, QueueView, overview
 from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
-from gateway.admin.policy_editor import PolicyEdit, PolicyEditor, Undo
+from gateway.admin.policy_editor import PolicyEditor, SourceEdit, Undo
 from gateway.admin.request_search import RequestLogReader
 from gateway.admin.rows import Reasons, refusal_row
 from gateway.admin.tenants import Tenants
@@ -174,7 +174,7 @@ class Api:
         return await self._editor.source(request.query.get("tenant") or None)
 
     async def edit_policy(self, request: AdminRequest) -> Json:
-        return await self._editor.edit(request.actor, parse_body(PolicyEdit, JsonBody.of(request.body)))
+        return await self._editor.edit(request.actor, parse_body(SourceEdit, JsonBody.of(request.body)))
 
     async def undo_policy_edit(self, request: AdminRequest) -> Json:
         return await self._editor.undo(request.actor, parse_body(Undo, JsonBody.of(request.body)).edit)

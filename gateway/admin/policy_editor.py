@@ -7,7 +7,6 @@ patch.
 
 import asyncio
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +23,7 @@ from gateway.admin.endpoint import Json
 from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, problem_row, without_hash_lines
 from gateway.errors import BadRequest, PolicyChanged, PolicyUnavailable
 from gateway.http.json_body import Wire
-from gateway.tenants.key_store import sync_names
+from gateway.tenants.key_store import sync_names, written_beside
 from gateway.tenants.live_policy import LivePolicy
 from quotas.policy.policy_file import PolicyError, read_sources
 from quotas.policy.source_edit import Passage, passage_of_tenant, patch
@@ -38,7 +37,7 @@ DIGEST_CHARS = 16
 KEEP = -1  # chown(2): the file's user or group as it is
 
 
-class PolicyEdit(PastedPolicy):
+class SourceEdit(PastedPolicy):
     """A text in place of a passage, as `source` gave it; `digest` is that of the whole file, unchanged since."""
 
     file: str
@@ -111,7 +110,7 @@ class PolicyEditor:
             "obstacle": await asyncio.to_thread(self._obstacle, Path(passage.file)),
         }
 
-    async def edit(self, actor: str, asked: PolicyEdit) -> Json:
+    async def edit(self, actor: str, asked: SourceEdit) -> Json:
         """Check an edit and, unless it is a dry run, put it into force: `valid` with `problems`, or with `changes` and
         whether it is `written`; if not, `obstacle` says why and `patch` has the edit. Raises `PolicyChanged` if the
         file has changed since it was read, `BadRequest`, `AuditUnavailable` and `PolicyUnavailable`.
@@ -253,20 +252,16 @@ def _write(file: Path, before: bytes, after: bytes) -> None:
     disk. Raises `OSError`, and `PolicyChanged` if it has changed meanwhile.
     """
     stat = file.stat()
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
+    draft = written_beside(file, after)
     try:
-        with os.fdopen(descriptor, "wb") as draft:
-            draft.write(after)
-            os.fchmod(draft.fileno(), stat.st_mode & 0o7777)
-            for user, group in ((stat.st_uid, KEEP), (KEEP, stat.st_gid)):  # a group's member may keep the group alone
-                with suppress(OSError):
-                    os.fchown(draft.fileno(), user, group)
-            draft.flush()
-            os.fsync(draft.fileno())
+        draft.chmod(stat.st_mode & 0o7777)
+        for user, group in ((stat.st_uid, KEEP), (KEEP, stat.st_gid)):  # a group's member may keep the group alone
+            with suppress(OSError):
+                os.chown(draft, user, group)
         if file.read_bytes() != before:
             raise PolicyChanged(f"{file} has changed meanwhile: read it again.")
-        Path(name).replace(file)
+        draft.replace(file)
         sync_names(file.parent)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise

@@ -89,7 +89,7 @@ class RequestSearch:
     statuses: tuple[int, int] | None = None  # the lowest and the highest
     min_seconds: float | None = None
     min_ttft: float | None = None
-    before: "Place | None" = None  # only what ended earlier than this row
+    before: "LogPosition | None" = None  # only what ended earlier than this row
     limit: int = 100
 
     def condition(self) -> tuple[str, list[Any]]:
@@ -117,7 +117,7 @@ class RequestSearch:
         return condition, [value for _, values in given for value in values]
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """The place of a row in the log's order, from which a search goes on."""
 
     ended: float
@@ -180,14 +180,14 @@ class RequestDatabase:
             else:
                 self._failure = None
 
-    async def search(self, search: RequestSearch) -> tuple[list[RequestSummary], Place | None]:
+    async def search(self, search: RequestSearch) -> tuple[list[RequestSummary], LogPosition | None]:
         """The requests that a search finds, the newest first, and the place from which the next search goes on; None if
         there are no more. Raises `RequestLogUnavailable`.
         """
         async with self._searching:
             return await asyncio.to_thread(self._search, search)
 
-    def _search(self, search: RequestSearch) -> tuple[list[RequestSummary], Place | None]:
+    def _search(self, search: RequestSearch) -> tuple[list[RequestSummary], LogPosition | None]:
         self.write()
         condition, values = search.condition()
         query = (
@@ -197,7 +197,7 @@ class RequestDatabase:
         with self._reading() as connection:
             rows = connection.execute(query, [*values, search.limit + 1]).fetchall()
         found = [_summary_of(summary) for _, _, summary in rows[: search.limit]]
-        return found, Place(*rows[search.limit - 1][:2]) if len(rows) > search.limit else None
+        return found, LogPosition(*rows[search.limit - 1][:2]) if len(rows) > search.limit else None
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from gateway.admin.endpoint import Json
 from gateway.admin.live_requests import detailed
-from gateway.admin.request_database import Place, RequestDatabase, RequestSearch
+from gateway.admin.request_database import LogPosition, RequestDatabase, RequestSearch
 from gateway.admin.rows import ended_row
 from gateway.errors import BadRequest, RequestLogUnavailable, RequestNotFound
 from quotas.policy import units
@@ -118,8 +118,8 @@ def _limit(text: str) -> int:
     return limit
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> LogPosition:
     ended, _, number = text.partition("_")
     if not (number.isascii() and number.isdigit() and len(number) <= 18):
         raise ValueError(text)
-    return Place(float(ended), int(number))
+    return LogPosition(float(ended), int(number))

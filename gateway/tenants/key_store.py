@@ -272,7 +272,7 @@ def _append(path: Path, size: int, lines: bytes) -> None:
 
 def _link_new(path: Path, content: bytes) -> None:
     """Create `path` atomically, unless another process was first."""
-    temporary = _written(path, content)
+    temporary = written_beside(path, content)
     with suppress(FileExistsError):
         path.hardlink_to(temporary)
     temporary.unlink()
@@ -280,7 +280,7 @@ def _link_new(path: Path, content: bytes) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    _written(path, content).replace(path)
+    written_beside(path, content).replace(path)
     sync_names(path.parent)
 
 
@@ -293,13 +293,19 @@ def sync_names(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _written(path: Path, content: bytes) -> Path:
-    """Write a file beside `path`, open to its owner alone, and return it once `content` is on the disk."""
+def written_beside(path: Path, content: bytes) -> Path:
+    """Write a file beside `path`, open to its owner alone, and return it once `content` is on the disk. What cannot be
+    written leaves nothing. Raises `OSError`.
+    """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
     return Path(name)
 
 

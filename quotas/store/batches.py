@@ -1,7 +1,7 @@
 """Files and batches: their records, the done lines of batches, and the leases under which replicas compute them.
 
 A tenant has `sluice:{tenant}:files` and `:files:order` (lua/put_file.lua), `:batches`, its batches by the time of their
-making, and `:batches:open`, those that have not ended (lua/open_batch.lua). A batch is a hash, `:batch:<id>`: what its
+making, and `:batches:open`, its open ones (lua/open_batch.lua). A batch is a hash, `:batch:<id>`: what its
 client sent, sealed; its status, times and counts; `lease` and `epoch`, by which one replica at a time has it
 (lua/claim_batch.lua). Beside it, `:batch:<id>:lines` has the done lines by number (lua/finish_line.lua). The set
 `sluice:batches` names the tenants that have had batches. Another tenant's id is answered as an unknown one.

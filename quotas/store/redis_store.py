@@ -50,7 +50,7 @@ class RedisStore:
     last heartbeat.
 
     Every call is atomic, and raises `StoreUnavailable` within a bounded time if the store does not answer. `limits` are
-    those that requests are charged to, the tenant's own before its key's.
+    the limits that requests are charged to, the tenant's own before its key's.
     """
 
     def __init__(

@@ -225,8 +225,8 @@ class ReplicaReservations:
             await self._restore(account, lost=False, ending=ending, only=unknown)
 
     async def _renew(self, account: QuotaAccount, some: Iterable[TrackedReservation]) -> set[bytes] | None:
-        """Renew the lease and report the progress of some reservations. Returns the fields of those that the store
-        lacks; None if it has lost the tenant's state.
+        """Renew the lease and report the progress of some reservations. Returns the fields of reservations that the
+        store lacks; None if it has lost the tenant's state.
         """
         progress = [(tracked, tracked.progress) for tracked in some]
         reports = [word for tracked, usage in progress for word in (tracked.field, *_tokens(usage))]

@@ -2,7 +2,7 @@
 
 A fleet has three keys, `sluice:fleet:{name}:` and
 
-    served      by tenant, the sum of what all replicas ever served it, those that are gone as well
+    served      by tenant, the sum of what all replicas ever served it, also replicas that are gone
     changed     by tenant, the version in which its sum changed last
     replicas    by replica, the ordinal of what it added last and when it was heard of; and the version
 

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.admin.audit_log import AuditLog
-from gateway.admin.policy_editor import PolicyEdit, PolicyEditor
+from gateway.admin.policy_editor import PolicyEditor, SourceEdit
 from gateway.errors import BadRequest, PolicyChanged, PolicyUnavailable
 from gateway.tenants.live_policy import LivePolicy
 
@@ -44,7 +44,7 @@ class Site:
     async def edit(self, tenant: str | None, text: str, **changes: Any) -> dict[str, Any]:
         source = await self.editor.source(tenant)
         asked = {"file": source["file"], "digest": source["digest"], "tenant": tenant, "text": text} | changes
-        return await self.editor.edit("ada", PolicyEdit(**asked))
+        return await self.editor.edit("ada", SourceEdit(**asked))
 
     @property
     def weights(self) -> dict[str, float]:
@@ -185,12 +185,12 @@ async def test_a_gateway_that_may_not_give_files_away_keeps_their_group(
 ) -> None:
     groups = list[int]()
 
-    def fchown(descriptor: int, user: int, group: int) -> None:
+    def chown(path: Path, user: int, group: int) -> None:
         if user != -1:
             raise PermissionError
         groups.append(group)
 
-    monkeypatch.setattr(os, "fchown", fchown)
+    monkeypatch.setattr(os, "chown", chown)
     await site.edit("acme", ACME.replace("weight: 3", "weight: 4"))
     assert groups == [site.file.stat().st_gid]
 
