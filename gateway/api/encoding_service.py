@@ -6,6 +6,7 @@ take turns with its other sequences by the accounts of that class.
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol
@@ -17,7 +18,9 @@ from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.worker.side_job import SideJob, WorkStream
 from gateway.api.engine_client import EncodingAsk
-from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
+from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, ModelFailed, Overloaded
+
+log = logging.getLogger(__name__)
 
 Vector = bytes  # of 32-bit floats
 
@@ -35,8 +38,8 @@ class EncoderRunner(Protocol):
         """Token counts and seconds of the batches that were measured at startup."""
         ...
 
-    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[Vector]:
-        """Return the vector of each input. Called on a device thread."""
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[Vector | None]:
+        """Return the vector of each input; None for one that is not finite. Called on a device thread."""
         ...
 
 
@@ -74,7 +77,7 @@ class EncodingService:
 
     async def encode(self, asked: EncodingAsk, queued: EncodingRequest) -> list[Vector]:
         """Return the vector of each input. Raises `Overloaded` if the queue is full, `DeadlineUnmeetable`,
-        `DeadlineExceeded`, `InternalError`, and `DeviceError` if the engine has failed.
+        `DeadlineExceeded`, `InternalError`, `ModelFailed`, and `DeviceError` if the engine has failed.
         """
         queue = (self.spare_queues if queued.is_spare else self.queues)[asked.model]
         if self._engine.failed.done():
@@ -105,7 +108,7 @@ class EncodingService:
             if not waiting.done.done():
                 waiting.done.set_exception(failed.result())
 
-    def next_job(self) -> SideJob[list[Vector]] | None:
+    def next_job(self) -> SideJob[list[Vector | None]] | None:
         """Return the batch to encode now; None while none is due, or a tenant that is owed more runs."""
         now = self._engine.clock()
         if self._wake is not None:
@@ -125,7 +128,9 @@ class EncodingService:
             return None
         return self._job(self.spare_queues, now, {one.tenant for one in running})
 
-    def _job(self, queues: Mapping[str, EncodingQueue], now: float, running: Set[str]) -> SideJob[list[Vector]] | None:
+    def _job(
+        self, queues: Mapping[str, EncodingQueue], now: float, running: Set[str]
+    ) -> SideJob[list[Vector | None]] | None:
         """Return a batch of the tenant that is owed most; None if one of these `running` tenants is owed more."""
         due = [(queue.least_payback(), name) for name, queue in queues.items() if queue.taken_at(now) <= now]
         if not due:
@@ -141,8 +146,8 @@ class EncodingService:
 
     def _delivery(
         self, queue: EncodingQueue, batch: Sequence[BatchInput]
-    ) -> Callable[[list[Vector] | Exception, float], None]:
-        def done(result: list[Vector] | Exception, elapsed: float) -> None:
+    ) -> Callable[[list[Vector | None] | Exception, float], None]:
+        def done(result: list[Vector | None] | Exception, elapsed: float) -> None:
             now = self._engine.clock()
             for tenant, seconds in queue.measured(batch, elapsed).items():
                 self._core.charge_side_work(tenant, seconds, now, batch[0].request.is_spare)
@@ -152,11 +157,14 @@ class EncodingService:
                     continue
                 if isinstance(result, Exception):
                     waiting.done.set_exception(_failure(result))
-                    continue
-                waiting.vectors[taken.ordinal] = result[number]
-                waiting.num_missing -= 1
-                if not waiting.num_missing:
-                    waiting.done.set_result(None)
+                elif (vector := result[number]) is None:
+                    log.error("the model computed no numbers for an input: its weights or its dtype are at fault")
+                    waiting.done.set_exception(ModelFailed())
+                else:
+                    waiting.vectors[taken.ordinal] = vector
+                    waiting.num_missing -= 1
+                    if not waiting.num_missing:
+                        waiting.done.set_result(None)
 
         return done
 

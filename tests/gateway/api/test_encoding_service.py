@@ -17,13 +17,13 @@ from backend.worker.device_stream import CpuStream
 from backend.worker.side_job import WorkStream
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import EncodingAsk
-from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
+from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, ModelFailed, Overloaded
 from tests.backend.sequences import make_sequence
 from tests.gateway.paper_gateway import CONFIG, PaperExecutor
 
 
 class PaperEncoder:
-    """An input's vector is its sum and its length. It can be held, and fails on a negative id."""
+    """An input's vector is its sum and its length. It can be held, and fails on a negative id; 666 has no vector."""
 
     measured = ((1, 1e-3), (100, 2e-3))
 
@@ -34,13 +34,13 @@ class PaperEncoder:
         self.may_go = threading.Event()
         self.may_go.set()
 
-    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[bytes]:
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[bytes | None]:
         self.may_go.wait(60)
         self.batches.append(len(inputs))
         self.num_tokens += sum(map(len, inputs))
         if any(min(one) < 0 for one in inputs):
             raise ValueError("a planted secret")
-        return [struct.pack("ff", sum(one), len(one)) for one in inputs]
+        return [None if sum(one) == 666 else struct.pack("ff", sum(one), len(one)) for one in inputs]
 
 
 class Rig:
@@ -109,6 +109,11 @@ async def test_a_failed_input_reveals_nothing_of_the_inside_and_others_go_on(rig
         await rig.encode([1, -1])
     assert "secret" not in failed.value.message
     assert await rig.encode([7]) == [(7.0, 1.0)]
+
+
+async def test_an_input_without_a_vector_fails_alone(rig: Rig) -> None:
+    failed, found = await asyncio.gather(rig.encode([666]), rig.encode([7], tenant="globex"), return_exceptions=True)
+    assert isinstance(failed, ModelFailed) and found == [(7.0, 1.0)]
 
 
 async def test_a_full_queue_and_deadlines_are_refusals_and_a_client_that_leaves_is_forgotten(rig: Rig) -> None:
