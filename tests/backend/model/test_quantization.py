@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from backend.config import EngineOptions
 from backend.errors import ModelLoadError
 from backend.llm import LLM
 from backend.model.weights import Checkpoint, checkpoint_names, load_weights
@@ -249,5 +250,6 @@ def test_a_quantised_checkpoint_is_served_as_the_plain_one_that_it_means(tmp_pat
     (compact / "config.json").write_text(json.dumps(config | {"quantization_config": scheme.config}))
     (compact / "tokenizer.json").write_bytes((plain / "tokenizer.json").read_bytes())
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    answers = [LLM(str(path), max_model_len=32).generate([[3, 1, 4, 1, 5]], greedy)[0] for path in (plain, compact)]
-    assert answers[0].token_ids == answers[1].token_ids
+    options = EngineOptions(max_num_seqs=1, max_model_len=32, max_num_batched_tokens=32)
+    answers = [LLM(str(path), options).generate([[3, 1, 4, 1, 5]], greedy, False, False) for path in (plain, compact)]
+    assert answers[0][0].token_ids == answers[1][0].token_ids
