@@ -13,6 +13,8 @@ from torch import Tensor
 
 from backend.config import EngineOptions
 from backend.errors import ModelLoadError
+from backend.kernels import build
+from backend.kernels.native import quantized
 from backend.llm import LLM
 from backend.model.weights import Checkpoint, checkpoint_names, load_weights
 from backend.sampling_params import SamplingParams
@@ -253,3 +255,23 @@ def test_a_quantised_checkpoint_is_served_as_the_plain_one_that_it_means(tmp_pat
     options = EngineOptions(max_num_seqs=1, max_model_len=32, max_num_batched_tokens=32)
     answers = [LLM(str(path), options).generate([[3, 1, 4, 1, 5]], greedy, False, False) for path in (plain, compact)]
     assert answers[0][0].token_ids == answers[1][0].token_ids
+
+
+def test_weights_rounded_to_eight_bits_at_load_are_served_as_what_they_mean(tmp_path: Path) -> None:
+    if build.load_library(wait=True) is None:
+        pytest.skip("no C++ compiler")
+    save_checkpoint("qwen3", tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for name, tensor in stored.items():
+        if tensor.dim() == 2 and "embed_tokens" not in name:
+            numbers, scale = quantized(tensor, 32)
+            stored[name] = numbers * scale.repeat_interleave(32, 1)[:, : tensor.shape[1]]
+    save(tmp_path, stored)
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    options = EngineOptions(max_num_seqs=2, max_model_len=64, max_num_batched_tokens=64)
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6]]
+    plain, rounded = (
+        LLM(str(tmp_path), replace(options, quantization=how), kernels="native").generate(prompts, greedy, False, False)
+        for how in ("none", "int8")
+    )
+    assert [one.token_ids for one in plain] == [one.token_ids for one in rounded]
