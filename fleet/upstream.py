@@ -84,11 +84,12 @@ def answered(response: httpx.Response) -> Headers:
 async def send_on(
     client: httpx.AsyncClient, scope: Scope, origin: str, headers: Headers, body: bytes
 ) -> httpx.Response:
-    """Send a request on and return the answer once its headers have come.
+    """Send a request on, its target as it came, and return the answer once its headers have come.
 
     The caller closes it: closed early, the connection is closed too, by which the replica learns that the client left.
     Raises `httpx.TransportError`.
     """
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    url = httpx.URL(origin).copy_with(raw_path=target)
-    return await client.send(httpx.Request(scope["method"], url, headers=headers, content=body), stream=True)
+    as_it_came = {"target": target}  # httpx would resolve `..` in it, and so reach what the router does not route
+    request = httpx.Request(scope["method"], origin, headers=headers, content=body, extensions=as_it_came)
+    return await client.send(request, stream=True)
