@@ -228,7 +228,7 @@ async def test_a_client_that_leaves_closes_the_replicas_connection() -> None:
     await request
     assert body.is_closed
     assert view.load == 0
-    assert b'sluice_route_requests_total{outcome="disconnected"} 1' in fleet.metrics.text()
+    assert b'sluice_route_requests_total{outcome="disconnected"} 1' in await fleet.metrics.text()
 
 
 async def test_a_request_at_a_replica_that_falls_silent_is_sent_to_another() -> None:
