@@ -24,7 +24,7 @@ class RouterMetrics:
         self._first = registry.histogram("sluice.route.first_byte", "From a request to its answer.", FIRST_BYTE).at()
         registry.total("sluice.route.retries", "Second attempts.", lambda: budget.taken)
         picks = Family("sluice.route.attempts", Kind.COUNTER, "", "Attempts by replica.", ("replica",))
-        registry.read(picks, lambda: [((name,), count) for name, count in fleet.picks.items()])
+        registry.read(picks, self._of_each(lambda view: view.attempts))
         ejections = Family("sluice.route.ejections", Kind.COUNTER, "", "Times it was left out.", ("replica",))
         registry.read(ejections, self._of_each(lambda view: view.ejection.times))
         now = fleet.clock

@@ -82,15 +82,16 @@ class RouteEndpoint(FleetEndpoint):
         """Relay the answer of a replica, or of a second one. Raises `ApiError`."""
         fleet, budget, tracing = self._services.fleet, self._services.budget, self._services.tracing
         failure: ApiError | Relayed = NoReplica()
-        tried, lost = list[str](), None
+        tried, lost = list[ReplicaView](), None
         request_id = secrets.token_hex(16)
         budget.requested(request.tenant)
         while len(tried) < MAX_ATTEMPTS:
-            view = fleet.pick(request, tried)
+            view = fleet.pick(request, [one.name for one in tried])
             if view is None or (tried and not budget.take(request.tenant)):
                 break
-            fleet.retried.update(tried)
-            tried.append(view.name)
+            if tried:
+                tried[-1].retried += 1
+            tried.append(view)
             signed = self._services.keys.fleet.header(Attempt(request_id, len(tried)))
             predict, why = partial(fleet.first_token, request, view), _reason(failure) if len(tried) > 1 else None
             with tracing.attempt(view, len(tried), predict, why) as span:
@@ -128,9 +129,11 @@ class RouteEndpoint(FleetEndpoint):
             except (httpx.TransportError, TimeoutError) as error:
                 is_unreachable = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 fleet.failed(view, is_unreachable)
+                lost = ReplicaLost()
                 if is_unreachable or self._is_repeatable:
-                    return ReplicaLost()
-                raise ReplicaLost from None
+                    return lost
+                span.error = _reason(lost)
+                raise lost from None
             span.status, span.first_byte = answer.status_code, self._services.telemetry.clock()
             tail = StreamTail()
             try:

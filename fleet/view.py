@@ -43,6 +43,8 @@ class ReplicaView:
     last_heard: float | None = None  # moment of the last state; None: there was none
     problem: str = ""  # why the last poll failed
     ejection: Ejection = field(default_factory=Ejection)
+    attempts: int = 0  # requests sent there
+    retried: int = 0  # attempts followed by one at another replica
     next_event: int = 0  # next change of its cached beginnings
     open: set[OpenRequest] = field(default_factory=set)  # unfinished requests
     on_way: set[OpenRequest] = field(default_factory=set)  # unfinished requests perhaps not yet in its state

@@ -71,7 +71,7 @@ class FleetApi:
             "kv_tokens": sum(one.kv_tokens for one in told),
             "kv_tokens_held": sum(one.kv_tokens * one.kv_share for one in told),
             "replicas_wanted": self._replicas_wanted(),
-            "attempts": fleet.picks.total(),
+            "attempts": fleet.num_attempts,
             "retries": budget.taken,
             "retries_left": budget.is_left_for_all,
             "replicas": rows,
