@@ -6,6 +6,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import yaml
 
 from gateway.quoting import quoted
@@ -92,7 +93,8 @@ def _is_origin(text: object) -> bool:
     try:
         parts = urlsplit(text)
         has_port = parts.port is not None
-    except ValueError:
+        _ = httpx.URL(text).host  # whose rules, also for names of other scripts, are stricter
+    except (ValueError, httpx.InvalidURL):
         return False
     return (
         parts.scheme in {"http", "https"}

@@ -41,7 +41,10 @@ def bound_socket(host: str, port: int, shared: bool = False) -> socket.socket:
     Its connections will notice a dead peer, since Linux passes its options on to them. Others may be bound to the port
     if all of them are `shared`. Raises `OSError` when the address cannot be bound.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError as error:  # a name that no name can be
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
