@@ -12,7 +12,7 @@ from gateway.settings.settings import Settings
 
 CONNECT_SECONDS = 3.0
 GRPC_PORT, HTTP_PORTS = 443, {"http": 80, "https": 443}
-"""Ports to which the exporters connect where an address has none; OpenTelemetry's, 4317 and 4318, have to be written."""
+"""Ports to which the exporters connect where an address has none."""
 
 
 def ports(settings: Settings) -> list[Check]:
