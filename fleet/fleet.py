@@ -105,7 +105,7 @@ class Fleet:
         was_silent = view.is_silent(self.clock())
         is_new = view.state is None
         changes, now = state.beginnings, self.clock()
-        if view.told(state, asked, now) or (changes.is_all and not is_new):
+        if view.told(state, asked, now, self._knowledge.weight) or (changes.is_all and not is_new):
             self._prefixes.forget(view.name)
         view.next_event, self.has_heard = changes.next, True
         self.learn(view, changes, 0)
