@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 from fleet.picker import Knowledge, Picker
 from fleet.prediction import RoutedRequest, own_prefill
-from fleet.replicas import ReplicaAddress
-from fleet.view import OpenRequest, ReplicaView
+from fleet.view import OpenRequest, ReplicaAddress, ReplicaView
 from gateway.replica.state import Changes, ReplicaState, WaitingWork
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
 """The addresses of the replicas of a fleet, from an editable file or a replica's announcement."""
 
 import json
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -9,22 +8,11 @@ from urllib.parse import urlsplit
 import httpx
 import yaml
 
+from fleet.view import ReplicaAddress
 from gateway.quoting import quoted
 
 FIELDS = ("url", "admin")
 MAX_REPLICAS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaAddress:
-    """The addresses of one replica; the first's host and port are its name."""
-
-    url: str  # of its API
-    admin: str  # of its admin port
-
-    @property
-    def name(self) -> str:
-        return urlsplit(self.url).netloc
 
 
 class ReplicasError(ValueError):

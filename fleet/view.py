@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from urllib.parse import urlsplit
 
 from fleet.prediction import NO_BACKLOG, Backlog, add_work
-from fleet.replicas import ReplicaAddress
 from fleet.retries import Ejection
 from gateway.replica.state import ReplicaState, WaitingWork
 
@@ -21,6 +21,18 @@ class Condition(StrEnum):
     DRAINING = "draining"  # it refuses new requests
     EJECTED = "ejected"  # its requests failed
     SILENT = "silent"  # no recent state
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAddress:
+    """The addresses of one replica; the first's host and port are its name."""
+
+    url: str  # of its API
+    admin: str  # of its admin port
+
+    @property
+    def name(self) -> str:
+        return urlsplit(self.url).netloc
 
 
 @dataclass(eq=False)

@@ -33,7 +33,7 @@ class ReplicaReader:
         policy: Callable[[], str] = lambda: "",
     ) -> None:
         self._model, self._core, self._target, self._clock = model, core, target, clock
-        self._policy, self._version = policy, VERSION
+        self._policy = policy
         self._instance = secrets.token_hex(8)
         self._bytes_per_token = BYTES_PER_TOKEN
         manager = core.scheduler.kv_manager
@@ -86,7 +86,7 @@ class ReplicaReader:
             ),
             waiting=self._waiting(token_seconds),
             running_by_tenant=Counter(one.tenant for one in running.values()),
-            version=self._version,
+            version=VERSION,
             policy=self._policy(),
             beginnings=self.beginnings.since(since),
         )

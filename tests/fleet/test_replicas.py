@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.replicas import ReplicaAddress, ReplicasError, read_replicas
+from fleet.replicas import ReplicasError, read_replicas
+from fleet.view import ReplicaAddress
 
 
 @pytest.fixture
