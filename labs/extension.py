@@ -1,6 +1,7 @@
 """Adds measurements, comparisons and baselines to the product, if `labs` is installed."""
 
 COMMANDS = {
+    "bench": "labs.cli.bench:add_bench_command",
     "simulate": "labs.cli.simulate:add_simulate_command",
     "tune": "labs.cli.tune:add_tune_command",
     "pools": "labs.cli.pools:add_pools_command",
