@@ -1,7 +1,9 @@
 """What became of each request of a benchmark. Times are in seconds from the benchmark's start."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class Outcome(StrEnum):
@@ -32,6 +34,13 @@ class Exchange:
     has_usage: bool = False
     is_right: bool | None = None  # the answer, by its workload's check; None: there is none
     is_slow: bool = False  # its client read slowly
+
+    def note_usage(self, usage: Mapping[str, Any]) -> None:
+        """Take what the server told, at the end or so far."""
+        self.has_usage = True
+        self.prompt_tokens = usage.get("prompt_tokens") or 0
+        self.output_tokens = usage.get("completion_tokens") or 0
+        self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
     @property
     def ttft(self) -> float | None:

@@ -125,8 +125,9 @@ class Generator:
             while self._due and self._due[0][0] <= now:
                 heappop(self._due)[2]()
                 now = self.now
-            next_at = self._due[0][0] if self._due else now + TICK_SECONDS
-            for fd, events in self._poll.poll(max(0.0, min(next_at - now, TICK_SECONDS))):
+            ends = self._seconds if now < self._seconds else self._seconds + self._drain
+            next_at = min(self._due[0][0] if self._due else ends, ends, now + TICK_SECONDS)
+            for fd, events in self._poll.poll(max(0.0, next_at - now)):
                 self._handle(fd, events)
             record.peak_in_flight = max(record.peak_in_flight, len(self._flights))
             if now - ticked >= TICK_SECONDS:
@@ -217,7 +218,6 @@ class Generator:
         if is_complete:
             self._answered(flight)
         elif flight.leave_after is not None and len(answer.token_times) >= flight.leave_after:
-            self._note_usage(flight)
             self._finish(flight, Outcome.LEFT)
         elif exchange.is_slow and connection.is_open and not connection.waits_for & select.EPOLLOUT:
             self._poll.modify(fd, 0)
@@ -246,22 +246,12 @@ class Generator:
             pause = retry_delay(1, answer.headers, self._random)
             self._finish(flight, Outcome.REFUSED, code, pause)
             return
-        self._note_usage(flight)
         if answer.error or (answer.is_stream and not answer.said_done):
             self._finish(flight, Outcome.FAILED, answer.error or "stream without [DONE]")
             return
         if flight.turn.check is not None:
             exchange.is_right = flight.turn.check("".join(answer.text), answer.finish)
         self._finish(flight, Outcome.ANSWERED)
-
-    def _note_usage(self, flight: _Flight) -> None:
-        assert flight.connection is not None and flight.connection.answer is not None
-        usage, exchange = flight.connection.answer.usage, flight.exchange
-        if usage is not None:
-            exchange.has_usage = True
-            exchange.prompt_tokens = usage.get("prompt_tokens") or 0
-            exchange.output_tokens = usage.get("completion_tokens") or 0
-            exchange.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
     def _failed(self, flight: _Flight, error: Exception) -> None:
         exchange = flight.exchange
@@ -297,6 +287,8 @@ class Generator:
         exchange, load = flight.exchange, flight.load
         answer = flight.connection.answer if flight.connection is not None else None
         text = "".join(answer.text) if answer is not None else ""
+        if answer is not None and answer.usage is not None:
+            exchange.note_usage(answer.usage)
         self._release(flight, keep=outcome in (Outcome.ANSWERED, Outcome.REFUSED))
         exchange.outcome, exchange.code, exchange.ended = outcome, code, self.now
         self.outcomes[outcome] += 1

@@ -203,7 +203,7 @@ def _charts(results: Sequence[Result]) -> str:
     if len(results) > 1:
         points = [(result.summary.all.request_rate, result.summary.all.good_rate) for result in results]
         offered = [(rate, rate) for rate, _ in points]
-        return _chart("Good requests a second by requests a second", {"good": points, "offered": offered})
+        return _chart("Good requests a second by those that come", "a second", {"good": points, "offered": offered})
     course = results[-1].summary.course
     moments = [BIN_SECONDS * place for place in range(len(course.offered))]
     requests = {
@@ -211,11 +211,11 @@ def _charts(results: Sequence[Result]) -> str:
         "good": list(zip(moments, map(float, course.good), strict=True)),
     }
     tokens = {"tokens": list(zip(moments, course.output_tokens, strict=True))}
-    return _chart("Requests in each second", requests) + _chart("Output tokens in each second", tokens)
+    return _chart("Requests in each second", "s", requests) + _chart("Output tokens in each second", "s", tokens)
 
 
-def _chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Draw lines over one axis each way, from 0."""
+def _chart(title: str, unit: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Draw lines over one axis each way, from 0; `unit` is the horizontal one's."""
     right = max((x for line in lines.values() for x, _ in line), default=0) or 1
     top = max((y for line in lines.values() for _, y in line), default=0) or 1
     width, height = CHART_WIDTH - 2 * CHART_MARGIN, CHART_HEIGHT - 2 * CHART_MARGIN
@@ -230,9 +230,9 @@ def _chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> st
     label = 'font-size="12" fill="currentColor"'
     bottom = CHART_HEIGHT - CHART_MARGIN
     return (
-        f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{escaped(title)}">'
+        f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" style="display:block;max-width:{CHART_WIDTH}px" role="img" aria-label="{escaped(title)}">'
         f'<path d="M{CHART_MARGIN} {CHART_MARGIN}V{bottom}H{CHART_WIDTH - CHART_MARGIN}" fill="none" '
         f'stroke="currentColor" opacity="0.4"/>{"".join(drawn)}'
         f'<text x="{CHART_MARGIN}" y="16" {label}>{escaped(title)}: {"".join(legend)}</text>'
-        f'<text x="{CHART_MARGIN}" y="{CHART_HEIGHT - 8}" {label}>0 to {right:.4g}; up to {top:.4g}</text></svg>\n'
+        f'<text x="{CHART_MARGIN}" y="{CHART_HEIGHT - 8}" {label}>0 to {right:.4g} {unit}, highest {top:.4g}</text></svg>\n'
     )
