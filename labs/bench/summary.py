@@ -57,7 +57,7 @@ class Figures:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    output_rate: float  # tokens
+    output_rate: float  # tokens that came in the counted time, not in the drain
     ttft: Latency  # of unanswered requests that were not refused, how long they have waited
     between: Latency  # of two chunks of a stream
     per_token: Latency  # of a request, after its first token
@@ -104,14 +104,15 @@ def summarise(run: Run, scenario: Scenario) -> Summary:
     good = {id(one) for one in counted if is_good(one, scenario.targets_of(one.tenant))}
     by_tenant = {name: [one for one in counted if one.tenant == name] for name in scenario.tenants}
     weights = {name: tenant.weight for name, tenant in scenario.tenants.items()}
+    window = scenario.warm_up, scenario.seconds
     shares, gap = _service(by_tenant, weights, scenario) if len(weights) > 1 else ({}, None)
     tenants = tuple(
-        _figures(name, weights[name], mine, good, seconds, shares.get(name), weights[name] / sum(weights.values()))
+        _figures(name, weights[name], mine, good, window, shares.get(name), weights[name] / sum(weights.values()))
         for name, mine in by_tenant.items()
     )
     course = _course(run.exchanges, good, scenario)
     return Summary(
-        all=_figures(ALL, sum(weights.values()), counted, good, seconds),
+        all=_figures(ALL, sum(weights.values()), counted, good, window),
         tenants=tenants,
         course=course,
         seconds=seconds,
@@ -129,7 +130,7 @@ def _figures(
     weight: float,
     exchanges: Sequence[Exchange],
     good: set[int],
-    seconds: float,
+    window: tuple[float, float],
     token_share: float | None = None,
     fair_share: float | None = None,
 ) -> Figures:
@@ -138,7 +139,8 @@ def _figures(
     judged = [one for one in answered if one.is_right is not None]
     read = [one for one in exchanges if not one.is_slow]  # a slow reader's waits are its own
     num_good, num_staying = sum(id(one) in good for one in exchanges), len(exchanges) - outcomes[Outcome.LEFT]
-    output_tokens = sum(one.num_tokens for one in exchanges)
+    seconds = window[1] - window[0]
+    arrived = sum(_tokens_a_chunk(one) * sum(moment < window[1] for moment in one.token_times) for one in exchanges)
     return Figures(
         name=name,
         weight=weight,
@@ -157,8 +159,8 @@ def _figures(
         request_rate=len(exchanges) / seconds,
         prompt_tokens=sum(one.prompt_tokens for one in exchanges),
         cached_tokens=sum(one.cached_tokens for one in exchanges),
-        output_tokens=output_tokens,
-        output_rate=output_tokens / seconds,
+        output_tokens=sum(one.num_tokens for one in exchanges),
+        output_rate=arrived / seconds,
         ttft=Latency.of(map(_waited, filter(_is_admitted, exchanges))),
         between=Latency.of(
             after - before for one in read for before, after in zip(one.token_times, one.token_times[1:], strict=False)
@@ -168,6 +170,10 @@ def _figures(
         token_share=token_share,
         fair_share=fair_share,
     )
+
+
+def _tokens_a_chunk(exchange: Exchange) -> float:
+    return exchange.num_tokens / len(exchange.token_times) if exchange.token_times else 0.0
 
 
 def _codes(exchanges: Iterable[Exchange], outcome: Outcome) -> dict[str, int]:
@@ -190,7 +196,7 @@ def _course(exchanges: Sequence[Exchange], good: set[int], scenario: Scenario) -
         if one.outcome is not Outcome.LEFT:
             offered[place] += 1
             num_good[place] += id(one) in good or (one.due < scenario.warm_up and one.outcome is Outcome.ANSWERED)
-        each = one.num_tokens / len(one.token_times) if one.token_times else 0.0
+        each = _tokens_a_chunk(one)
         for moment in one.token_times:
             if moment < num_bins * BIN_SECONDS:
                 tokens[int(moment / BIN_SECONDS)] += each
@@ -244,7 +250,7 @@ def _binned_tokens(exchanges: Iterable[Exchange], num_bins: int) -> list[float]:
     """The tokens served in each bin: the prompt's with the first of the answer."""
     bins = [0.0] * num_bins
     for one in exchanges:
-        each = one.num_tokens / len(one.token_times) if one.token_times else 0.0
+        each = _tokens_a_chunk(one)
         for moment in one.token_times:
             if (place := int(moment / SERVICE_BIN_SECONDS)) < num_bins:
                 bins[place] += each
