@@ -229,10 +229,12 @@ def _chart(title: str, unit: str, lines: Mapping[str, Sequence[tuple[float, floa
         legend.append(f'<tspan fill="{colour}">{escaped(name)} </tspan>')
     label = 'font-size="12" fill="currentColor"'
     bottom = CHART_HEIGHT - CHART_MARGIN
+    axes = f"M{CHART_MARGIN} {CHART_MARGIN}V{bottom}H{CHART_WIDTH - CHART_MARGIN}"
+    scale = f"0 to {right:.4g} {unit}, highest {top:.4g}"
     return (
-        f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" style="display:block;max-width:{CHART_WIDTH}px" role="img" aria-label="{escaped(title)}">'
-        f'<path d="M{CHART_MARGIN} {CHART_MARGIN}V{bottom}H{CHART_WIDTH - CHART_MARGIN}" fill="none" '
-        f'stroke="currentColor" opacity="0.4"/>{"".join(drawn)}'
+        f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" style="display:block;max-width:{CHART_WIDTH}px" '
+        f'role="img" aria-label="{escaped(title)}">'
+        f'<path d="{axes}" fill="none" stroke="currentColor" opacity="0.4"/>{"".join(drawn)}'
         f'<text x="{CHART_MARGIN}" y="16" {label}>{escaped(title)}: {"".join(legend)}</text>'
-        f'<text x="{CHART_MARGIN}" y="{CHART_HEIGHT - 8}" {label}>0 to {right:.4g} {unit}, highest {top:.4g}</text></svg>\n'
+        f'<text x="{CHART_MARGIN}" y="{CHART_HEIGHT - 8}" {label}>{scale}</text></svg>\n'
     )

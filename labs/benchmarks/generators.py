@@ -1,6 +1,6 @@
 """`sluice bench` beside other generators, in turn against one server: `python -m labs.benchmarks.generators`.
 
-The server is the whole gateway over a simulated device, whose steps take 50 ms and 0.2 ms for each token of a prompt:
+The server is the whole gateway over a simulated device, whose steps take 50 ms and 20 us for each token of a prompt:
 what is to be measured is known. In each run every generator keeps 16 streams of 64 prompt and 64 output tokens going.
 guidellm and vLLM's own benchmark are installed into environments of their own at first use (0.9 GB and 4 GB;
 `--peers` chooses). Then 1,000 streams at a time, of `sluice bench` alone, with the share of its core that it took.
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from backend.bound_process import bound
 from backend.model.hub import resolve_model
 from labs.bench.benchmark import Benchmark
 from labs.bench.scenario import Scenario
+from labs.bench.summary import Summary
 from labs.benchmarks import machine
 from labs.benchmarks.own_environment import own_environment
 from labs.benchmarks.processes import Worker
@@ -30,7 +31,7 @@ from labs.benchmarks.vllm_environment import vllm_environ, vllm_python
 
 GUIDELLM = "guidellm==0.8.1"
 STREAMS, TOKENS = 16, 64
-STEP_MS, PROMPT_US, ROW_US = 50.0, 200.0, 0.0
+STEP_MS, PROMPT_US = 50.0, 20.0
 MANY_STREAMS, MANY_TOKENS = 1000, 200
 NEAR_RATIO = 0.1  # within which another generator is to agree
 MEASURES = ("TTFT ms", "per token ms", "end to end ms", "output tokens/s")
@@ -91,7 +92,7 @@ def _ours(server: Server, seconds: float) -> Measured:
     )
 
 
-def _run(server: Server, streams: int, tokens: int, seconds: float):  # noqa: ANN202
+def _run(server: Server, streams: int, tokens: int, seconds: float) -> Summary:
     tenant = {"key": server.key, "clients": streams, "prompt_tokens": TOKENS, "output_tokens": tokens}
     tenant |= {"workload": "reasoning", "body": {"ignore_eos": True}}
     scenario = Scenario.parse({"seconds": seconds, "drain": 60, "tenants": {"one": tenant}}, "generators")
@@ -144,10 +145,10 @@ def _vllm(server: Server, seconds: float) -> Measured:
 PEERS: dict[str, Callable[[Server, float], Measured]] = {"guidellm": _guidellm, "vllm bench": _vllm}
 
 
-def _ran(command: list[str], environ: dict[str, str]) -> None:
+def _ran(command: Sequence[str], environ: Mapping[str, str]) -> None:
     """Run it, and show what it said if it failed."""
     done = subprocess.run(
-        **bound(command), env=os.environ | environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        **bound(command), env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
     if done.returncode:
         sys.exit(f"{command[0]} ended with status {done.returncode}:\n{done.stdout.decode()[-2000:]}")

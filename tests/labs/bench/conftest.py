@@ -77,18 +77,16 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_GET(self) -> None:
         if self.path == "/v1/models":
             return self._whole(200, {"data": [{"id": "known", "max_model_len": 4096}]})
         budget = {"resource": "tokens", "per": "month", "amount": 10**9, "remaining": 10**9 - self.server.charged}
         return self._whole(200, {"tenant": "known", "kv_memory": {}, "data": [budget]})
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         with self.server.lock:
-            served = Served(
-                len(self.server.streams), self.path, body, dict(self.headers.items()), time.perf_counter()
-            )
+            served = Served(len(self.server.streams), self.path, body, dict(self.headers.items()), time.perf_counter())
             self.server.served.append(served)
         prompt = prompt_tokens(body)
         if not body.get("stream"):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from random import Random
 from threading import Barrier, Event
 from typing import Any
@@ -90,7 +91,7 @@ def test_a_session_sends_the_answer_back_after_its_wait(known_server: KnownServe
     last = known_server.streams[-1].body["messages"]
     assert [message["role"] for message in last] == ["user", "assistant", "user", "assistant", "user"]
     assert last[1]["content"] == "word word word "
-    assert [round(after.due - before.ended, 9) for before, after in zip(found, found[1:], strict=False)] == [0.01] * 2
+    assert [round(after.due - before.ended, 9) for before, after in pairwise(found)] == [0.01] * 2
 
 
 def test_a_client_leaves_in_the_midst_of_an_answer(known_server: KnownServer) -> None:
@@ -169,7 +170,5 @@ def test_a_server_that_is_gone_is_a_failure(known_server: KnownServer) -> None:
     address = Address.of(known_server.url)
     known_server.shutdown()
     known_server.server_close()
-    run = Generator(
-        address, [load([0.0])], seconds=PATIENCE, drain=PATIENCE, timeout=PATIENCE, random=Random(1)
-    ).run()
+    run = Generator(address, [load([0.0])], seconds=PATIENCE, drain=PATIENCE, timeout=PATIENCE, random=Random(1)).run()
     assert run.exchanges[0].outcome is Outcome.FAILED and "ConnectionRefusedError" in run.exchanges[0].code
