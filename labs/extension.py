@@ -7,6 +7,9 @@ COMMANDS = {
     "pools": "labs.cli.pools:add_pools_command",
 }
 
+PLAN = "labs.cli.capacity:add_capacity_flags"
+"""The function that adds the flags of capacity to `sluice plan`."""
+
 CHOICES = "labs.choices"
 """The module that adds choices to those of the core when it is imported."""
 

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from gateway.settings.machine import allow_files
+from labs.bench.exchange import Outcome
 from labs.bench.generator import Generator, TenantLoad
 from labs.bench.probe import ModelFacts, probe
 from labs.bench.remarks import remarks
@@ -84,7 +85,8 @@ class Benchmark:
             generator.at(fault.at, lambda: _break(generator, fault.command))
         before = self._account if self._account is not None else self.ledger.read_settled()
         run = generator.run()
-        self._account = self.ledger.read_settled()
+        has_cut = any(one.outcome not in (Outcome.ANSWERED, Outcome.REFUSED) for one in run.exchanges)
+        self._account = self.ledger.read_settled(has_cut)
         settled = settlements(run.exchanges, self.ledger.names, before, self._account)
         summary = summarise(run, scenario)
         doubts = [*remarks(run, scenario, summary), *self._fitting(makers), *_unsettled(settled)]

@@ -14,7 +14,7 @@ from labs.simulation.errors import OptionError
 BUDGET_UNITS = ("day", "week", "month")  # windows that do not refill while a benchmark runs
 SETTLE_SECONDS = 60.0  # until accounts that still change are taken as they are
 LEDGER_STEADY_SECONDS = 6.0  # a ledger is booked every 5 s, a sixth of the default --quota-lease
-BUDGET_STEADY_SECONDS = 1.0  # a budget is settled before an answer's last byte, and soon after a cut stream
+BUDGET_STEADY_SECONDS = 1.0  # a budget is settled before an answer's last byte; after a cut stream, soon
 READ_INTERVAL_SECONDS = 0.5
 READ_TIMEOUT_SECONDS = 30.0
 
@@ -61,11 +61,11 @@ class Ledger:
         charged = {self.names[name]: self._of_budget(self._keys[name]) for name in self.names}
         return {name: tokens for name, tokens in charged.items() if tokens is not None}
 
-    def read_settled(self) -> Account:
-        """Return the accounts once they no longer change."""
+    def read_settled(self, has_cut: bool = False) -> Account:
+        """Return the accounts once they no longer change; `has_cut` if streams were cut."""
         account, since = self.read(), time.monotonic()
         until = since + SETTLE_SECONDS
-        steady = LEDGER_STEADY_SECONDS if self._admin_url else BUDGET_STEADY_SECONDS
+        steady = LEDGER_STEADY_SECONDS if self._admin_url else BUDGET_STEADY_SECONDS if has_cut else 0.0
         while account and time.monotonic() < min(until, since + steady):
             time.sleep(READ_INTERVAL_SECONDS)
             before, account = account, self.read()
