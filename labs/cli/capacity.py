@@ -22,6 +22,7 @@ from labs.simulation.search.replicas import (
     CHANGE,
     GOOD_SHARE,
     NUM_HALVINGS,
+    NUM_NEAR_HALVINGS,
     SENSITIVITIES,
     Knee,
     Replica,
@@ -80,15 +81,14 @@ def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> 
     fleet = _Fleet(namespace.rate, namespace.tensor_parallel, namespace.price)
     objective = Objective(namespace.ttft, namespace.per_token)
     replica = _replica(arrivals, memory, steps, objective, namespace.requests)
-    with progress(
-        "simulating", "requests", (1 + 2 * len(SENSITIVITIES)) * (1 + NUM_HALVINGS) * replica.requests
-    ) as bar:
+    runs = 1 + NUM_HALVINGS + 2 * len(SENSITIVITIES) * NUM_NEAR_HALVINGS
+    with progress("simulating", "requests", runs * replica.requests) as bar:
         knee = replica.knee(bar.update)
         if knee is None:
             reason = "no rate meets it: one request alone takes too long, or nearly so; more ranks, or a later target"
             raise OptionError("--ttft", format_duration(namespace.ttft), reason)
         changed = {
-            name: [change(replica, factor).knee(bar.update) for factor in (1 - CHANGE, 1 + CHANGE)]
+            name: [change(replica, factor).knee_near(knee, bar.update) for factor in (1 - CHANGE, 1 + CHANGE)]
             for name, change in SENSITIVITIES.items()
         }
     return "\n".join(
@@ -178,7 +178,7 @@ def _knee(replica: Replica, knee: Knee, fleet: _Fleet) -> str:
 
 def _sensitivity(knee: Knee, changed: dict[str, list[Knee | None]], fleet: _Fleet) -> str:
     def shown(one: Knee | None) -> str:
-        return "none is enough" if one is None else f"{replicas_for(fleet.rate, one.rate):,}"
+        return "far more" if one is None else f"{replicas_for(fleet.rate, one.rate):,}"
 
     by_rate = (f"{replicas_for(fleet.rate * (1 + change), knee.rate):,}" for change in (-CHANGE, CHANGE))
     rows = [("requests a second", *by_rate)]
