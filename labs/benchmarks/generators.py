@@ -2,7 +2,7 @@
 
 The server is the whole gateway over a simulated device, whose steps take 50 ms and 20 us for each token of a prompt:
 what is to be measured is known. In each run every generator keeps 16 streams of 64 prompt and 64 output tokens going.
-guidellm and vLLM's own benchmark are installed into environments of their own at first use (0.9 GB and 4 GB;
+guidellm and vLLM's own benchmark are installed into environments of their own at first use (6 GB and 4 GB;
 `--peers` chooses). Then 1,000 streams at a time, of `sluice bench` alone, with the share of its core that it took.
 """
 
