@@ -1,7 +1,9 @@
 """`sluice bench` beside other generators, in turn against one server: `python -m labs.benchmarks.generators`.
 
 The server is the whole gateway over a simulated device, whose steps take 50 ms and 20 us for each token of a prompt:
-what is to be measured is known. In each run every generator keeps 16 streams of 64 prompt and 64 output tokens going.
+what is to be measured is known. In each run every generator sends 2 requests a second, Poisson, of 64 prompt and 64
+output tokens: not in lock step, since 16 requests at once already keep the Python of other generators busy for longer
+than a step.
 guidellm and vLLM's own benchmark are installed into environments of their own at first use (6 GB and 4 GB;
 `--peers` chooses). Then 1,000 streams at a time, of `sluice bench` alone, with the share of its core that it took.
 """
@@ -30,11 +32,12 @@ from labs.benchmarks.report import Report, Spread, scenario_parser
 from labs.benchmarks.vllm_environment import vllm_environ, vllm_python
 
 GUIDELLM = "guidellm==0.8.1"
-STREAMS, TOKENS = 16, 64
+RATE, TOKENS = 2.0, 64  # requests a second
+STREAMS = 16  # that the server runs at a time
 STEP_MS, PROMPT_US = 50.0, 20.0
 MANY_STREAMS, MANY_TOKENS = 1000, 200
 NEAR_RATIO = 0.1  # within which another generator is to agree
-MEASURES = ("TTFT ms", "per token ms", "end to end ms", "output tokens/s")
+MEASURES = ("TTFT ms", "per token ms", "end to end ms")
 
 Measured = dict[str, float]
 
@@ -81,19 +84,19 @@ def _in_turn(server: Server, names: list[str], runs: int, seconds: float) -> dic
 
 
 def _ours(server: Server, seconds: float) -> Measured:
-    every = _run(server, STREAMS, TOKENS, seconds).all
+    every = _run(server, seconds, TOKENS, rate=RATE).all
     assert every.ttft.mean and every.per_token.mean and every.total.mean
     return dict(
         zip(
             MEASURES,
-            (1e3 * every.ttft.mean, 1e3 * every.per_token.mean, 1e3 * every.total.mean, every.output_rate),
+            (1e3 * every.ttft.mean, 1e3 * every.per_token.mean, 1e3 * every.total.mean),
             strict=True,
         )
     )
 
 
-def _run(server: Server, streams: int, tokens: int, seconds: float) -> Summary:
-    tenant = {"key": server.key, "clients": streams, "prompt_tokens": TOKENS, "output_tokens": tokens}
+def _run(server: Server, seconds: float, tokens: int, **pace: float) -> Summary:
+    tenant = {"key": server.key, "prompt_tokens": TOKENS, "output_tokens": tokens, **pace}
     tenant |= {"workload": "reasoning", "body": {"ignore_eos": True}}
     scenario = Scenario.parse({"seconds": seconds, "drain": 60, "tenants": {"one": tenant}}, "generators")
     return Benchmark(server.url, scenario).run().summary
@@ -106,7 +109,7 @@ def _guidellm(server: Server, seconds: float) -> Measured:
         command = [
             str(program), "run", "--disable-console",
             "--backend", f"kind=openai_http,target={server.url},model=embedded,api_key={server.key}",
-            "--profile", f"kind=concurrent,streams={STREAMS}",
+            "--profile", f"kind=poisson,rate={RATE:g}",
             "--constraint", f"kind=max_duration,seconds={seconds:g}",
             "--tokenizer", f"kind=hf_auto,model={resolve_model('embedded')}",
             "--data", f"kind=synthetic_text,prompt_tokens={TOKENS},output_tokens={TOKENS}",
@@ -115,30 +118,29 @@ def _guidellm(server: Server, seconds: float) -> Measured:
         _ran(command, {"HF_HUB_OFFLINE": "1"})
         metrics = json.loads(path.read_text())["benchmarks"][0]["metrics"]
     of = {name: metrics[name]["successful"]["mean"] for name in GUIDELLM_NAMES}
-    rate = metrics["output_tokens_per_second"]["total"]["mean"]
     first, each, whole = (of[name] for name in GUIDELLM_NAMES)
-    return dict(zip(MEASURES, (first, each, 1e3 * whole, rate), strict=True))
+    return dict(zip(MEASURES, (first, each, 1e3 * whole), strict=True))
 
 
 GUIDELLM_NAMES = ("time_to_first_token_ms", "inter_token_latency_ms", "request_latency")
 
 
 def _vllm(server: Server, seconds: float) -> Measured:
-    requests = max(STREAMS, STREAMS * round(1e3 * seconds / (STEP_MS * TOKENS)))
+    requests = max(2, round(RATE * seconds))
     with TemporaryDirectory() as folder:
         command = [
             str(vllm_python().parent / "vllm"), "bench", "serve",
             "--backend", "openai-chat", "--base-url", server.url, "--endpoint", "/v1/chat/completions",
             "--model", "embedded", "--tokenizer", str(resolve_model("embedded")),
             "--dataset-name", "random", "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS),
-            "--num-prompts", str(requests), "--max-concurrency", str(STREAMS), "--ignore-eos",
+            "--num-prompts", str(requests), "--request-rate", str(RATE), "--ignore-eos",
             "--percentile-metrics", "ttft,tpot,itl,e2el",
             "--save-result", "--result-dir", folder, "--result-filename", "report.json",
         ]  # fmt: skip
         _, load_core = machine.two_cores()
         _ran(command, vllm_environ(load_core) | {"OPENAI_API_KEY": server.key})
         said = json.loads((Path(folder) / "report.json").read_text())
-    names = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
+    names = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
     return dict(zip(MEASURES, (said[name] for name in names), strict=True))
 
 
@@ -156,7 +158,7 @@ def _ran(command: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def _tell(report: Report, found: dict[str, list[Measured]]) -> None:
     report.add_table(
-        f"{STREAMS} streams of {TOKENS} prompt and {TOKENS} output tokens, means",
+        f"{RATE:g} requests a second of {TOKENS} prompt and {TOKENS} output tokens, means",
         [
             {"generator": name, **{what: Spread.of([one[what] for one in runs]) for what in MEASURES}}
             for name, runs in found.items()
@@ -170,7 +172,7 @@ def _tell(report: Report, found: dict[str, list[Measured]]) -> None:
 
 
 def _many(report: Report, server: Server, streams: int, seconds: float) -> None:
-    summary = _run(server, streams, MANY_TOKENS, seconds)
+    summary = _run(server, seconds, MANY_TOKENS, clients=streams)
     every = summary.all
     row = {
         "streams at a time": summary.peak_in_flight,

@@ -54,7 +54,7 @@ def add_capacity_flags(plan: ArgumentParser) -> None:
     group.add_argument("--price", metavar="P", type=argument(_price), help="of a GPU an hour, such as 3.50/h")
     group.add_argument(
         "--requests", metavar="N", type=argument(units.count), default=DEFAULT_REQUESTS,
-        help=f"requests of each simulation (default: {DEFAULT_REQUESTS:,})",
+        help=f"requests of each simulation, at least (default: {DEFAULT_REQUESTS:,})",
     )  # fmt: skip
     plan.set_defaults(capacity=plan_capacity)
 
@@ -81,7 +81,7 @@ def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> 
     fleet = _Fleet(namespace.rate, namespace.tensor_parallel, namespace.price)
     objective = Objective(namespace.ttft, namespace.per_token)
     replica = _replica(arrivals, memory, steps, objective, namespace.requests)
-    runs = 1 + NUM_HALVINGS + 2 * len(SENSITIVITIES) * NUM_NEAR_HALVINGS
+    runs = 1 + NUM_HALVINGS + 2 * len(SENSITIVITIES) * (1 + NUM_NEAR_HALVINGS)
     with progress("simulating", "requests", runs * replica.requests) as bar:
         knee = replica.knee(bar.update)
         if knee is None:

@@ -6,17 +6,18 @@ router that goes by load does better than that.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
 from labs.simulation.arrival import Arrival
 from labs.simulation.device import Device
 from labs.simulation.policy import SimulatedPolicy
-from labs.simulation.recorder import Objective
-from labs.simulation.study import capacity, simulate_run
+from labs.simulation.recorder import AttemptOutcome, Objective
+from labs.simulation.study import PROGRESS_INTERVAL_SECONDS, SimulatedRun, capacity
 from labs.simulation.summary import Summary
 from labs.simulation.workload import Workload
 
 GOOD_SHARE = 0.99  # of the requests at the knee: the objective is a p99
+MIN_RUN_TARGETS = 30  # length of a run in first-token targets: in a shorter one no queue shows an overload
 NUM_HALVINGS = 6  # of the interval in which a knee is looked for: to 2 % of the capacity
 NEAR = (0.4, 1.6)  # times a known knee, where the knee after a change of `CHANGE` is looked for
 NUM_NEAR_HALVINGS = 5  # to 4 % of the knee
@@ -34,12 +35,19 @@ class Replica:
     device: Device
     arrivals: tuple[Arrival, ...]
     objective: Objective
-    requests: int  # in each simulation
+    requests: int  # in each simulation, at least
 
     def at(self, rate: float) -> Summary:
-        """Simulate the replica at a rate of requests a second."""
-        workload = Workload(self.arrivals, requests=self.requests, rate=rate, context=self.policy.engine.max_model_len)
-        return simulate_run(self.policy, workload.arrivals(SEED), self.device, self.objective)
+        """Simulate the replica at a rate of requests a second; no further than it is decided that too few are good."""
+        number = max(self.requests, ceil(MIN_RUN_TARGETS * self.objective.first_token * rate))
+        workload = Workload(self.arrivals, requests=number, rate=rate, context=self.policy.engine.max_model_len)
+        run = SimulatedRun(self.policy, workload.arrivals(SEED), self.device, self.objective)
+        outcomes, seen, num_bad = run.recorder.outcomes, 0, 0
+        while not run.loop.is_over and num_bad <= (1 - GOOD_SHARE) * number:
+            run.loop.advance(run.loop.next_at + PROGRESS_INTERVAL_SECONDS)
+            num_bad += sum(outcome is not AttemptOutcome.GOOD for _, outcome in outcomes[seen:])
+            seen = len(outcomes)
+        return run.summary(until=run.loop.next_at if not run.loop.is_over else inf)
 
     def capacity(self) -> float:
         """Return the requests a second that it completes when all are there at once."""
@@ -54,8 +62,10 @@ class Replica:
 
     def knee_near(self, knee: "Knee", progress: Progress) -> "Knee | None":
         """Return the knee of a replica that differs a little from the one whose knee is known; None: far below it."""
+        most = self.capacity()
+        progress(self.requests)
         low, high = (factor * knee.rate for factor in NEAR)
-        return self._search(low, high, NUM_NEAR_HALVINGS, knee.capacity, progress)
+        return self._search(low, min(high, most), NUM_NEAR_HALVINGS, most, progress)
 
     def _search(self, low: float, high: float, halvings: int, most: float, progress: Progress) -> "Knee | None":
         best = None

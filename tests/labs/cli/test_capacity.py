@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from labs.cli import capacity
+from labs.simulation.search.replicas import Replica
 from tests.gateway.cli.conftest import Printed, Sluice
 
 
@@ -16,9 +18,12 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_trace_becomes_lengths_replicas_and_cost(trace: Path, printed: Printed) -> None:
+def test_a_trace_becomes_lengths_replicas_and_cost(
+    trace: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "SENSITIVITIES", {"answers": Replica.with_answers})  # each takes a dozen simulations
     flags = ["--gpu", "h100", "--trace", trace, "--rate", 100_000, "--ttft", "200ms", "--price", "3.50/h"]
-    out = printed("plan", "embedded", *flags, "--requests", 60)
+    out = printed("plan", "embedded", *flags, "--requests", 20)
     lines = {line.split("  ")[0]: line.split("  ") for line in out.splitlines()}
     assert lines["prompt"][-1].strip() == "1,191" and lines["answer"][-1].strip() == "48"
     assert "--max-model-len 2048, all that the model has, holds 100.0 % of them" in out
@@ -47,6 +52,6 @@ def test_what_cannot_be_planned_is_refused(trace: Path, sluice: Sluice, flags: l
 
 
 def test_a_target_that_nothing_meets_is_refused(trace: Path, sluice: Sluice) -> None:
-    flags = ["--trace", trace, "--rate", 5, "--ttft", "1us", "--requests", 20, "--bandwidth", "1MB"]
+    flags = ["--trace", trace, "--rate", 5, "--ttft", "1ms", "--requests", 20, "--bandwidth", "1MB"]
     done = sluice("plan", "embedded", *flags)
     assert done.status == 2 and "no rate meets it" in done.err
