@@ -1,25 +1,27 @@
 """What the store's scripts should decide, in exact fractions: the reference of the property tests."""
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from fractions import Fraction
 from math import floor
+from zoneinfo import ZoneInfo
 
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate
 from quotas.reservation import Ask, Usage
 
 DAY = 86_400_000_000  # microseconds
+QUARTER = 900_000_000
 Stretch = tuple[int, ...]
 
 
-def stretch(period: BudgetPeriod, now: int) -> Stretch:
+def stretch(budget: Budget, now: int) -> Stretch:
     """The period of `now`."""
-    moment = datetime.fromtimestamp(now // 10**6, UTC)
-    match period:
+    moment = datetime.fromtimestamp(now // 10**6, ZoneInfo(budget.calendar.time_zone))
+    match budget.period:
         case BudgetPeriod.DAY:
             return moment.year, moment.month, moment.day
-        case BudgetPeriod.WEEK:
-            return tuple(moment.isocalendar()[:2])
+        case BudgetPeriod.WEEK:  # ISO's, which begins on Monday, of the day that is as far in it as today in ours
+            return tuple((moment.replace(tzinfo=None) - timedelta(budget.calendar.week_starts)).isocalendar()[:2])
         case BudgetPeriod.MONTH:
             return moment.year, moment.month
 
@@ -36,7 +38,7 @@ class Level:
         match limit.window:
             case Rate(seconds=seconds):
                 return max(self.used - Fraction(limit.amount * (now - self.at), seconds * 10**6), Fraction(0))
-            case Budget(period=period) if stretch(period, now) != self.period:
+            case Budget() as budget if stretch(budget, now) != self.period:
                 return Fraction(0)
         return self.used
 
@@ -44,7 +46,7 @@ class Level:
         self.used = self.after(limit, now) + cost
         self.at = now
         if isinstance(limit.window, Budget):
-            self.period = stretch(limit.window.period, now)
+            self.period = stretch(limit.window, now)
         self.moves.append((now, Fraction(cost)))
 
     def refund(self, amount: int, now: int) -> None:
@@ -62,15 +64,15 @@ class Taken:
     booked: Usage = field(default_factory=Usage)
 
     def refundable(self, limit: Limit, level: Level, refund: int) -> int:
-        """A budget gets back what was taken from the period it counts in. Extensions of earlier days than the last, in
-        another period than the first charge, count as used.
+        """A budget gets back what was taken from the period it counts in. Extensions of earlier quarters of an hour than
+        the last, in another period than the first charge, count as used.
         """
-        if not isinstance(limit.window, Budget) or level.period == stretch(limit.window.period, self.charges[0][0]):
+        if not isinstance(limit.window, Budget) or level.period == stretch(limit.window, self.charges[0][0]):
             return refund
         last = max(moment for moment, _ in self.charges)
-        if level.period != stretch(limit.window.period, last):
+        if level.period != stretch(limit.window, last):
             return 0
-        late = sum(ask.of(limit) for moment, ask in self.charges if moment // DAY == last // DAY)
+        late = sum(ask.of(limit) for moment, ask in self.charges if moment // QUARTER == last // QUARTER)
         return min(refund, late)
 
 
