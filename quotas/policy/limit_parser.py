@@ -4,8 +4,8 @@ from dataclasses import replace
 from functools import partial
 
 from quotas.policy import units
-from quotas.policy.limit import Budget, Limit, Rate, Resource
-from quotas.policy.policy import Price, token_prices
+from quotas.policy.limit import UTC_CALENDAR, Budget, Calendar, Limit, Rate, Resource, TokenPrices
+from quotas.policy.policy import Price, TeamPolicy, token_prices
 from quotas.policy.schema import UNLIMITED
 from quotas.policy.section import Section
 from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar
@@ -15,32 +15,46 @@ _RANKS = {resource: rank for rank, resource in enumerate(Resource)}
 
 
 def read_limits(
-    section: Section | None, key: str | None = None, inherited: tuple[Limit, ...] = ()
+    section: Section | None,
+    key: str | None = None,
+    inherited: tuple[Limit, ...] = (),
+    calendar: Calendar = UTC_CALENDAR,
+    team: str | None = None,
 ) -> tuple[Limit, ...]:
-    """The limits of the section, in a canonical order; unnamed ones are inherited."""
+    """The limits of the section, in a canonical order; unnamed ones are inherited. Budgets follow the calendar."""
     if section is None:
-        return inherited
+        return _by_calendar(inherited, calendar)
     limits = [limit for limit in inherited if limit.resource not in section]
     for name in section.names:
         resource, node = _RESOURCES.get(name), section.node(name)
         if resource and node is not None and not (isinstance(node, Scalar) and node.text == UNLIMITED):
-            limits += _held(section, resource, key) if resource.is_held else _spent(section, node, resource, key)
-    return tuple(sorted(limits, key=_order)) if len(limits) > 1 else tuple(limits)
+            read = _held(section, resource) if resource.is_held else _spent(section, node, resource)
+            limits += [Limit(resource, amount, window, key, team=team) for amount, window in read]
+    return _by_calendar(tuple(sorted(limits, key=_order)) if len(limits) > 1 else tuple(limits), calendar)
 
 
-def _held(section: Section, resource: Resource, key: str | None) -> list[Limit]:
+def _by_calendar(limits: tuple[Limit, ...], calendar: Calendar) -> tuple[Limit, ...]:
+    if all(not isinstance(limit.window, Budget) or limit.window.calendar == calendar for limit in limits):
+        return limits  # most tenants share those of defaults
+    return tuple(
+        replace(limit, window=Budget(limit.window.period, calendar)) if isinstance(limit.window, Budget) else limit
+        for limit in limits
+    )
+
+
+def _held(section: Section, resource: Resource) -> list[tuple[int, Rate | Budget | None]]:
     read = _read_size if resource is Resource.KV_BYTES else _read_count
     amount = section.value(resource, read, None)
-    return [] if amount is None else [Limit(resource, amount, None, key)]
+    return [] if amount is None else [(amount, None)]
 
 
 _read_size, _read_count = partial(units.size, least=0), partial(units.count, least=0)
 
 
-def _spent(section: Section, node: Node, resource: Resource, key: str | None) -> list[Limit]:
+def _spent(section: Section, node: Node, resource: Resource) -> list[tuple[int, Rate | Budget | None]]:
     if isinstance(node, Items) and not node.nodes:
         section.wrong(resource, f"is an empty list: write {UNLIMITED} to lift a limit")
-    found: dict[str, Limit] = {}
+    found: dict[str, tuple[int, Rate | Budget | None]] = {}
     for item in node.nodes if isinstance(node, Items) else (node,):
         path = f"{section.path}.{resource}"
         is_cost = resource is Resource.COST
@@ -50,7 +64,7 @@ def _spent(section: Section, node: Node, resource: Resource, key: str | None) ->
         amount, window = read
         if window.unit in found:
             section.note(item.mark, f"{section.path}.{resource}", f"has two limits per {window.unit}: keep one")
-        found[window.unit] = Limit(resource, amount, window, key)
+        found[window.unit] = amount, window
     return list(found.values())
 
 
@@ -61,13 +75,7 @@ def priced(
     if all(limit.resource is not Resource.COST for limit in limits):
         return limits
     prices = None if price is None else token_prices(price)
-    problem = None
-    if price is None:
-        problem = "needs a price of the tenant"
-    elif prices is None:
-        problem = "needs prices with three decimals per 1M at most"
-    elif prices.cached_input > prices.input:  # requests reserve their input at the price of what is not cached
-        problem = "needs a price of cached_input that is not above that of input"
+    problem = _problem_with(price, prices)
     if problem is not None:
         if given and Resource.COST in given:
             given.wrong(Resource.COST, problem)
@@ -75,6 +83,32 @@ def priced(
             section.wrong("price", f"must fit limits.cost of defaults, which {problem}")
         return tuple(limit for limit in limits if limit.resource is not Resource.COST)
     return tuple(replace(limit, prices=prices) if limit.resource is Resource.COST else limit for limit in limits)
+
+
+def _problem_with(price: Price | None, prices: TokenPrices | None) -> str | None:
+    """The end of a sentence about a limit of cost, which these prices do not suffice for."""
+    if price is None:
+        return "needs a price of the tenant"
+    if prices is None:
+        return "needs prices with three decimals per 1M at most"
+    if prices.cached_input > prices.input:  # requests reserve their input at the price of what is not cached
+        return "needs a price of cached_input that is not above that of input"
+    return None
+
+
+def limits_of_team(section: Section, team: TeamPolicy, price: Price | None) -> tuple[Limit, ...]:
+    """The limits of the team of a tenant, at the tenant's price."""
+    if team.currency is None:
+        return team.limits
+    prices = None if price is None else token_prices(price)
+    problem = _problem_with(price, prices)
+    if problem is None and price is not None and price.currency != team.currency:
+        problem = f"counts {team.currency}, and not {price.currency} of the tenant's price"
+    if problem is not None:
+        message = f"is not for this tenant: limits.cost of team {team.name} {problem}"
+        section.wrong("team", message) if "team" in section else section.note(section.mark, section.path, message)
+        return ()
+    return tuple(replace(limit, prices=prices) if limit.resource is Resource.COST else limit for limit in team.limits)
 
 
 def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget] | None:

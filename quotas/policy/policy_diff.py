@@ -8,7 +8,7 @@ from operator import is_not
 from typing import Any, NamedTuple
 
 from quotas.policy.policy import Policy, TenantPolicy
-from quotas.policy.policy_text import class_fields, sharing_groups, tenant_fields
+from quotas.policy.policy_text import class_fields, sharing_groups, team_fields, tenant_fields
 
 UNSET = "unset"
 MAX_VALUE_CHARS, CUT_VALUE_CHARS = 80, 40  # of a value shown whole, and of a longer one's beginning
@@ -83,10 +83,14 @@ def _lines(changes: Iterable[Change]) -> Iterator[str]:
 
 
 def policy_changes(old: Policy, new: Policy) -> Iterator[Change]:
-    """Every changed field, defaults filled in: of classes first, then of unnamed tenants, then of each named tenant,
-    then of sharing groups.
+    """Every changed field, defaults filled in: of classes first, then of teams, of unnamed tenants, of each named
+    tenant, and of sharing groups.
     """
     yield from _classes(old, new)
+    for name in sorted({*old.teams, *new.teams}):
+        before, after = (team_fields(policy.teams[name]) if name in policy.teams else {} for policy in (old, new))
+        note = "" if before and after else " (new)" if after else " (removed)"
+        yield from _section(f"team {name}{note}", f"teams.{name}", before, after)
     yield from _tenants(old, new)
     yield from _section("prefix_sharing", "prefix_sharing", sharing_groups(old), sharing_groups(new))
 

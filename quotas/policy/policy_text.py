@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from quotas.policy.limit import TENANT_ONLY, Limit, Rate, Resource
-from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TenantPolicy
-from quotas.policy.schema import NO_PINS, NO_PRICE, UNLIMITED
+from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Calendar, Limit, Rate, Resource
+from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TeamPolicy, TenantPolicy
+from quotas.policy.schema import NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED
 from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_size
 
 Plain = dict[str, Any]
@@ -28,6 +28,7 @@ def policy_parts(policy: Policy) -> Iterator[str]:
     yield "tenants:\n" if policy.tenants else "tenants: {}\n"
     for name in sorted(policy.tenants):
         yield indent(_yaml({name: tenant_fields(policy.tenants[name])}), "  ")
+    yield _yaml({"teams": {name: team_fields(team) for name, team in sorted(policy.teams.items())}})
     yield _yaml({"unnamed_tenants": policy.unnamed_tenants, "prefix_sharing": sharing_groups(policy)})
 
 
@@ -53,6 +54,16 @@ def class_fields(entry: ClassPolicy) -> Plain:
     return fields | {"queue": {name: show(bounds[name]) for name, show in shows.items() if bounds[name] is not None}}
 
 
+def team_fields(team: TeamPolicy) -> Plain:
+    resources = [resource for resource in Resource if resource is not Resource.QUEUED_REQUESTS]
+    fields: Plain = {"limits": {resource.value: _limits(team.limits, resource) for resource in resources}}
+    return fields | ({"currency": team.currency} if team.currency else {}) | _calendar(team.calendar)
+
+
+def _calendar(calendar: Calendar) -> Plain:
+    return {"time_zone": calendar.time_zone, "week_starts": WEEKDAYS[calendar.week_starts]}
+
+
 def tenant_fields(tenant: TenantPolicy) -> Plain:
     fields: Plain = {
         "weight": _number(show_number(tenant.weight)),
@@ -60,6 +71,8 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
         "highest_class": tenant.highest_class,
         "default_class": tenant.default_class,
         "limits": {resource.value: _limits(tenant.limits, resource) for resource in Resource},
+        **_calendar(tenant.calendar),
+        "team": tenant.team or NO_TEAM,
         "on_store_outage": tenant.on_store_outage,
         "price": _price(tenant.price) if tenant.price else NO_PRICE,
         "prefix_cache": _cache_limits(tenant.prefix_cache),

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, get_args
 
-from quotas.policy.limit import TENANT_ONLY, Resource
+from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Resource
 from quotas.policy.policy import (
     MAX_BATCH_LINES,
     MAX_N,
@@ -29,6 +29,7 @@ from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PRICE, RA
 UNLIMITED = "unlimited"
 NO_PRICE = "none"
 NO_PINS = "none"
+NO_TEAM = "none"
 MAX_CLASSES = 16
 MAX_PINNED_PROMPTS = 16  # system prompts of a tenant
 MAX_PROMPT_CHARS = 65_536  # characters of one
@@ -37,7 +38,8 @@ LATENESS: tuple[Lateness, ...] = get_args(Lateness)
 UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
 
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-GROUP_NAME = TENANT_NAME
+GROUP_NAME = TEAM_NAME = TENANT_NAME
+TIME_ZONE = r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*"
 CLASS_NAME = r"[a-z][a-z0-9_-]{0,31}"
 KEY_PREFIX = "sk-sluice-"  # of an API key
 KEY_ID = r"[A-Za-z0-9]{1,64}"  # a dash ends the id within a key
@@ -178,8 +180,19 @@ def _prefix_cache() -> Schema:
     )
 
 
+def _calendar() -> dict[str, Schema]:
+    return {
+        "time_zone": _text(TIME_ZONE, "Where the days of budgets begin, such as Europe/Berlin; default: UTC."),
+        "week_starts": {"enum": list(WEEKDAYS), "description": "The first day of a budget's weeks; default: monday."},
+    }
+
+
 def _defaults() -> dict[str, Schema]:
     return {
+        "team": _number(
+            "number", TEAM_NAME, "The team whose limits hold besides the tenant's; none lifts that of defaults."
+        ),
+        **_calendar(),
         "weight": _number("number", NUMBER, "Share of the machine when others wait too.", minimum=0.001, maximum=1000),
         "models": _MODELS,
         "highest_class": _CLASS_NAME | {"description": "The most urgent class that may be had."},
@@ -222,6 +235,7 @@ def _schema() -> Schema:
         classes=classes | {"type": "object", "minProperties": 1, "maxProperties": MAX_CLASSES},
         defaults=_ref("defaults"),
         tenants=_named(TENANT_NAME, "What each tenant may do.", _ref("tenant")),
+        teams=_named(TEAM_NAME, "Limits that the tenants of a team share, by the team's name.", _ref("team")),
         unnamed_tenants={
             "enum": list(UNNAMED),
             "description": "Whether tenants that are not named here are served, as defaults says; default: allow.",
@@ -246,6 +260,15 @@ def _schema() -> Schema:
                 "Fields that are left out are as in defaults.",
                 **_defaults(),
                 keys=_named(KEY_ID, "API keys of this tenant, by id.", _ref("key")),
+            ),
+            "team": _fields(
+                "Limits of all tenants that name this team, together.",
+                limits=_limits(
+                    [resource for resource in Resource if resource is not Resource.QUEUED_REQUESTS],
+                    "What its tenants may spend or hold together.",
+                ),
+                currency=_text(CURRENCY, "ISO 4217, such as EUR: that of limits.cost, and of its tenants' prices."),
+                **_calendar(),
             ),
             "limits": _limits(list(Resource), "What may be spent or held; unlimited lifts one of the defaults."),
             "prefix_cache": _prefix_cache(),

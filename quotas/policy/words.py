@@ -6,9 +6,12 @@ The readers raise `ValueError` with the end of a sentence that begins with the t
 import re
 from datetime import UTC, date, datetime, time
 from functools import partial
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from quotas.policy import units
+from quotas.policy.limit import WEEKDAYS
 from quotas.policy.policy import SCOPES, SERVICE_TIERS
+from quotas.policy.problems import did_you_mean
 from quotas.policy.schema import (
     CLASS_NAME,
     CURRENCY,
@@ -19,7 +22,9 @@ from quotas.policy.schema import (
     LATENESS,
     MAX_PROMPT_CHARS,
     MODEL,
+    NO_TEAM,
     OUTAGES,
+    TEAM_NAME,
     TENANT_NAME,
     UNNAMED,
 )
@@ -54,6 +59,28 @@ scope = one_of(SCOPES, "a scope")
 outage = one_of(OUTAGES, "an outage policy")
 lateness = one_of(LATENESS, "a treatment of late requests")
 unnamed = one_of(UNNAMED, "a treatment of unnamed tenants")
+
+
+def team_name(text: str) -> str:
+    if text == NO_TEAM:
+        raise ValueError("is the word for no team: choose another name")
+    complaint = (
+        "is no name of a team: 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or a digit"
+    )
+    return _matching(TEAM_NAME, complaint, text)
+
+
+weekday = one_of(WEEKDAYS, "a weekday")
+
+
+def time_zone(text: str) -> str:
+    """Read the name of a time zone that this machine knows."""
+    try:
+        ZoneInfo(text)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        near = did_you_mean(text, available_timezones())
+        raise ValueError(f"is no time zone of this machine's database, such as Europe/Berlin{near}") from None
+    return text
 
 
 def tenant_name(text: str) -> str:

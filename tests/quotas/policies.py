@@ -16,6 +16,7 @@ from quotas.policy.limit import (
     TENANT_ONLY,
     Budget,
     BudgetPeriod,
+    Calendar,
     Limit,
     Rate,
     Resource,
@@ -37,6 +38,7 @@ from quotas.policy.policy import (
     Price,
     QueueLimits,
     StoredResponseLimits,
+    TeamPolicy,
     TenantPolicy,
 )
 from quotas.policy.policy_file import PolicyError, parse_policy
@@ -103,18 +105,31 @@ models = st.just(("*",)) | st.lists(st.sampled_from(["a", "b/c", "Qwen 3", "#d",
 )
 
 
+calendars = st.builds(Calendar, st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu"]), st.integers(0, 6))
+
+
 @st.composite
-def limit_sets(draw: st.DrawFn, key: str | None = None) -> tuple[Limit, ...]:
+def limit_sets(
+    draw: st.DrawFn, calendar: Calendar, key: str | None = None, team: str | None = None
+) -> tuple[Limit, ...]:
     limits: list[Limit] = []
     for resource in Resource:
-        if resource.is_held and not (key and resource in TENANT_ONLY) and draw(st.booleans()):
-            limits.append(Limit(resource, draw(st.just(0) | amounts), None, key))
+        is_elsewhere = (key and resource in TENANT_ONLY) or (team and resource is Resource.QUEUED_REQUESTS)
+        if resource.is_held and not is_elsewhere and draw(st.booleans()):
+            limits.append(Limit(resource, draw(st.just(0) | amounts), None, key, team=team))
         elif not resource.is_held and resource is not Resource.COST:  # which needs a price
             for unit in draw(st.sets(st.sampled_from([*RATE_UNITS.values(), *BudgetPeriod]), max_size=2)):
                 amount = draw(amounts if isinstance(unit, BudgetPeriod) else rates)
-                window = Budget(unit) if isinstance(unit, BudgetPeriod) else Rate(unit, draw(st.just(amount) | rates))
-                limits.append(Limit(resource, amount, window, key))
-    return tuple(limits)
+                is_budget = isinstance(unit, BudgetPeriod)
+                window = Budget(unit, calendar) if is_budget else Rate(unit, draw(st.just(amount) | rates))
+                limits.append(Limit(resource, amount, window, key, team=team))
+    return _ordered(tuple(limits))
+
+
+@st.composite
+def teams(draw: st.DrawFn, name: str) -> TeamPolicy:
+    calendar = draw(calendars)
+    return TeamPolicy(name, draw(limit_sets(calendar, team=name)), calendar)
 
 
 @st.composite
@@ -148,7 +163,8 @@ def cache_limits(draw: st.DrawFn) -> CacheLimits:
 
 
 @st.composite
-def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> TenantPolicy:
+def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...], teams: dict[str, TeamPolicy]) -> TenantPolicy:
+    calendar, team = draw(calendars), draw(st.sampled_from([None, *teams]))
     highest = draw(st.sampled_from(classes))
     price = st.builds(Price, prices, prices, prices, st.sampled_from(["EUR", "USD"]))
     return TenantPolicy(
@@ -157,7 +173,7 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> Ten
         default_class=draw(st.sampled_from(classes[highest.level :])).name,
         weight=draw(weights),
         models=draw(models),
-        limits=_ordered(draw(limit_sets())),
+        limits=draw(limit_sets(calendar)),
         on_store_outage=draw(st.sampled_from(["closed", "open", "lease"])),
         price=draw(st.none() | price),
         prefix_cache=draw(cache_limits()),
@@ -171,6 +187,9 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> Ten
         max_n=draw(st.integers(1, MAX_N)),
         max_schema_bytes=draw(st.integers(0, MAX_SCHEMA_BYTES)),
         max_top_logprobs=draw(st.integers(0, MAX_TOP_LOGPROBS)),
+        calendar=calendar,
+        team=team,
+        team_limits=teams[team].limits if team else (),
     )
 
 
@@ -185,21 +204,23 @@ def keys(draw: st.DrawFn, key_id: str, tenant: TenantPolicy, classes: tuple[Clas
         scopes=draw(st.sampled_from([SCOPES, SCOPES[:1], SCOPES[1:]])),
         models=draw(st.sampled_from([("*",), tenant.models])),
         highest_class=highest.name if highest else None,
-        limits=_ordered(draw(limit_sets(key=key_id))),
+        limits=draw(limit_sets(tenant.calendar, key=key_id)),
     )
 
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     classes = draw(class_lists())
+    shared = {name: draw(teams(name)) for name in draw(st.lists(names, max_size=2, unique=True))}
+    default = draw(tenants("", classes, shared))
     found = {}
     for index, name in enumerate(draw(st.lists(names, max_size=3, unique=True))):
-        tenant = draw(tenants(name, classes))
+        tenant = draw(tenants(name, classes, shared))
         ids = [f"{index}e{number}" for number in range(draw(st.integers(0, 2)))]
         own = {key_id: draw(keys(key_id, tenant, classes)) for key_id in ids}
         found[name] = TenantPolicy(**{**_fields(tenant), "keys": own})
     sharing = {draw(names): tuple(sorted(found)[:2])} if len(found) > 1 and draw(st.booleans()) else {}
-    return Policy.of(classes, draw(tenants("", classes)), found, draw(st.sampled_from(UNNAMED)), sharing)
+    return Policy.of(classes, default, found, draw(st.sampled_from(UNNAMED)), sharing, shared)
 
 
 def _fields(tenant: TenantPolicy) -> dict[str, Any]:

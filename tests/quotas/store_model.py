@@ -64,8 +64,8 @@ class Taken:
     booked: Usage = field(default_factory=Usage)
 
     def refundable(self, limit: Limit, level: Level, refund: int) -> int:
-        """A budget gets back what was taken from the period it counts in. Extensions of earlier quarters of an hour than
-        the last, in another period than the first charge, count as used.
+        """A budget gets back what was taken from the period it counts in. Extensions of earlier quarters of an hour
+        than the last, in another period than the first charge, count as used.
         """
         if not isinstance(limit.window, Budget) or level.period == stretch(limit.window, self.charges[0][0]):
             return refund
