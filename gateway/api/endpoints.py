@@ -35,6 +35,7 @@ def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitS
     return {
         "object": "list",
         "tenant": policy.name,
+        "team": policy.tenant.team,
         "policy_version": version,
         "default_class": policy.service_class(None).name,
         "highest_class": policy.highest_class.name,
@@ -54,7 +55,7 @@ def _entry(limit: Limit, state: LimitState | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "object": "limit",
         "resource": limit.resource.value,
-        "applies_to": "key" if limit.key else "tenant",
+        "applies_to": limit.owner,
         "amount": limit.number(limit.amount),
         "currency": limit.currency,
         "per": limit.window.unit if limit.window else None,

@@ -129,21 +129,18 @@ def _of_quota(error: QuotaError) -> ApiError:
 
 def _figures(error: QuotaRefused) -> str:
     limit = error.limit
-    whose = "Your API key's" if limit.key else "Your tenant's"
+    whose = "API key" if limit.owner == "key" else limit.owner
     amount, asked = show_amount(limit, limit.amount), show_amount(limit, error.asked)
-    return f"{whose} limit {_name(error)} is {amount}: this request asks for {asked}"
+    return f"Your {whose}'s limit {limit.label} is {amount}: this request asks for {asked}"
 
 
 def _details(error: QuotaRefused) -> dict[str, int | float | str]:
     return {
-        "limit": _name(error),
+        "limit": error.limit.label,
+        "applies_to": error.limit.owner,
         "asked": error.limit.number(error.asked),
         "left": error.limit.number(error.left),
     }
-
-
-def _name(error: QuotaRefused) -> str:
-    return error.limit.name.removeprefix(f"key:{error.limit.key}:")
 
 
 def _spread(seconds: float, most: float) -> float:

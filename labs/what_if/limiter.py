@@ -101,7 +101,7 @@ class Limiter:
                 return level
             case Budget() as budget:
                 first = budget.first_day(micros // QUARTER_MICROSECONDS)
-                return Level(level.used if level.at >= first else 0, max(level.at, first))
+                return Level(level.used if level.at >= first else 0, first)
         seconds, rest = divmod(max(micros - level.at, 0), MICROSECONDS_PER_SECOND)
         part = level.part + rest * limit.amount
         used = level.used - seconds * limit.amount - part // MICROSECONDS_PER_SECOND
@@ -118,9 +118,9 @@ def _refundable(charge: Charge, limit: Limit, level: Level, back: int) -> int:
 
     A budget gets back the charges of its present period: all, or the output added last.
     """
-    if not isinstance(limit.window, Budget) or limit.window.first_day(charge.first) == level.at:
+    if not isinstance(limit.window, Budget) or limit.window.first_day(charge.first) >= level.at:
         return back
-    is_late = limit.window.first_day(charge.last) == level.at
+    is_late = limit.window.first_day(charge.last) >= level.at
     return min(back, Ask(0, 0, charge.last_output).of(limit)) if is_late else 0
 
 

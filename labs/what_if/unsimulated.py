@@ -117,7 +117,7 @@ def assumed(policies: Iterable[Policy], facts: TraceFacts) -> list[str]:
 
 def _limits(policy: Policy) -> Iterator[Limit]:
     for tenant in (policy.default, *policy.tenants.values()):
-        yield from tenant.limits
+        yield from tenant.limits + tenant.team_limits
         for key in tenant.keys.values():
             yield from key.limits
 

@@ -35,7 +35,7 @@ class Resource(StrEnum):
 
 HELD = frozenset({Resource.CONCURRENT_REQUESTS, Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
 TENANT_ONLY = frozenset({Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
-"""Bounded by tenant while serving: the store charges no request to them, and no key has a limit of them."""
+"""Bounded by tenant while serving: the store charges no request to them, and no key or team has a limit of them."""
 
 
 class TokenPrices(NamedTuple):

@@ -82,6 +82,11 @@ def priced(
         else:
             section.wrong("price", f"must fit limits.cost of defaults, which {problem}")
         return tuple(limit for limit in limits if limit.resource is not Resource.COST)
+    return with_prices(limits, prices)
+
+
+def with_prices(limits: tuple[Limit, ...], prices: TokenPrices | None) -> tuple[Limit, ...]:
+    """The limits, those of cost with these prices."""
     return tuple(replace(limit, prices=prices) if limit.resource is Resource.COST else limit for limit in limits)
 
 
@@ -108,7 +113,7 @@ def limits_of_team(section: Section, team: TeamPolicy, price: Price | None) -> t
         message = f"is not for this tenant: limits.cost of team {team.name} {problem}"
         section.wrong("team", message) if "team" in section else section.note(section.mark, section.path, message)
         return ()
-    return tuple(replace(limit, prices=prices) if limit.resource is Resource.COST else limit for limit in team.limits)
+    return with_prices(team.limits, prices)
 
 
 def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget] | None:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import NamedTuple
 
 from quotas.policy import units, words
-from quotas.policy.limit import TENANT_ONLY, UTC_CALENDAR, WEEKDAYS, Calendar, Resource
-from quotas.policy.limit_parser import limits_of_team, priced, read_limits
+from quotas.policy.limit import TENANT_ONLY, UTC_CALENDAR, WEEKDAYS, Calendar, Resource, TokenPrices
+from quotas.policy.limit_parser import limits_of_team, priced, read_limits, with_prices
 from quotas.policy.policy import (
     AGING_STEP_SECONDS,
     ALL_MODELS,
@@ -110,15 +110,16 @@ def _read_teams(section: Section | None) -> dict[str, TeamPolicy]:
 def _read_team(section: Section, name: str) -> TeamPolicy:
     section.refuse_unknown(fields_of("team"))
     limits, calendar = section.section("limits"), _read_calendar(section, UTC_CALENDAR)
-    if limits and Resource.QUEUED_REQUESTS in limits:
-        limits.wrong(Resource.QUEUED_REQUESTS, "is counted for tenants, not for teams: set it for the tenants")
-    elif limits:
-        limits.refuse_unknown(fields_of("team", "limits"))
+    if limits:
+        _refuse_tenants_limits(limits)
     found, currency = read_limits(limits, None, (), calendar, name), section.value("currency", words.currency, None)
     has_cost = any(limit.resource is Resource.COST for limit in found)
     if limits and has_cost and "currency" not in section:
         limits.wrong(Resource.COST, "needs a currency of the team, such as EUR, in which its tenants' prices are")
-    return TeamPolicy(name, found, calendar, currency if has_cost else None)
+    if currency is None or not has_cost:
+        return TeamPolicy(name, found, calendar)
+    prices = TokenPrices(0, 0, 0, currency)  # each tenant has its own
+    return TeamPolicy(name, with_prices(found, prices), calendar, currency)
 
 
 def _read_calendar(section: Section, base: Calendar) -> Calendar:
@@ -231,7 +232,7 @@ def _read_bound(section: Section, name: str, base: int, least: int, most: int) -
 def _refuse_tenants_limits(limits: Section) -> None:
     for resource in sorted(TENANT_ONLY):
         if resource in limits:
-            limits.wrong(resource, "is counted for tenants, not for keys: set it for the tenant")
+            limits.wrong(resource, "is counted for tenants alone: set it for the tenant")
     limits.refuse_unknown(fields_of("limits"))
 
 

@@ -114,7 +114,7 @@ class TeamPolicy:
     """The limits that the tenants of a team share."""
 
     name: str
-    limits: tuple[Limit, ...] = ()  # without prices, which are each tenant's
+    limits: tuple[Limit, ...] = ()  # of cost at prices of 0 in its currency: the prices are each tenant's
     calendar: Calendar = UTC_CALENDAR
     currency: str | None = None  # ISO 4217, of limits of cost
 

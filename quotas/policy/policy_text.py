@@ -55,8 +55,7 @@ def class_fields(entry: ClassPolicy) -> Plain:
 
 
 def team_fields(team: TeamPolicy) -> Plain:
-    resources = [resource for resource in Resource if resource is not Resource.QUEUED_REQUESTS]
-    fields: Plain = {"limits": {resource.value: _limits(team.limits, resource) for resource in resources}}
+    fields: Plain = {"limits": _all_but_tenants(team.limits)}
     return fields | ({"currency": team.currency} if team.currency else {}) | _calendar(team.calendar)
 
 
@@ -101,9 +100,14 @@ def _key(key: KeyPolicy) -> Plain:
         "models": list(key.models),
         "highest_class": key.highest_class,
     }
-    resources = [resource for resource in Resource if resource not in TENANT_ONLY]
-    limits = {resource.value: _limits(key.limits, resource) for resource in resources}
-    return {name: value for name, value in optional.items() if value is not None} | {"limits": limits}
+    return {name: value for name, value in optional.items() if value is not None} | {
+        "limits": _all_but_tenants(key.limits)
+    }
+
+
+def _all_but_tenants(limits: Iterable[Limit]) -> Plain:
+    """The limits of a key or a team."""
+    return {resource.value: _limits(limits, resource) for resource in Resource if resource not in TENANT_ONLY}
 
 
 def _limits(limits: Iterable[Limit], resource: Resource) -> Any:

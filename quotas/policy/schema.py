@@ -264,7 +264,7 @@ def _schema() -> Schema:
             "team": _fields(
                 "Limits of all tenants that name this team, together.",
                 limits=_limits(
-                    [resource for resource in Resource if resource is not Resource.QUEUED_REQUESTS],
+                    [resource for resource in Resource if resource not in TENANT_ONLY],
                     "What its tenants may spend or hold together.",
                 ),
                 currency=_text(CURRENCY, "ISO 4217, such as EUR: that of limits.cost, and of its tenants' prices."),

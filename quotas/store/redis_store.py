@@ -15,6 +15,10 @@ A tenant has one hash, `sluice:{tenant}`:
 beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:usage:<day>`, the ledger, `:booked`, the last
 ordinal that each replica booked, `:kv`, the leases of KV memory, `:done`, what the latest calls did, and what is stored
 of /v1/responses (`quotas.store.responses`). State that no longer differs from none expires.
+
+A team has such a hash, `sluice:{team:<team>}`, for levels and slices of its limits; reservations are in their tenants'.
+
+    t:sluice:{tenant}            until when that tenant need not be reclaimed for the team; the earliest counts in `lease`
 """
 
 import asyncio
@@ -30,7 +34,7 @@ from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
 from quotas.policy.policy import Outage
 from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
-from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key
+from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key, team_state_key
 from quotas.store.announcements import Announcements
 from quotas.store.batches import BatchStore, FinishedLine
 from quotas.store.outage import OutageFallback
@@ -50,7 +54,7 @@ class RedisStore:
     last heartbeat.
 
     Every call is atomic, and raises `StoreUnavailable` within a bounded time if the store does not answer. `limits` are
-    the limits that requests are charged to, the tenant's own before its key's.
+    the limits that requests are charged to: the tenant's own, its key's, and its team's, in this order.
     """
 
     def __init__(
@@ -271,6 +275,11 @@ class RedisStore:
         account = self._accounts.get((tenant, key))
         if account is None or account.limits != limits:
             account = self._new_account(tenant, key, limits)
+        return account.states(await self._replica.levels(account))
+
+    async def states_of_team(self, team: str, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
+        """The present state of each limit of the team."""
+        account = QuotaAccount("", None, limits, self._replica.id, self.lease, team_state_key(team).encode())
         return account.states(await self._replica.levels(account))
 
     def book(self, tenant: str, key: str | None, usage: Usage) -> None:

@@ -114,8 +114,7 @@ def limit_sets(
 ) -> tuple[Limit, ...]:
     limits: list[Limit] = []
     for resource in Resource:
-        is_elsewhere = (key and resource in TENANT_ONLY) or (team and resource is Resource.QUEUED_REQUESTS)
-        if resource.is_held and not is_elsewhere and draw(st.booleans()):
+        if resource.is_held and not ((key or team) and resource in TENANT_ONLY) and draw(st.booleans()):
             limits.append(Limit(resource, draw(st.just(0) | amounts), None, key, team=team))
         elif not resource.is_held and resource is not Resource.COST:  # which needs a price
             for unit in draw(st.sets(st.sampled_from([*RATE_UNITS.values(), *BudgetPeriod]), max_size=2)):

@@ -30,7 +30,7 @@ def stretch(budget: Budget, now: int) -> Stretch:
 class Level:
     used: Fraction = Fraction(0)
     at: int = 0
-    period: Stretch = ()
+    period: int = 0  # first day of the budget's period; after an edit of the calendar, perhaps an earlier one
     moves: list[tuple[int, Fraction]] = field(default_factory=list)  # times, and what was admitted or came back
 
     def after(self, limit: Limit, now: int) -> Fraction:
@@ -38,7 +38,7 @@ class Level:
         match limit.window:
             case Rate(seconds=seconds):
                 return max(self.used - Fraction(limit.amount * (now - self.at), seconds * 10**6), Fraction(0))
-            case Budget() as budget if stretch(budget, now) != self.period:
+            case Budget() as budget if budget.first_day(now // QUARTER) > self.period:
                 return Fraction(0)
         return self.used
 
@@ -46,7 +46,7 @@ class Level:
         self.used = self.after(limit, now) + cost
         self.at = now
         if isinstance(limit.window, Budget):
-            self.period = stretch(limit.window, now)
+            self.period = limit.window.first_day(now // QUARTER)
         self.moves.append((now, Fraction(cost)))
 
     def refund(self, amount: int, now: int) -> None:
@@ -67,10 +67,12 @@ class Taken:
         """A budget gets back what was taken from the period it counts in. Extensions of earlier quarters of an hour
         than the last, in another period than the first charge, count as used.
         """
-        if not isinstance(limit.window, Budget) or level.period == stretch(limit.window, self.charges[0][0]):
+        if not isinstance(limit.window, Budget) or level.period <= limit.window.first_day(
+            self.charges[0][0] // QUARTER
+        ):
             return refund
         last = max(moment for moment, _ in self.charges)
-        if level.period != stretch(limit.window, last):
+        if level.period > limit.window.first_day(last // QUARTER):
             return 0
         late = sum(ask.of(limit) for moment, ask in self.charges if moment // QUARTER == last // QUARTER)
         return min(refund, late)

@@ -34,6 +34,7 @@ function facts(tenant) {
   const more = keys.length > MOST ? ` and ${whole(keys.length - MOST)} more` : "";
   return {
     Class: shown(tenant.class ?? "–", 24),
+    Team: tenant.team ? shown(tenant.team) : "none",
     Weight: String(tenant.weight),
     "Engine share": percent(tenant.share),
     "Engine time": duration(tenant.service_seconds),

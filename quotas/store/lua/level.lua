@@ -1,6 +1,7 @@
 -- A level is how much of one limit is used: four doubles used, at, part, aside that only hold integers below 2^53:
 --   Rate     used: 1/seconds of a unit; at: microsecond it was refilled; part: 1e-6 of such a fraction refilled beyond
---   Budget   used: units; at: first day of the period they count in; part: 0. A period that begins earlier does not end it
+--   Budget   used: units; at: first day of the period they count in; part: 0. After an edit of the calendar
+--            it may begin on an earlier day, with what was used
 --   held     used: units; at, part: 0
 -- aside: what replicas may spend of it without asking, in the units of used (lua/slice.lua)
 local LEVEL, DAY, QUARTER = '<dddd', 86400e6, 900e6 -- microseconds; the days of every time zone begin with a quarter hour
@@ -53,7 +54,7 @@ local function refilled(level, window, amount, now) -- the window of a Rate is i
   if window == 'held' then return used, 0, 0, aside end
   if is_budget(window) then
     local first = first_day(window, floor(now / QUARTER))
-    return at >= first and used or 0, max(at, first), 0, aside
+    return at >= first and used or 0, first, 0, aside
   end
   local elapsed = max(now - at, 0)
   part = part + elapsed % 1e6 * amount

@@ -20,9 +20,9 @@ end
 
 -- A budget gets back what was taken from its present period: all of it, or the output that was added late.
 local function refundable(record, letter, window, at, refund)
-  if not is_budget(window) or first_day(window, record.first) == at then return refund end
+  if not is_budget(window) or first_day(window, record.first) >= at then return refund end
   local late = {r = 0, i = 0, o = record.late, t = record.late, c = 0, cached = 0}
-  return first_day(window, record.last) == at and min(refund, counted(late, letter)) or 0
+  return first_day(window, record.last) >= at and min(refund, counted(late, letter)) or 0
 end
 
 local function give_back_to(scope, record, used)

@@ -160,7 +160,9 @@ def test_the_version_depends_on_the_content_alone(found: Policy) -> None:
     (other,) = {"allow", "refuse"} - {found.unnamed_tenants}
     assert version(found.tenants, other, groups) != found.version
     assert version(found.tenants, found.unnamed_tenants, {**groups, "new": ("a", "b")}) != found.version
-    more_teams = Policy.of(found.classes, found.default, found.tenants, found.unnamed_tenants, groups, {"": TeamPolicy("")})
+    more_teams = Policy.of(
+        found.classes, found.default, found.tenants, found.unnamed_tenants, groups, {"": TeamPolicy("")}
+    )
     assert more_teams.version != found.version
 
 
