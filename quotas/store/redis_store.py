@@ -18,7 +18,7 @@ of /v1/responses (`quotas.store.responses`). State that no longer differs from n
 
 A team has such a hash, `sluice:{team:<team>}`, for levels and slices of its limits; reservations are in their tenants'.
 
-    t:sluice:{tenant}            until when that tenant need not be reclaimed for the team; the earliest counts in `lease`
+    t:sluice:{tenant}            until when that tenant need not be reclaimed for it; the earliest counts in `lease`
 """
 
 import asyncio

@@ -40,6 +40,10 @@ tenants:
   picky: {models: [another]}
   narrow: {}
   edited: {limits: {requests: 100/min}}
+  euro: {team: research, limits: {tokens: 10k/day}, price: {input: 2/1M, output: 10/1M, currency: EUR}}
+  cheap: {team: research, price: {input: 1/1M, output: 5/1M, currency: EUR}}
+teams:
+  research: {time_zone: Europe/Berlin, week_starts: sunday, currency: EUR, limits: {cost: 0.002/week, requests: 1k/h}}
 """
 
 
@@ -155,6 +159,24 @@ def test_a_budget_in_money_is_settled_exactly_and_then_spent(site: Site) -> None
     assert "limit cost/day is 0.002 EUR: this request asks for" in error_of(reply)["message"]
     never = site.post("paying", messages=prompt, max_tokens=400)
     assert (never.status_code, error_of(never)["type"]) == (400, "invalid_request_error")
+
+
+def test_a_team_spends_one_budget_at_the_prices_of_its_tenants(site: Site) -> None:
+    left = 2_000_000  # billionths
+    for tenant, price in (("euro", 2), ("cheap", 1)):
+        usage = site.post(tenant, max_tokens=20, ignore_eos=True).json()["usage"]
+        left -= 1000 * price * (usage["prompt_tokens"] + 5 * usage["completion_tokens"])
+        cost = site.limits(tenant)["cost"]
+        assert (cost["applies_to"], cost["per"]) == ("team", "week")
+        assert (cost["remaining"], cost["currency"]) == (left / 1e9, "EUR")
+    assert site.get("cheap").json()["team"] == "research"
+    while (refused := site.post("euro", max_tokens=150)).status_code == 200:
+        pass
+    error = error_of(refused)
+    assert (refused.status_code, error["code"]) == (429, "insufficient_quota")
+    assert (error["limit"], error["applies_to"]) == ("cost/week", "team")
+    assert "Your team's limit cost/week is 0.002 EUR" in error["message"]
+    assert site.limits("cheap")["cost"]["remaining"] == site.limits("euro")["cost"]["remaining"]
 
 
 def test_a_request_that_never_fits_is_a_bad_request_and_costs_nothing(site: Site) -> None:

@@ -14,7 +14,7 @@ local now = max(clock(), tonumber(held[2] or 0))
 local lost = ARGV[5] ~= '' and ARGV[5] ~= generation
 local member = 't:' .. KEYS[1] -- in the state of a shared scope: until when its reservations need not be reclaimed
 
-local levels = {unpack(held, 6, 5 + spec[2])}
+local levels = {unpack(held, 6)}
 for s = 2, #scopes do
   local scope = scopes[s]
   local first, last = SPEC + scope.first, SPEC + scope.last
@@ -37,16 +37,16 @@ end
 local function charged()
   local writes, before, after, asides, fits = {}, {}, {}, {}, true
   for s, scope in ipairs(scopes) do
-    local write = {}
-    if s == 1 or scope.is_shared then write[1], write[2] = 'now', int(now) end
+    local write, last = {}, 0
+    if s == 1 or scope.is_shared then write[1], write[2], last = 'now', int(now), 2 end
     for i = scope.first, scope.last do
       local field = SPEC + i
       local used, at, part, aside = refilled(levels[i], spec[field + 2 * n], spec[field + 4 * n], now)
       local more = counted(cost, spec[field + n]) * spec[field + 3 * n]
       fits = fits and (more == 0 or used + aside + more <= spec[field + 5 * n])
       before[i], after[i], asides[i] = used, used + more, aside
-      write[#write + 1] = spec[field]
-      write[#write + 1] = pack(LEVEL, used + more, at, part, aside)
+      last = last + 2
+      write[last - 1], write[last] = spec[field], pack(LEVEL, used + more, at, part, aside)
     end
     writes[s] = write
   end

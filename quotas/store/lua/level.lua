@@ -16,20 +16,24 @@ local function day_of_month(day) -- 0-based; civil_from_days of H. Hinnant, "chr
   return doy - floor((153 * floor((5 * doy + 2) / 153) + 2) / 5)
 end
 
-local function is_budget(window) return type(window) == 'string' and window ~= 'held' end
+local PLAIN = {day = true, week = true, month = true} -- budgets in UTC with weeks that begin on Monday
 
--- The first day of the period of a budget that contains this quarter of an hour. In UTC, with weeks that begin on Monday,
--- its window is day, week or month; else the first weekday (0: Monday), the zone's offset and later ones, each with the
--- quarter from which on it holds, follow: week/6/4,1971236:8. Offsets are in quarters.
+local function is_budget(window)
+  return PLAIN[window] or (type(window) == 'string' and window ~= 'held')
+end
+
+-- The first day of the period of a budget that contains this quarter of an hour. In the window of one that is not plain
+-- the first weekday (0: Monday), the zone's offset and later ones, each with the quarter from which on it holds, follow:
+-- week/6/4,1971236:8. Offsets are in quarters.
 local function first_day(window, quarter)
-  local period, starts, offset, later = window:match('^(%a+)/(%d)/(-?%d+)(.*)$')
-  if period then
+  local period, starts, offset = window, 0, 0
+  if not PLAIN[window] then
+    local later
+    period, starts, offset, later = window:match('^(%a+)/(%d)/(-?%d+)(.*)$')
     for from, following in later:gmatch(',(%d+):(-?%d+)') do
       if quarter < tonumber(from) then break end
       offset = following
     end
-  else
-    period, starts, offset = window, 0, 0
   end
   local day = floor((quarter + offset) / 96)
   if period == 'week' then return day - (day + 3 - starts) % 7 end
