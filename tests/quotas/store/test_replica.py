@@ -502,3 +502,61 @@ def test_a_retry_or_a_router_finds_each_attempt_by_the_request_and_leaves_no_ind
         assert await pair.used() == 2 * 15 + 20 + 20
 
     loop.run(live())
+
+
+TEAM_LIMITS = (
+    Limit(Resource.CONCURRENT_REQUESTS, 1, team="t"),
+    Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.DAY), team="t"),
+)
+
+
+def test_a_team_gets_back_what_a_lost_replica_held_for_a_tenant_that_is_idle_now(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        team = uuid4().hex
+        pair = Pair(runner, *(replace(limit, team=team) for limit in TEAM_LIMITS))
+        idle, asking = pair.tenant.neighbour, pair.tenant.tenant
+        await pair.tenant.wait(0)
+        await pair.cut.reserve(idle, None, pair.limits, Ask(1, 100, 700))
+        with pytest.raises(QuotaRefused):
+            await pair.other.reserve(asking, None, pair.limits, Ask(1, 1, 1))
+        for _ in range(2):  # the tenants of a team are looked through four times in a lease
+            await pair.tenant.wait(round(LEASE * 1e6))
+        held = await pair.other.reserve(asking, None, pair.limits, Ask(1, 100, 800))
+        assert [state.remaining for state in held.states] == [0, 100]
+        await pair.other.settle(held, Usage(100, 50))
+        states = await pair.other.states_of_team(team, pair.limits)
+        assert [state.remaining for state in states] == [1, 850]
+        assert await booked(pair.other, idle, [pair.tenant.now // DAY]) == Usage()
+
+    loop.run(live())
+
+
+def test_a_team_spends_what_its_tenants_replicas_saw_before_the_store_lost_its_state(
+    loop_and_runner: TimedRunner,
+) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        team = uuid4().hex
+        pair = Pair(runner, *(replace(limit, team=team, amount=2000) for limit in TEAM_LIMITS))
+        tenants = (pair.tenant.tenant, pair.tenant.neighbour)
+        await pair.tenant.wait(0)
+        running = [
+            await store.reserve(tenant, None, pair.limits, Ask(1, 100, 100))
+            for tenant in tenants
+            for store in (pair.cut, pair.other)
+        ]
+        for owner in (*tenants, f"team:{team}"):
+            await runner.client.execute(b"DEL", f"sluice:{{{owner}}}".encode())
+        for store in (pair.cut, pair.other):
+            await store.heartbeat()
+        states = await pair.other.states_of_team(team, pair.limits)
+        assert [state.limit.capacity - state.remaining for state in states] == [4, 800]
+        for store, reservation in zip((pair.cut, pair.other) * 2, running, strict=True):
+            await store.settle(reservation, Usage(100, 25))
+        states = await pair.other.states_of_team(team, pair.limits)
+        assert [state.limit.capacity - state.remaining for state in states] == [0, 500]
+
+    loop.run(live())
