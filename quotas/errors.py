@@ -93,6 +93,8 @@ def refusals(states: Iterable[LimitState], ask: Ask, now: float) -> list[QuotaRe
 
 def _forecast_refusal(state: LimitState, asked: int, now: float) -> QuotaRefused | None:
     limit, left = state.limit, state.remaining
+    if limit.is_soft:
+        return None
     if asked > limit.capacity:
         return NeverFits(limit, asked)
     if asked <= left:

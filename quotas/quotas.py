@@ -93,7 +93,7 @@ class Quotas:
         Nothing is charged. Raises `StoreUnavailable`.
         """
         states = await self.store.states(name, key, limits) if limits else ()
-        spent = [state for state in states if state.remaining < ask.of(state.limit)]
+        spent = [state for state in states if state.remaining < ask.of(state.limit) and not state.limit.is_soft]
         if spent:
             refusal = _refusal(max(spent, key=_wait), ask)
             refusal.measure = lambda: states

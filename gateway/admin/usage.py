@@ -1,6 +1,7 @@
 """Usage on the admin port: use and cost of tenants and keys, and the rest of their budgets."""
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from heapq import nsmallest
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from gateway.admin.rows import MAX_ROWS, Row
 from gateway.api.service import Service
@@ -24,7 +26,7 @@ from gateway.tenants.usage import (
     usage_csv,
 )
 from quotas.errors import QuotaError
-from quotas.policy.limit import Budget, Limit
+from quotas.policy.limit import QUARTER_SECONDS, Budget, Limit
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.reservation import LimitState, Usage
 
@@ -137,7 +139,20 @@ class UsageReader:
             states = ()
         known = {state.limit: state for state in states}
         own = [limit for limit in limits if _is_budget(limit) and (limit.key, limit.team) == (owner.key, owner.team)]
-        return [_budget_row(owner, limit, known.get(limit)) for limit in own]
+        return [_budget_row(owner, limit, known.get(limit)) | await self._alerts(owner, limit) for limit in own]
+
+    async def _alerts(self, owner: "BudgetOwner", limit: Limit) -> Row:
+        """The alerts of a budget: the share, the receiver's host, and how it stands, null if it is not due."""
+        try:
+            quarter = int(time.time()) // QUARTER_SECONDS
+            states = await self._service.quotas.store.alerts.states(owner.tenant or "", limit, quarter)
+        except QuotaError:
+            states = [None] * len(limit.alerts)
+        rows = zip(limit.alerts, states, strict=True)
+        alerts = [
+            {"at_percent": alert.percent, "host": urlsplit(alert.url).hostname, "state": state} for alert, state in rows
+        ]
+        return {"soft": limit.is_soft, "alerts": alerts}
 
 
 class BudgetOwner(NamedTuple):

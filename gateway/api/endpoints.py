@@ -59,6 +59,7 @@ def _entry(limit: Limit, state: LimitState | None) -> dict[str, Any]:
         "amount": limit.number(limit.amount),
         "currency": limit.currency,
         "per": limit.window.unit if limit.window else None,
+        "soft": limit.is_soft,
         "burst": limit.window.burst if isinstance(limit.window, Rate) else None,
     }
     if state is not None:

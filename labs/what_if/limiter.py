@@ -83,12 +83,15 @@ class Limiter:
 
     def _charge(self, tenant: str, limits: tuple[Limit, ...], ask: Ask, now: float) -> None:
         for limit in limits:
-            if (asked := ask.of(limit)) > limit.capacity:
+            if (asked := ask.of(limit)) > limit.capacity and not limit.is_soft:
                 raise NeverFits(limit, asked)
         levels = [self._refilled(tenant, limit, now) for limit in limits]
         costs = [ask.of(limit) * _scale(limit) for limit in limits]
         rows = list(zip(limits, levels, costs, strict=True))
-        if any(cost and level.used + cost > limit.capacity * _scale(limit) for limit, level, cost in rows):
+        if any(
+            cost and not limit.is_soft and level.used + cost > limit.capacity * _scale(limit)
+            for limit, level, cost in rows
+        ):
             raise _refusal([_state(limit, level, now) for limit, level, _ in rows], ask, now)
         for limit, level, cost in rows:
             self._levels[_place(tenant, limit)] = Level(level.used + cost, level.at, level.part)

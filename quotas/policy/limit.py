@@ -149,6 +149,13 @@ def _end(budget: Budget, quarter: int) -> float:
 Window = Rate | Budget | None  # None: of held resources
 
 
+class Alert(NamedTuple):
+    """The message to `url` that is sent once in a budget's period, when `percent` of its amount is used or reserved."""
+
+    percent: int
+    url: str
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """At most `amount` of `resource` in each window. It applies to an API key, by its id, or to a team, by its name, or
@@ -161,6 +168,8 @@ class Limit:
     key: str | None = None
     prices: TokenPrices | None = None  # of cost
     team: str | None = None
+    alerts: tuple[Alert, ...] = ()  # of a budget
+    is_soft: bool = False  # of a budget: it refuses nothing
 
     def __post_init__(self) -> None:
         is_held = self.resource in HELD
@@ -168,6 +177,8 @@ class Limit:
             raise ValueError(f"cost is limited by the day, week or month, got {self.window}")
         if is_held != (self.window is None):
             raise ValueError(f"{self.resource} has {'no' if is_held else 'a'} window, got {self.window}")
+        if (self.alerts or self.is_soft) and not isinstance(self.window, Budget):
+            raise ValueError(f"only budgets have alerts or are soft, got {self.window}")
         most = MAX_RATE if isinstance(self.window, Rate) else MAX_AMOUNT
         if not (0 if is_held else 1) <= self.amount <= most:
             raise ValueError(f"{self.resource} is limited to at most {most}, got {self.amount}")
@@ -194,7 +205,9 @@ class Limit:
         return self.resource not in TENANT_ONLY
 
     def most_output(self, input_tokens: int) -> int | None:
-        """The most output tokens that fit besides these input tokens; None if it does not count them."""
+        """The most output tokens that fit besides these input tokens; None if it does not bound them."""
+        if self.is_soft:
+            return None
         match self.resource:
             case Resource.OUTPUT_TOKENS:
                 return self.capacity

@@ -1,14 +1,32 @@
 """Reads the limits of tenants and keys from trees of text. Every mistake is noted, and the limit left out."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
-from quotas.policy import units
-from quotas.policy.limit import UTC_CALENDAR, Budget, Calendar, Limit, Rate, Resource, TokenPrices
+from quotas.policy import units, words
+from quotas.policy.limit import (
+    UTC_CALENDAR,
+    Alert,
+    Budget,
+    BudgetPeriod,
+    Calendar,
+    Limit,
+    Rate,
+    Resource,
+    TokenPrices,
+    Window,
+)
 from quotas.policy.policy import Price, TeamPolicy, token_prices
+from quotas.policy.problems import listed
 from quotas.policy.schema import UNLIMITED
 from quotas.policy.section import Section
 from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar
+
+MAX_ALERTS = 8  # of one budget
+BUDGET_FIELDS = ("budget", "soft", "alerts")
+ReadWindow = Callable[[str], tuple[int, Rate | Budget]]
 
 _RESOURCES = {resource.value: resource for resource in Resource}
 _RANKS = {resource: rank for rank, resource in enumerate(Resource)}
@@ -29,7 +47,9 @@ def read_limits(
         resource, node = _RESOURCES.get(name), section.node(name)
         if resource and node is not None and not (isinstance(node, Scalar) and node.text == UNLIMITED):
             read = _held(section, resource) if resource.is_held else _spent(section, node, resource)
-            limits += [Limit(resource, amount, window, key, team=team) for amount, window in read]
+            limits += [
+                Limit(resource, one.amount, one.window, key, None, team, one.alerts, one.is_soft) for one in read
+            ]
     return _by_calendar(tuple(sorted(limits, key=_order)) if len(limits) > 1 else tuple(limits), calendar)
 
 
@@ -42,30 +62,80 @@ def _by_calendar(limits: tuple[Limit, ...], calendar: Calendar) -> tuple[Limit, 
     )
 
 
-def _held(section: Section, resource: Resource) -> list[tuple[int, Rate | Budget | None]]:
+class Amount(NamedTuple):
+    """What is written of one limit of a resource."""
+
+    amount: int
+    window: Window = None
+    alerts: tuple[Alert, ...] = ()
+    is_soft: bool = False
+
+
+def _held(section: Section, resource: Resource) -> list[Amount]:
     read = _read_size if resource is Resource.KV_BYTES else _read_count
     amount = section.value(resource, read, None)
-    return [] if amount is None else [(amount, None)]
+    return [] if amount is None else [Amount(amount)]
 
 
 _read_size, _read_count = partial(units.size, least=0), partial(units.count, least=0)
 
 
-def _spent(section: Section, node: Node, resource: Resource) -> list[tuple[int, Rate | Budget | None]]:
+def _spent(section: Section, node: Node, resource: Resource) -> list[Amount]:
     if isinstance(node, Items) and not node.nodes:
         section.wrong(resource, f"is an empty list: write {UNLIMITED} to lift a limit")
-    found: dict[str, tuple[int, Rate | Budget | None]] = {}
+    found: dict[str, Amount] = {}
     for item in node.nodes if isinstance(node, Items) else (node,):
         path = f"{section.path}.{resource}"
-        is_cost = resource is Resource.COST
-        read = section.convert(item, path, _money, None) if is_cost else _windowed(section, item, path)
-        if read is None:
+        read = _one_spent(section, item, path, _money if resource is Resource.COST else _rate)
+        if read is None or read.window is None:
             continue
-        amount, window = read
-        if window.unit in found:
-            section.note(item.mark, f"{section.path}.{resource}", f"has two limits per {window.unit}: keep one")
-        found[window.unit] = amount, window
+        if read.window.unit in found:
+            section.note(item.mark, f"{section.path}.{resource}", f"has two limits per {read.window.unit}: keep one")
+        found[read.window.unit] = read
     return list(found.values())
+
+
+def _one_spent(section: Section, node: Node, path: str, read: ReadWindow) -> Amount | None:
+    """Read a rate or a budget: `100k/min`, `{rate: 100k/min, burst: 20k}`, or a budget with its alerts."""
+    detail = section.as_section(node, path) if isinstance(node, Fields) else None
+    if detail is not None and "budget" in detail:
+        return _budget(detail, read)
+    windowed = _windowed(section, node, path) if read is _rate else section.convert(node, path, read, None)
+    return None if windowed is None else Amount(*windowed)
+
+
+def _budget(detail: Section, read: ReadWindow) -> Amount | None:
+    """Read `{budget: 50M/month, soft: true, alerts: [{at: 80%, url: https://example.com/alerts}]}`."""
+    detail.refuse_unknown(BUDGET_FIELDS)
+    windowed = detail.value("budget", read, None)
+    alerts = tuple(_alert(one) for one in detail.sections_of("alerts", MAX_ALERTS))
+    is_soft = detail.value("soft", _truth, default=False)
+    if windowed is None:
+        return None
+    amount, window = windowed
+    if not isinstance(window, Budget):
+        detail.wrong("budget", f"is a rate: alerts are of budgets, by the {listed(BudgetPeriod)}")
+        return None
+    if is_soft and not alerts:
+        detail.wrong("soft", "needs alerts: a soft budget refuses nothing")
+    if not is_soft and any(alert is not None and alert.percent > 100 for alert in alerts):
+        detail.wrong("alerts", "are above 100%, which only a soft budget passes")
+    return Amount(amount, window, tuple(alert for alert in alerts if alert is not None), is_soft)
+
+
+def _alert(section: Section) -> Alert | None:
+    section.refuse_unknown(("at", "url"))
+    for name in ("at", "url"):
+        if name not in section:
+            section.note(section.mark, section.path, f"has no {name}")
+    percent, url = section.value("at", units.percent, None), section.value("url", words.alert_url, None)
+    return None if percent is None or url is None else Alert(percent, url)
+
+
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("is not true or false")
+    return text == "true"
 
 
 def priced(

@@ -281,7 +281,11 @@ def _digest(tenant: TenantPolicy) -> int:
 
 
 def _said(limits: tuple[Limit, ...]) -> list[tuple[object, ...]]:
-    return [(limit.name, limit.amount, limit.capacity, _calendar(limit)) for limit in limits]
+    return [(limit.name, limit.amount, limit.capacity, _calendar(limit), *_warning(limit)) for limit in limits]
+
+
+def _warning(limit: Limit) -> tuple[object, ...]:
+    return (limit.alerts, limit.is_soft) if limit.alerts else ()
 
 
 def _calendar(limit: Limit) -> Calendar | None:

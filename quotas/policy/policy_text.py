@@ -120,9 +120,11 @@ def _limits(limits: Iterable[Limit], resource: Resource) -> Any:
 def _limit(limit: Limit) -> Any:
     if limit.window is None:
         return show_size(limit.amount) if limit.resource is Resource.KV_BYTES else _count(limit.amount)
-    if limit.resource is Resource.COST:
-        return f"{show_money(limit.amount)}/{limit.window.unit}"
-    rate = f"{show_count(limit.amount)}/{limit.window.unit}"
+    amount = show_money(limit.amount) if limit.resource is Resource.COST else show_count(limit.amount)
+    rate = f"{amount}/{limit.window.unit}"
+    if limit.alerts:
+        alerts = [{"at": f"{alert.percent}%", "url": alert.url} for alert in limit.alerts]
+        return {"budget": rate, **({"soft": True} if limit.is_soft else {}), "alerts": alerts}
     if isinstance(limit.window, Rate) and limit.window.burst != limit.amount:
         return {"rate": rate, "burst": _count(limit.window.burst)}
     return rate

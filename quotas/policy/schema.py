@@ -24,7 +24,7 @@ from quotas.policy.policy import (
     Outage,
     Unnamed,
 )
-from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PRICE, RATE, SIZE
+from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PERCENT, PRICE, RATE, SIZE
 
 UNLIMITED = "unlimited"
 NO_PRICE = "none"
@@ -44,6 +44,7 @@ CLASS_NAME = r"[a-z][a-z0-9_-]{0,31}"
 KEY_PREFIX = "sk-sluice-"  # of an API key
 KEY_ID = r"[A-Za-z0-9]{1,64}"  # a dash ends the id within a key
 HMAC = r"[0-9A-Fa-f]{64}"
+URL = r"https?://[!-~]+"
 MODEL = r"[!-~]([ -~]{0,254}[!-~])?"
 CURRENCY = r"[A-Z]{3}"
 
@@ -130,7 +131,22 @@ def _rate() -> Schema:
         rate=rate,
         burst=_number("integer", COUNT, "The most that may be spent at once.", minimum=1),
     )
-    return {"anyOf": [rate, _requiring(with_burst, "rate")]}
+    budget = _budget(_text(RATE, "Such as 50M/month."))
+    return {"anyOf": [rate, _requiring(with_burst, "rate"), _requiring(budget, "budget")]}
+
+
+def _budget(budget: Schema) -> Schema:
+    alert = _fields(
+        "A signed message, sent once in a period of the budget.",
+        at=_text(PERCENT, "The share of the budget at which it is sent, such as 80%."),
+        url=_text(URL, "Where it is sent, such as https://example.com/alerts."),
+    )
+    return _fields(
+        "A budget with alerts.",
+        budget=budget,
+        soft={"type": "boolean", "description": "true: nothing is refused, the alerts are all there is."},
+        alerts=_list(_requiring(alert, "at", "url"), "Up to eight alerts."),
+    )
 
 
 def _limits(resources: list[Resource], description: str) -> Schema:
@@ -142,7 +158,8 @@ def _limit(resource: Resource) -> Schema:
     if resource is Resource.KV_BYTES:
         return {"anyOf": [_text(SIZE, "Bytes of KV memory in use at once, such as 2GiB."), unlimited]}
     if resource is Resource.COST:
-        budget = _text(MONEY_BUDGET, "In the currency of the tenant's price, such as 100/month or 12.50/day.")
+        money = _text(MONEY_BUDGET, "In the currency of the tenant's price, such as 100/month or 12.50/day.")
+        budget: Schema = {"anyOf": [money, _requiring(_budget(money), "budget")]}
         return {"anyOf": [budget, _list(budget, "Several budgets, all of which hold."), unlimited]}
     if resource.is_held:
         return {"anyOf": [_number("integer", COUNT, "How many at once, such as 32; 0 for none."), unlimited]}

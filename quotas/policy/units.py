@@ -41,6 +41,7 @@ _RATE = re.compile(RATE)
 _WITH_UNIT = re.compile(f"({NUMBER})(.*)")
 _BUDGETS = {period.value: Budget(period) for period in BudgetPeriod}
 PRICE = _pattern(PER_TOKENS)
+PERCENT = "[1-9][0-9]{0,2}%"
 MONEY = {unit: NANOS * scale for unit, scale in COUNTS.items() if unit != "B"}
 MONEY_BUDGET = f"{_pattern(MONEY)}/(?:{'|'.join(BudgetPeriod)})"
 _MONEY = re.compile(MONEY_BUDGET)
@@ -123,6 +124,14 @@ def budget_of_money(text: str) -> tuple[int, Budget]:
     if not 1 <= amount <= MAX_AMOUNT:
         raise ValueError(f"is not within {show_money(1)} and {show_money(MAX_AMOUNT)}")
     return amount, _BUDGETS[unit]
+
+
+@lru_cache(_CACHED_TEXTS)
+def percent(text: str) -> int:
+    """Read a share such as 80%, which may be above the whole."""
+    if not re.fullmatch(PERCENT, text):
+        raise ValueError("is not a share such as 80%, from 1% to 999%")
+    return int(text[:-1])
 
 
 def burst(text: str) -> int:

@@ -6,6 +6,7 @@ The readers raise `ValueError` with the end of a sentence that begins with the t
 import re
 from datetime import UTC, date, datetime, time
 from functools import partial
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from quotas.policy import units
@@ -27,8 +28,12 @@ from quotas.policy.schema import (
     TEAM_NAME,
     TENANT_NAME,
     UNNAMED,
+    URL,
 )
 from quotas.policy.section import one_of
+
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+MAX_URL_CHARS = 2000
 
 
 def _matching(pattern: str, complaint: str, text: str) -> str:
@@ -88,6 +93,23 @@ def tenant_name(text: str) -> str:
     if text.lower().startswith(KEY_PREFIX):
         raise ValueError("is an API key and no name of a tenant: name the tenant that the key is for")
     return stored_tenant_name(text)
+
+
+def alert_url(text: str) -> str:
+    """Read the address that an alert is sent to."""
+    rule = f"must be https://HOST[:PORT]/PATH without a password, of at most {MAX_URL_CHARS} characters"
+    if not re.fullmatch(URL, text) or len(text) > MAX_URL_CHARS:
+        raise ValueError(rule)
+    try:
+        url = urlsplit(text)
+        host, has_password, _ = url.hostname, url.username is not None, url.port
+    except ValueError:
+        raise ValueError(rule) from None
+    if not host or has_password:
+        raise ValueError(rule)
+    if url.scheme == "http" and host not in LOOPBACK_HOSTS:
+        raise ValueError("must begin with https://: http:// is for a receiver on this machine, such as 127.0.0.1")
+    return text
 
 
 def service_tier(text: str) -> str:

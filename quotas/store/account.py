@@ -50,6 +50,7 @@ BY_TOKEN = frozenset({Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TO
 MAX_PERIOD_DAYS = {BudgetPeriod.DAY: 2, BudgetPeriod.WEEK: 8, BudgetPeriod.MONTH: 32}  # days, with a change of clocks
 SPARE_SECONDS = 3600.0  # that state outlives its last effect
 NO_KEY = "*"
+SOFT_CAPACITY = 2**53  # of a budget that refuses nothing: the most that the scripts count
 NUM_ARGUMENTS = 10  # as lua/account.lua names them
 
 
@@ -61,6 +62,14 @@ def state_key(tenant: str) -> str:
 def team_state_key(team: str) -> str:
     """Return the key of a team's state, which is no tenant's: no name has a colon once it is quoted."""
     return f"{PREFIX}:{{team:{quote(team, safe='', errors='surrogatepass')}}}"
+
+
+def levels_key(tenant: str, limit: Limit) -> bytes:
+    """Return the key of the hash with the level of a limit of the tenant's requests."""
+    if limit.team is not None:
+        return team_state_key(limit.team).encode()
+    state = state_key(tenant)
+    return (state if limit.key is None else f"{state}:key:{key_name(limit.key)}").encode()
 
 
 def replica_field(replica: str) -> bytes:
@@ -175,12 +184,16 @@ class QuotaAccount:
             for limit, scale in zip(limits, self.scales, strict=True)
         ]
         by_owner = [tuple(scope) for _, scope in groupby(limits, _owner)] if state is None else [limits]
-        self.scopes = {self.state if state else self._levels_key(scope[0]): scope for scope in by_owner if scope}
+        self.scopes = {state or levels_key(tenant, scope[0]): scope for scope in by_owner if scope}
         self.shared = tuple(levels for levels, scope in self.scopes.items() if scope[0].team and state is None)
+        self.watched = [
+            (limits.index(limit), levels) for levels, scope in self.scopes.items() for limit in scope if limit.alerts
+        ]  # places of limits with alerts, and the keys of their levels
         self.life = _life(limits)
-        self._fewest_requests = _least(limit for limit in self.limits if limit.resource in BY_REQUEST)
-        self._fewest_tokens = _least(limit for limit in self.limits if limit.resource in BY_TOKEN)
-        self._limits_cost = any(limit.resource is Resource.COST for limit in self.limits)
+        hard = [limit for limit in self.limits if not limit.is_soft]
+        self._fewest_requests = _least(limit for limit in hard if limit.resource in BY_REQUEST)
+        self._fewest_tokens = _least(limit for limit in hard if limit.resource in BY_TOKEN)
+        self._limits_cost = any(limit.resource is Resource.COST for limit in hard)
         self.reservations: dict[str, TrackedReservation] = {}
         self.last_levels: Levels | None = None
         self.last_used = 0.0  # by the replica's clock
@@ -204,7 +217,7 @@ class QuotaAccount:
         if fits and not self._limits_cost:
             return
         for limit in self.limits:
-            if (asked := ask.of(limit)) > limit.capacity:
+            if (asked := ask.of(limit)) > limit.capacity and not limit.is_soft:
                 raise NeverFits(limit, asked)
 
     def command(self, script: Script, source: Source, ask: Ask, field: bytes, rest: Sequence[bytes] = ()) -> bytes:
@@ -266,7 +279,7 @@ class QuotaAccount:
         taken = map(sum, zip(self.used(levels), levels.numbers[len(self.limits) :], strict=True))
         for limit, scale, used in zip(self.limits, self.scales, taken, strict=True):
             asked, left = ask.of(limit), limit.capacity * scale - used
-            if asked and asked * scale > left:
+            if asked and asked * scale > left and not limit.is_soft:
                 refusals.append(_refusal(limit, asked, max(left, 0) // scale, asked * scale - left, levels.now))
         return max(refusals, key=lambda pair: pair[0])[1]
 
@@ -280,12 +293,6 @@ class QuotaAccount:
             RECORD.pack(*asked, *done, tracked.first, tracked.last, tracked.last_output) + self._spec,
         ]
 
-    def _levels_key(self, limit: Limit) -> bytes:
-        """The key of the levels of the limit's owner."""
-        if limit.team is not None:
-            return team_state_key(limit.team).encode()
-        return self.state if limit.key is None else self.state + b":key:" + key_name(limit.key).encode()
-
     def _columns(self) -> list[list[int | str]]:
         """Return the columns that lua/spec.lua describes."""
         scaled = list(zip(self.limits, self.scales, strict=True))
@@ -295,7 +302,7 @@ class QuotaAccount:
             [_window(limit) for limit in self.limits],
             [*self.scales],
             [limit.amount for limit in self.limits],
-            [limit.capacity * scale for limit, scale in scaled],
+            [SOFT_CAPACITY if limit.is_soft else limit.capacity * scale for limit, scale in scaled],
         ]
 
     def _packed(self, columns: Sequence[Sequence[int | str]]) -> bytes:

@@ -37,6 +37,7 @@ from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key, team_state_key
 from quotas.store.announcements import Announcements
 from quotas.store.batches import BatchStore, FinishedLine
+from quotas.store.budget_alerts import BudgetAlerts
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations, in_order
 from quotas.store.replica_name import ReplicaName
@@ -71,6 +72,7 @@ class RedisStore:
         self._ledger = UsageLedger(runner, name)
         self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
+        self.alerts = BudgetAlerts(runner, monotonic)
         self._accounts: dict[tuple[str, str | None], QuotaAccount] = {}
         self._settling: set[asyncio.Task[None]] = set()
 
@@ -154,7 +156,9 @@ class RedisStore:
         if not granted:
             refusal = account.refusal(ask, levels)
             refusal.measure = partial(account.states, levels)
+            self.alerts.check(account, levels, refusal.limit)
             raise refusal
+        self.alerts.check(account, levels)
         reservation.measure = partial(account.states, levels)
         return reservation
 
@@ -321,7 +325,11 @@ class RedisStore:
         """Settle a line of a batch once. Its tokens are charged, also beyond the limits, and its use is booked. Returns
         False if another replica has the batch by now.
         """
-        return await self._replica.finish_line(self._account(tenant, key, limits), line, used)
+        account = self._account(tenant, key, limits)
+        is_settled = await self._replica.finish_line(account, line, used)
+        if is_settled and account.last_levels is not None:
+            self.alerts.check(account, account.last_levels)
+        return is_settled
 
     async def heartbeat(self) -> None:
         """Renew this replica's leases and slices, and send progress and bookings. It has to be called three times a

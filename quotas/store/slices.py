@@ -136,11 +136,11 @@ class Slice:
         self._expires = asked + self._lease * SAFE_SHARE_OF_LEASE
 
     def _costs(self, ask: Ask) -> list[int]:
-        return [ask.of(limit) for limit in self.account.limits]
+        return [0 if limit.is_soft else ask.of(limit) for limit in self.account.limits]
 
     def _kept(self, used: Usage) -> list[int]:
         """The amounts that stay used after the end: held resources are given back."""
-        return [used.of(limit) if limit.window else 0 for limit in self.account.limits]
+        return [used.of(limit) if limit.window and not limit.is_soft else 0 for limit in self.account.limits]
 
     def _add(self, amounts: Sequence[int]) -> None:
         self._spent = [spent + amount for spent, amount in zip(self._spent, amounts, strict=True)]
