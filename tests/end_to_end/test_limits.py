@@ -1,8 +1,13 @@
 """Limits as a tenant meets them, and what one who would get around them meets."""
 
+import base64
+import hmac
 import json
 import secrets
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -41,6 +46,7 @@ tenants:
   narrow: {}
   edited: {limits: {requests: 100/min}}
   euro: {team: research, limits: {tokens: 10k/day}, price: {input: 2/1M, output: 10/1M, currency: EUR}}
+  watched: {}
   cheap: {team: research, price: {input: 1/1M, output: 5/1M, currency: EUR}}
 teams:
   research: {time_zone: Europe/Berlin, week_starts: sunday, currency: EUR, limits: {cost: 0.002/week, requests: 1k/h}}
@@ -177,6 +183,41 @@ def test_a_team_spends_one_budget_at_the_prices_of_its_tenants(site: Site) -> No
     assert (error["limit"], error["applies_to"]) == ("cost/week", "team")
     assert "Your team's limit cost/week is 0.002 EUR" in error["message"]
     assert site.limits("cheap")["cost"]["remaining"] == site.limits("euro")["cost"]["remaining"]
+
+
+def test_an_alert_of_a_budget_is_sent_once_and_signed(site: Site) -> None:
+    got: Queue[tuple[dict[str, str], bytes]] = Queue()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.put((dict(self.headers), self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        Thread(target=receiver.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{receiver.server_port}/alerts"
+        budget = f"{{budget: 500/day, soft: true, alerts: [{{at: 10%, url: '{url}'}}, {{at: 900%, url: '{url}'}}]}}"
+        site.edit(POLICY.replace("watched: {}", f"watched: {{limits: {{tokens: {budget}}}}}"))
+        assert all(site.post("watched", max_tokens=60, ignore_eos=True).status_code == 200 for _ in range(12))
+        headers, body = got.get(timeout=PATIENCE)
+        eventually(lambda: site.server.metric("sluice_budget_alerts_sent_total") == 1)
+        receiver.shutdown()
+    assert got.empty()
+    headers = {name.lower(): value for name, value in headers.items()}
+    secret = base64.b64decode((site.policy.parent / "state" / "webhook-secret").read_text().removeprefix("whsec_"))
+    content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    signature = base64.b64encode(hmac.digest(secret, content, "sha256")).decode()
+    assert headers["webhook-signature"] == f"v1,{signature}"
+    told = json.loads(body)
+    data = told["data"]
+    assert (told["type"], data["tenant"], data["at_percent"]) == ("budget.reached", "watched", 10)
+    assert (data["resource"], data["per"], data["amount"], data["soft"]) == ("tokens", "day", 500, True)
+    assert data["used"] >= 50
+    assert site.limits("watched")["tokens"]["remaining"] == 0, "a soft budget refused nothing"
 
 
 def test_a_request_that_never_fits_is_a_bad_request_and_costs_nothing(site: Site) -> None:
