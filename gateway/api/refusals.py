@@ -30,6 +30,7 @@ from quotas.errors import (
     NotSent,
     QuotaError,
     QuotaRefused,
+    SessionSpent,
     StoreFault,
     StoreUnavailable,
     StoreUnsuitable,
@@ -122,6 +123,10 @@ def _of_quota(error: QuotaError) -> ApiError:
         case BudgetSpent(limit=limit, resets_at=moment):
             resets = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
             message = f"{_figures(error)} and {show_amount(limit, error.left)} are left until it resets at {resets}."
+            return InsufficientQuota(message, details=_details(error))
+        case SessionSpent(limit=limit):
+            left = show_amount(limit, error.left)
+            message = f"{_figures(error)} and {left} are left of it. Begin another session, or have the limit raised."
             return InsufficientQuota(message, details=_details(error))
     message = "Your quota cannot be verified at the moment. Try again shortly."
     return QuotaUnverifiable(message, retry_after=_spread(STORE_RETRY_SECONDS, 2))

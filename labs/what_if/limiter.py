@@ -3,10 +3,11 @@
 A level counts as lua/level.lua does, in whole numbers, so that both decide every sequence of calls alike.
 """
 
+import math
 from dataclasses import dataclass, field
 
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused, refusals
-from quotas.policy.limit import QUARTER_MICROSECONDS, Budget, Limit, Rate
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused, SessionSpent, refusals
+from quotas.policy.limit import QUARTER_MICROSECONDS, Budget, Limit, PerSession, Rate
 from quotas.reservation import Ask, LimitState, Usage
 
 MICROSECONDS_PER_SECOND = 10**6
@@ -100,7 +101,7 @@ class Limiter:
         level = self._levels.get(_place(tenant, limit), Level())
         micros = _micros(now)
         match limit.window:
-            case None:
+            case None | PerSession():
                 return level
             case Budget() as budget:
                 first = budget.first_day(micros // QUARTER_MICROSECONDS)
@@ -113,7 +114,7 @@ class Limiter:
 
 
 def _place(tenant: str, limit: Limit) -> tuple[str, str]:
-    return "" if limit.team else tenant, limit.name
+    return "" if limit.team else tenant, f"{limit.name} {limit.session or ''}"
 
 
 def _refundable(charge: Charge, limit: Limit, level: Level, back: int) -> int:
@@ -151,6 +152,8 @@ def _wait(refusal: QuotaRefused, now: float) -> float:
             return wait or 0.0
         case BudgetSpent(resets_at=moment):
             return moment - now
+        case SessionSpent():
+            return math.inf
     return 0.0
 
 

@@ -146,7 +146,17 @@ def _end(budget: Budget, quarter: int) -> float:
     return datetime.combine(following, time(), ZoneInfo(budget.calendar.time_zone)).timestamp()
 
 
-Window = Rate | Budget | None  # None: of held resources
+@dataclass(frozen=True, slots=True)
+class PerSession:
+    """A sum to spend in each session of a tenant's clients, by their word; one that is idle for a day begins anew."""
+
+    @property
+    def unit(self) -> str:
+        return "session"
+
+
+PER_SESSION = PerSession()
+Window = Rate | Budget | PerSession | None  # None: of held resources
 
 
 class Alert(NamedTuple):
@@ -159,7 +169,8 @@ class Alert(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Limit:
     """At most `amount` of `resource` in each window. It applies to an API key, by its id, or to a team, by its name, or
-    else to a tenant. Amounts of cost are in billionths of the currency of `prices`.
+    to a session, by a digest of its name, or else to a tenant. Amounts of cost are in billionths of the currency of
+    `prices`.
     """
 
     resource: Resource
@@ -170,11 +181,12 @@ class Limit:
     team: str | None = None
     alerts: tuple[Alert, ...] = ()  # of a budget
     is_soft: bool = False  # of a budget: it refuses nothing
+    session: str | None = None  # that a request counts to
 
     def __post_init__(self) -> None:
         is_held = self.resource in HELD
-        if self.resource is Resource.COST and not isinstance(self.window, Budget):
-            raise ValueError(f"cost is limited by the day, week or month, got {self.window}")
+        if self.resource is Resource.COST and not isinstance(self.window, Budget | PerSession):
+            raise ValueError(f"cost is limited by the day, week, month or session, got {self.window}")
         if is_held != (self.window is None):
             raise ValueError(f"{self.resource} has {'no' if is_held else 'a'} window, got {self.window}")
         if (self.alerts or self.is_soft) and not isinstance(self.window, Budget):
@@ -190,7 +202,9 @@ class Limit:
 
     @property
     def owner(self) -> str:
-        """The kind of owner that the limit applies to: "tenant", "key" or "team"."""
+        """The kind of owner that the limit applies to: "tenant", "key", "team" or "session"."""
+        if isinstance(self.window, PerSession):
+            return "session"
         return "key" if self.key else "team" if self.team else "tenant"
 
     @property
@@ -201,8 +215,8 @@ class Limit:
 
     @property
     def is_charged(self) -> bool:
-        """True if the store charges requests to it."""
-        return self.resource not in TENANT_ONLY
+        """True if the store charges requests to it; of a session's limit, once the session is known."""
+        return self.resource not in TENANT_ONLY and (self.session is not None or self.window != PER_SESSION)
 
     def most_output(self, input_tokens: int) -> int | None:
         """The most output tokens that fit besides these input tokens; None if it does not bound them."""

@@ -13,6 +13,7 @@ from quotas.policy.limit import (
     BudgetPeriod,
     Calendar,
     Limit,
+    PerSession,
     Rate,
     Resource,
     TokenPrices,
@@ -26,7 +27,7 @@ from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar
 
 MAX_ALERTS = 8  # of one budget
 BUDGET_FIELDS = ("budget", "soft", "alerts")
-ReadWindow = Callable[[str], tuple[int, Rate | Budget]]
+ReadWindow = Callable[[str], tuple[int, Rate | Budget | PerSession]]
 
 _RESOURCES = {resource.value: resource for resource in Resource}
 _RANKS = {resource: rank for rank, resource in enumerate(Resource)}
@@ -47,6 +48,8 @@ def read_limits(
         resource, node = _RESOURCES.get(name), section.node(name)
         if resource and node is not None and not (isinstance(node, Scalar) and node.text == UNLIMITED):
             read = _held(section, resource) if resource.is_held else _spent(section, node, resource)
+            if (key or team) and any(isinstance(one.window, PerSession) for one in read):
+                section.wrong(resource, "is by the session, which is counted for tenants alone: set it for the tenant")
             limits += [
                 Limit(resource, one.amount, one.window, key, None, team, one.alerts, one.is_soft) for one in read
             ]
@@ -114,7 +117,7 @@ def _budget(detail: Section, read: ReadWindow) -> Amount | None:
         return None
     amount, window = windowed
     if not isinstance(window, Budget):
-        detail.wrong("budget", f"is a rate: alerts are of budgets, by the {listed(BudgetPeriod)}")
+        detail.wrong("budget", f"is by the {window.unit}: alerts are of budgets by the {listed(BudgetPeriod)}")
         return None
     if is_soft and not alerts:
         detail.wrong("soft", "needs alerts: a soft budget refuses nothing")
@@ -186,7 +189,7 @@ def limits_of_team(section: Section, team: TeamPolicy, price: Price | None) -> t
     return with_prices(team.limits, prices)
 
 
-def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget] | None:
+def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget | PerSession] | None:
     """Read an amount and a window: `100k/min`, or `{rate: 100k/min, burst: 20k}`."""
     if not isinstance(node, Fields):
         return section.convert(node, path, _rate, None)
@@ -199,18 +202,18 @@ def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budg
     if read is None or burst is None:
         return read
     amount, window = read
-    if isinstance(window, Budget):
-        detail.wrong("burst", f"a budget has no burst: what is left of this {window.period} may be spent at once")
+    if not isinstance(window, Rate):
+        detail.wrong("burst", f"a budget has no burst: what is left of this {window.unit} may be spent at once")
         return read
     return amount, replace(window, burst=burst)
 
 
-def _rate(text: str) -> tuple[int, Rate | Budget]:
+def _rate(text: str) -> tuple[int, Rate | Budget | PerSession]:
     _refuse_unlimited(text)
     return units.rate(text)
 
 
-def _money(text: str) -> tuple[int, Rate | Budget]:
+def _money(text: str) -> tuple[int, Rate | Budget | PerSession]:
     _refuse_unlimited(text)
     return units.budget_of_money(text)
 

@@ -10,8 +10,17 @@ from itertools import groupby
 from typing import NamedTuple
 from urllib.parse import quote
 
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
-from quotas.policy.limit import QUARTER_MICROSECONDS, UTC_CALENDAR, Budget, BudgetPeriod, Limit, Rate, Resource
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused, SessionSpent
+from quotas.policy.limit import (
+    QUARTER_MICROSECONDS,
+    UTC_CALENDAR,
+    Budget,
+    BudgetPeriod,
+    Limit,
+    PerSession,
+    Rate,
+    Resource,
+)
 from quotas.policy.policy import Outage
 from quotas.reservation import NO_USAGE, Ask, LimitState, Reservation, Usage
 from quotas.store.redis_link import number_word, word, words
@@ -48,6 +57,7 @@ LETTERS = {
 BY_REQUEST = frozenset({Resource.REQUESTS, Resource.CONCURRENT_REQUESTS})
 BY_TOKEN = frozenset({Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS})
 MAX_PERIOD_DAYS = {BudgetPeriod.DAY: 2, BudgetPeriod.WEEK: 8, BudgetPeriod.MONTH: 32}  # days, with a change of clocks
+IDLE_SESSION_SECONDS = 86_400.0  # after which a session begins anew
 SPARE_SECONDS = 3600.0  # that state outlives its last effect
 NO_KEY = "*"
 SOFT_CAPACITY = 2**53  # of a budget that refuses nothing: the most that the scripts count
@@ -69,6 +79,8 @@ def levels_key(tenant: str, limit: Limit) -> bytes:
     if limit.team is not None:
         return team_state_key(limit.team).encode()
     state = state_key(tenant)
+    if limit.session is not None:
+        return f"{state}:session:{limit.session}".encode()
     return (state if limit.key is None else f"{state}:key:{key_name(limit.key)}").encode()
 
 
@@ -159,7 +171,7 @@ class Levels(NamedTuple):
 
 
 class QuotaAccount:
-    """The limits of a tenant, one of its keys and its team, in the form that the scripts take: see lua/account.lua."""
+    """The limits of a tenant, its key, its team and its session, in the form that the scripts take: see lua/account.lua."""
 
     def __init__(
         self,
@@ -170,7 +182,8 @@ class QuotaAccount:
         lease: float,
         state: bytes | None = None,
     ) -> None:
-        """`limits` are all limits of its requests: the tenant's, the key's, and then the team's; `lease` is in seconds.
+        """`limits` are all limits of its requests: the tenant's, the key's, the team's, and then the session's. `lease`
+        is in seconds.
 
         With `state`, the key of a team's state, the limits are that team's alone.
         """
@@ -185,6 +198,7 @@ class QuotaAccount:
         ]
         by_owner = [tuple(scope) for _, scope in groupby(limits, _owner)] if state is None else [limits]
         self.scopes = {state or levels_key(tenant, scope[0]): scope for scope in by_owner if scope}
+        self.session = next((levels for levels, scope in self.scopes.items() if scope[0].session), None)
         self.shared = tuple(levels for levels, scope in self.scopes.items() if scope[0].team and state is None)
         self.watched = [
             (limits.index(limit), levels) for levels, scope in self.scopes.items() for limit in scope if limit.alerts
@@ -308,7 +322,7 @@ class QuotaAccount:
     def _packed(self, columns: Sequence[Sequence[int | str]]) -> bytes:
         own = len(self.scopes.get(self.state, ()))
         cells = [cell for column in columns for cell in column]
-        for levels in self.shared:
+        for levels in (*self.shared, *([self.session] if self.session else ())):
             scope = self.scopes[levels]
             cells += [levels.decode(), len(scope), round(_life(scope) * 1e3)]
         return packed([len(self.limits), own, key_name(self.key), *cells])
@@ -327,8 +341,8 @@ def key_name(key: str | None) -> str:
     return NO_KEY if key is None else quote(key, safe="", errors="surrogatepass")
 
 
-def _owner(limit: Limit) -> tuple[str | None, str | None]:
-    return limit.key, limit.team
+def _owner(limit: Limit) -> tuple[str | None, ...]:
+    return limit.key, limit.team, limit.session
 
 
 def _least(limits: Iterable[Limit]) -> float:
@@ -349,6 +363,8 @@ def _window(limit: Limit) -> int | str:
         case Budget(period=period, calendar=calendar):
             offsets = "" if calendar == UTC_CALENDAR else zone_offsets(calendar.time_zone)
             return f"{period}/{calendar.week_starts}/{offsets}" if offsets else period.value
+        case PerSession() as session:
+            return session.unit
     return "held"
 
 
@@ -363,6 +379,8 @@ def _seconds_counted(limit: Limit) -> float:
             return seconds * burst / limit.amount
         case Budget(period=period):
             return MAX_PERIOD_DAYS[period] * 86400.0
+        case PerSession():
+            return IDLE_SESSION_SECONDS
     return 0.0
 
 
@@ -382,4 +400,6 @@ def _refusal(limit: Limit, asked: int, left: int, missing: int, now: int) -> tup
         case Budget() as budget:
             end = budget.end(now)
             return end - now / 1e6, BudgetSpent(limit, asked, left, end)
+        case PerSession():
+            return math.inf, SessionSpent(limit, asked, left)
     return 0.0, LimitExceeded(limit, asked, left, None)

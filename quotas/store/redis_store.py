@@ -48,6 +48,7 @@ from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
 
 LEASE_SECONDS = 30.0
 TIMEOUT_SECONDS = 0.25
+MAX_SESSIONS = 2000  # whose accounts this process keeps: of others it does not know what the store loses
 
 
 class RedisStore:
@@ -74,6 +75,7 @@ class RedisStore:
         self._monotonic = monotonic
         self.alerts = BudgetAlerts(runner, monotonic)
         self._accounts: dict[tuple[str, str | None], QuotaAccount] = {}
+        self._sessions: dict[tuple[str, str | None, tuple[Limit, ...]], QuotaAccount] = {}  # the last used one is last
         self._settling: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -352,6 +354,8 @@ class RedisStore:
         return await self._ledger.ledgers(first, last)
 
     def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
+        if limits and limits[-1].session is not None:
+            return self._account_of_session(tenant, key, limits)
         account = self._accounts.get((tenant, key))
         if account is None or not (account.limits is limits or account.limits == limits):
             older, account = account, self._new_account(tenant, key, limits)
@@ -360,6 +364,16 @@ class RedisStore:
                 self._fallback.slices.replace(older, account)
             self._accounts[tenant, key] = account
         account.last_used = self._monotonic()
+        return account
+
+    def _account_of_session(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
+        """Accounts of sessions, which clients name as they like, are bounded by their number."""
+        account = self._sessions.pop((tenant, key, limits), None) or self._new_account(tenant, key, limits)
+        self._sessions[tenant, key, limits] = account
+        if len(self._sessions) > MAX_SESSIONS:
+            oldest = next((name for name, one in self._sessions.items() if not one.reservations), None)
+            if oldest is not None:
+                self._fallback.slices.forget(self._sessions.pop(oldest))
         return account
 
     def _new_account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:

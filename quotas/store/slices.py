@@ -166,7 +166,7 @@ class Slices:
         """Count a request that the store will answer."""
         slices = self._of.get(account)
         if slices is None:
-            scopes = account.scopes.items()
+            scopes = [scope for scope in account.scopes.items() if scope[0] != account.session]
             slices = self._of[account] = tuple(self._scope(account, levels, limits) for levels, limits in scopes)
             for slice_ in slices:
                 slice_.users.add(account)
@@ -174,7 +174,11 @@ class Slices:
             slice_.demand.add(ask)
 
     def fitting(self, account: QuotaAccount, ask: Ask) -> tuple[Slice, ...] | None:
-        """The slices to spend `ask` from; None if one of them is too small now."""
+        """The slices to spend `ask` from; None if one of them is too small now, and for a session with limits, which
+        has none.
+        """
+        if account.session is not None:
+            return None
         slices, now = self._of.get(account), self._clock()
         return slices if slices and all(slice_.fits(ask, now) for slice_ in slices) else None
 

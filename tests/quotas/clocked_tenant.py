@@ -10,7 +10,17 @@ from uuid import uuid4
 
 from hypothesis import strategies as st
 
-from quotas.policy.limit import UTC_CALENDAR, Budget, BudgetPeriod, Calendar, Limit, Rate, Resource, TokenPrices
+from quotas.policy.limit import (
+    PER_SESSION,
+    UTC_CALENDAR,
+    Budget,
+    BudgetPeriod,
+    Calendar,
+    Limit,
+    Rate,
+    Resource,
+    TokenPrices,
+)
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
@@ -18,11 +28,12 @@ from quotas.store.scripts import ScriptRunner
 LEASE = 30.0
 SPENT = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS)
 PRICES = TokenPrices(7, 2, 11, "EUR")
-TEAM = "team"
+TEAM, SESSION = "team", "session"
+SESSIONS_KEY = "k1"
 NEIGHBOURS_KEY = "k2"
 Policy = dict[str | None, list[Limit]]
-"""Limits by key: None for the tenant's own, and `TEAM` for those of the team, beside `NEIGHBOURS_KEY`, which is of the
-other tenant.
+"""Limits by key: None for the tenant's own, `TEAM` for those of the team, beside `NEIGHBOURS_KEY`, which is of the other
+tenant, and `SESSION` for those of the one session, whose requests have `SESSIONS_KEY`.
 """
 Steps = list[tuple[object, ...]]
 
@@ -34,6 +45,8 @@ _windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(BudgetPeriod))
 
 @st.composite
 def _limits(draw: st.DrawFn, owner: str | None, amounts: st.SearchStrategy[int], held: tuple[int, int]) -> Limit:
+    if owner == SESSION:
+        return Limit(draw(st.sampled_from(SPENT)), draw(amounts), PER_SESSION, session=SESSION)
     key, team = (None, TEAM) if owner == TEAM else (owner, None)
     if draw(st.integers(0, 3)) == 0:
         return Limit(Resource.CONCURRENT_REQUESTS, draw(st.integers(*held)), None, key, team=team)
@@ -92,7 +105,12 @@ class ClockedTenant:
 
     def limits_of(self, key: str | None) -> tuple[Limit, ...]:
         own = () if key == NEIGHBOURS_KEY else self.policy[None]
-        return (*own, *(self.policy[key] if key else ()), *self.policy[TEAM])
+        return (
+            *own,
+            *(self.policy[key] if key else ()),
+            *self.policy[TEAM],
+            *(self.policy[SESSION] if key == SESSIONS_KEY else ()),
+        )
 
     async def state(self, suffix: str = "", owner: str | None = None) -> dict[bytes, bytes]:
         """Returns what the store has of the tenant, or of another `owner`."""

@@ -26,6 +26,7 @@ end
 -- the first weekday (0: Monday), the zone's offset and later ones, each with the quarter from which on it holds, follow:
 -- week/6/4,1971236:8. Offsets are in quarters.
 local function first_day(window, quarter)
+  if window == 'session' then return 0 end -- which ends when its level is forgotten
   local period, starts, offset = window, 0, 0
   if not PLAIN[window] then
     local later

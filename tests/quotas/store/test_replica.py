@@ -20,13 +20,13 @@ from quotas.store.redis_store import RedisStore
 from quotas.store.replica_name import LIFE_ORDINALS, ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 from tests.examples import examples
-from tests.quotas.clocked_tenant import LEASE, TEAM, ClockedTenant, Policy, Steps, booked, policies_of
+from tests.quotas.clocked_tenant import LEASE, SESSION, TEAM, ClockedTenant, Policy, Steps, booked, policies_of
 from tests.quotas.store_model import DAY, Model, Taken
 from tests.quotas.wire import Wire
 
 START = 1_709_000_000_000_000  # 27 February 2024: a leap day, ends of a week and of a month are near
 KEYS = (None, "k1", "k2")
-OWNERS = (*KEYS, TEAM)
+OWNERS = (*KEYS, TEAM, SESSION)
 
 amounts = st.integers(5, 60) | st.integers(5, 60) | st.sampled_from([997, 10**6, 4 * 10**9])
 waits = st.sampled_from([0, 1, 333_333, 10**6, 7 * 10**6, 29 * 10**6, 31 * 10**6, 3600 * 10**6, DAY, 3 * DAY])
