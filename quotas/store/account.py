@@ -171,7 +171,7 @@ class Levels(NamedTuple):
 
 
 class QuotaAccount:
-    """The limits of a tenant, its key, its team and its session, in the form that the scripts take: see lua/account.lua."""
+    """The limits of a tenant, its key, its team and its session, as the scripts take them: see lua/account.lua."""
 
     def __init__(
         self,

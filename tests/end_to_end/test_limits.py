@@ -47,6 +47,7 @@ tenants:
   edited: {limits: {requests: 100/min}}
   euro: {team: research, limits: {tokens: 10k/day}, price: {input: 2/1M, output: 10/1M, currency: EUR}}
   watched: {}
+  agent: {limits: {tokens: 150/session, requests: 1k/day}}
   cheap: {team: research, price: {input: 1/1M, output: 5/1M, currency: EUR}}
 teams:
   research: {time_zone: Europe/Berlin, week_starts: sunday, currency: EUR, limits: {cost: 0.002/week, requests: 1k/h}}
@@ -183,6 +184,25 @@ def test_a_team_spends_one_budget_at_the_prices_of_its_tenants(site: Site) -> No
     assert (error["limit"], error["applies_to"]) == ("cost/week", "team")
     assert "Your team's limit cost/week is 0.002 EUR" in error["message"]
     assert site.limits("cheap")["cost"]["remaining"] == site.limits("euro")["cost"]["remaining"]
+
+
+def test_a_session_spends_its_limit_and_another_begins_with_all_of_it(site: Site) -> None:
+    def session(name: str) -> dict[str, str]:
+        return {"x-sluice-session": name}
+
+    used = 0
+    while (reply := site.post("agent", session("a"), max_tokens=20, ignore_eos=True)).status_code == 200:
+        used += reply.json()["usage"]["total_tokens"]
+    error = error_of(reply)
+    assert (reply.status_code, error["code"], reply.headers["x-should-retry"]) == (429, "insufficient_quota", "false")
+    assert (error["limit"], error["applies_to"], error["left"]) == ("tokens/session", "session", 150 - used)
+    assert "Begin another session" in error["message"]
+    entries = site.get("agent", **session("a")).json()["data"]
+    (entry,) = [entry for entry in entries if entry["applies_to"] == "session"]
+    assert (entry["per"], entry["amount"], entry["remaining"]) == ("session", 150, 150 - used)
+    assert "remaining" not in site.limits("agent")["tokens"], "without a session there is no rest of it"
+    for headers in (session("b"), {"x-claude-code-session-id": "c"}, {}):
+        assert site.post("agent", headers, max_tokens=20).status_code == 200
 
 
 def test_an_alert_of_a_budget_is_sent_once_and_signed(site: Site) -> None:

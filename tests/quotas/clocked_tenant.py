@@ -32,8 +32,8 @@ TEAM, SESSION = "team", "session"
 SESSIONS_KEY = "k1"
 NEIGHBOURS_KEY = "k2"
 Policy = dict[str | None, list[Limit]]
-"""Limits by key: None for the tenant's own, `TEAM` for those of the team, beside `NEIGHBOURS_KEY`, which is of the other
-tenant, and `SESSION` for those of the one session, whose requests have `SESSIONS_KEY`.
+"""Limits by key: None for the tenant's own, `TEAM` for those of the team, to which `NEIGHBOURS_KEY` of the other tenant
+belongs as well, and `SESSION` for those of the one session, whose requests have `SESSIONS_KEY`.
 """
 Steps = list[tuple[object, ...]]
 
