@@ -256,7 +256,7 @@ class InProcessClient:
             for sequence in sequences:
                 generation.admit(sequence, make_stream)
             if self._unpaid:
-                self._charge_compiling(request.tenant)
+                self._charge_compiling(request.tenant, is_line)
             generation.begin(fail)
         except AdmissionRefused as error:
             generation.close()
@@ -272,9 +272,9 @@ class InProcessClient:
         """
         self._unpaid[tenant] = self._unpaid.get(tenant, 0.0) + seconds
 
-    def _charge_compiling(self, tenant: str) -> None:
+    def _charge_compiling(self, tenant: str, is_line: bool) -> None:
         if seconds := self._unpaid.pop(tenant, 0.0):
-            self.service.admission.charge_side_work(tenant, seconds)
+            self.service.admission.charge_side_work(tenant, seconds, is_line)
 
     def charge_masks(self, tenant: str) -> None:
         """Charge the processor time of masks for the tenant's rows since the last charge."""
@@ -351,7 +351,8 @@ class InProcessClient:
         record = current.get()
         limits = policy.charged_in(record.session if record is not None else None)
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage if limits else "open"
-        queued = EncodingRequest(policy.name, [len(one) for one in asked.inputs], self.service.telemetry.clock())
+        lengths, now = [len(one) for one in asked.inputs], self.service.telemetry.clock()
+        queued = EncodingRequest(policy.name, lengths, now, policy.is_line)
         try:
             ask = Ask(0 if policy.is_line else 1, sum(queued.lengths))
             grant = await quotas.reserve(policy.name, policy.key, limits, ask, outage)

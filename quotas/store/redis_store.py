@@ -11,10 +11,12 @@ A tenant has one hash, `sluice:{tenant}`:
     p:<replica>, lease           when each replica's lease ends (us), and the earliest of these ends
     s:<replica>.<ordinal>        what a replica may spend of some limits while the store is away (lua/slice.lua)
     lost:<limit>                 what counts as used of a budget since replicas were lost
+    alert:<limit>:<percent>:..   an alert of a budget: who sends it, or how it ended (quotas/store/budget_alerts.py)
 
-beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:usage:<day>`, the ledger, `:booked`, the last
-ordinal that each replica booked, `:kv`, the leases of KV memory, `:done`, what the latest calls did, and what is stored
-of /v1/responses (`quotas.store.responses`). State that no longer differs from none expires.
+beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:session:<digest>`, those of one session,
+`:usage:<day>`, the ledger, `:booked`, the last ordinal that each replica booked, `:kv`, the leases of KV memory,
+`:done`, what the latest calls did, and what is stored of /v1/responses (`quotas.store.responses`). State that no longer
+differs from none expires.
 
 A team has such a hash, `sluice:{team:<team>}`, for levels and slices of its limits; reservations are in their tenants'.
 
