@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 from quotas.policy.limit import (
     MAX_AMOUNT,
     MAX_RATE,
+    PER_SESSION,
     RATE_UNITS,
     TENANT_ONLY,
+    Alert,
     Budget,
     BudgetPeriod,
     Calendar,
     Limit,
+    PerSession,
     Rate,
     Resource,
+    Window,
 )
 from quotas.policy.policy import (
     MAX_BATCH_LINES,
@@ -108,6 +112,20 @@ models = st.just(("*",)) | st.lists(st.sampled_from(["a", "b/c", "Qwen 3", "#d",
 calendars = st.builds(Calendar, st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu"]), st.integers(0, 6))
 
 
+alerts = st.lists(st.integers(1, 100).map(lambda at: Alert(at, f"https://a.example/{at}")), min_size=1, max_size=3)
+warnings = st.just(((), False)) | st.tuples(alerts.map(tuple), st.booleans())
+
+
+@st.composite
+def windows(draw: st.DrawFn, unit: int | BudgetPeriod | PerSession, amount: int, calendar: Calendar) -> Window:
+    match unit:
+        case BudgetPeriod():
+            return Budget(unit, calendar)
+        case PerSession():
+            return unit
+    return Rate(unit, draw(st.just(amount) | rates))
+
+
 @st.composite
 def limit_sets(
     draw: st.DrawFn, calendar: Calendar, key: str | None = None, team: str | None = None
@@ -117,11 +135,12 @@ def limit_sets(
         if resource.is_held and not ((key or team) and resource in TENANT_ONLY) and draw(st.booleans()):
             limits.append(Limit(resource, draw(st.just(0) | amounts), None, key, team=team))
         elif not resource.is_held and resource is not Resource.COST:  # which needs a price
-            for unit in draw(st.sets(st.sampled_from([*RATE_UNITS.values(), *BudgetPeriod]), max_size=2)):
-                amount = draw(amounts if isinstance(unit, BudgetPeriod) else rates)
-                is_budget = isinstance(unit, BudgetPeriod)
-                window = Budget(unit, calendar) if is_budget else Rate(unit, draw(st.just(amount) | rates))
-                limits.append(Limit(resource, amount, window, key, team=team))
+            units = [*RATE_UNITS.values(), *BudgetPeriod, *([] if key or team else [PER_SESSION])]
+            for unit in draw(st.sets(st.sampled_from(units), max_size=2)):
+                amount = draw(rates if isinstance(unit, int) else amounts)
+                alerts, is_soft = draw(warnings) if isinstance(unit, BudgetPeriod) else ((), False)
+                window = draw(windows(unit, amount, calendar))
+                limits.append(Limit(resource, amount, window, key, None, team, alerts, is_soft))
     return _ordered(tuple(limits))
 
 
@@ -232,6 +251,7 @@ def _ordered(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     def order(limit: Limit) -> tuple[int, bool, float, str]:
         window = limit.window
         place = list(Resource).index(limit.resource)
-        return place, isinstance(window, Budget), window.seconds if isinstance(window, Rate) else 0, limit.name
+        is_budget = not isinstance(window, Rate | None)
+        return place, is_budget, window.seconds if isinstance(window, Rate) else 0, limit.label
 
     return tuple(sorted(limits, key=order))
