@@ -210,6 +210,14 @@ async def _batches(store: RedisStore) -> None:
     assert await batches.update("a", "b", {"status": "completed"}, epoch=1)
 
 
+async def _alert(store: RedisStore) -> None:
+    due: asyncio.Queue[DueAlert] = asyncio.Queue()
+    store.alerts.on_due = due.put_nowait
+    watched = Limit(Resource.TOKENS, 10, Budget(BudgetPeriod.DAY), alerts=(Alert(10, "https://a.example"),))
+    await store.settle(await store.reserve("a", "k", (*LIMITS[:1], watched), Ask(1, 1, 1)), Usage(1, 1))
+    await store.alerts.ended((await due.get()).crossing, "sent")
+
+
 async def test_every_script_and_the_probe_run_with_the_commands_that_are_documented(
     restricted: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,11 +245,7 @@ async def test_every_script_and_the_probe_run_with_the_commands_that_are_documen
         assert await store.responses().read("a", "r") == b"said"
         assert await store.responses().delete("a", "r")
         await _batches(store)
-        due: asyncio.Queue[DueAlert] = asyncio.Queue()
-        store.alerts.on_due = due.put_nowait
-        watched = Limit(Resource.TOKENS, 10, Budget(BudgetPeriod.DAY), alerts=(Alert(10, "https://a.example"),))
-        await store.settle(await store.reserve("a", "k", (*LIMITS[:1], watched), Ask(1, 1, 1)), Usage(1, 1))
-        await store.alerts.ended((await due.get()).crossing, "sent")
+        await _alert(store)
         await store.heartbeat()
         (usage,) = [await store.usage(*named) for named in await store.ledgers()]
         assert set(usage) == {"k", "other"}
