@@ -35,7 +35,7 @@ from gateway.errors import BadRequest, RequestNotFound
 from gateway.http.json_body import JsonBody, parse_body
 from gateway.quoting import quoted
 from gateway.replica.sglang import loads
-from gateway.tenants.key_source import KeySource
+from gateway.tenants.key_source import KeySource, tag_values
 
 PREFIX = "/admin/v1"
 
@@ -71,7 +71,9 @@ class Api:
         self._queue = QueueView(scheduler, reasons)
         self._tenants = Tenants(service, history, self.requests)
         self._keys = Keys(keys, service.policies, audit)
-        self._usage = UsageReader(service)
+        self._usage = UsageReader(
+            service, lambda name: tag_values(name, keys.in_force.values(), service.policies.current)
+        )
         self._what_ifs = what_ifs
         self._request_log = request_log
         self._editor = editor

@@ -1,7 +1,7 @@
 """Usage on the admin port: use and cost of tenants and keys, and the rest of their budgets."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -13,10 +13,13 @@ from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
 from gateway.quoting import quoted
 from gateway.tenants.usage import (
+    BY,
+    BY_WORDS,
     LEDGER_DAYS,
+    Grouping,
+    Owner,
     TooManyLedgers,
     UsageSums,
-    by_tenant,
     entries_of,
     plain,
     read_ledgers,
@@ -32,7 +35,6 @@ MAX_CSV_LEDGERS = 20_000  # ledgers written as rows
 MAX_BUDGETS = 500  # of one list
 MAX_BUDGET_OWNERS = 20_000  # owners of budgets asked from the store: tenants and keys
 OWNERS_PER_TURN = 4  # their accounts and answers take the event loop a millisecond
-BY = ("tenant", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ class UsagePeriod:
         if not 0 <= (last - first).days <= LEDGER_DAYS:
             raise BadRequest(f"from {first} to {last} must be a period of at most {LEDGER_DAYS} days.", "from")
         by = query.get("by", "tenant")
-        if by not in BY:
-            raise BadRequest(f"by must be {' or '.join(BY)}, got {quoted(by)}.", "by")
+        if not BY.fullmatch(by):
+            raise BadRequest(f"by must be {BY_WORDS}, got {quoted(by, 80)}.", "by")
         return cls(first, last, query.get("tenant") or None, by)
 
     @property
@@ -78,8 +80,10 @@ def _explained(most: int) -> Iterator[None]:
 class UsageReader:
     """Makes one report at a time, since each may read thousands of ledgers. Sums are computed in a thread."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, tags: Callable[[str], Mapping[str, str]]) -> None:
+        """`tags` returns the values of a tag of keys, by key id; it is called in a thread."""
         self._service = service
+        self._tags = tags
         self._reading = asyncio.Lock()
 
     async def report(self, query: Mapping[str, str], words: str = "") -> Row:
@@ -88,7 +92,7 @@ class UsageReader:
         """
         period = UsagePeriod.of(query, datetime.now(UTC).date())
         policy = self._service.policies.current
-        sums = UsageSums(policy, period.by == "key")
+        sums = UsageSums(policy, await self._grouping(period.by))
         async with self._reading:
             with _explained(MAX_LEDGERS):
                 async for name, day, usage in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
@@ -98,15 +102,18 @@ class UsageReader:
     async def csv(self, query: Mapping[str, str]) -> str:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
         period = UsagePeriod.of(query, datetime.now(UTC).date())
-        has_keys = period.by == "key"
-        policy = self._service.policies.current
-        pieces = [usage_csv((), policy, has_keys)]
+        policy, grouping = self._service.policies.current, await self._grouping(period.by)
+        pieces = [usage_csv((), policy, grouping.column)]
         async with self._reading:
             with _explained(MAX_CSV_LEDGERS):
                 async for ledger in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_CSV_LEDGERS):
-                    entries = entries_of(*ledger) if has_keys else by_tenant(entries_of(*ledger))
-                    pieces.append(usage_csv(entries, policy, has_keys, has_heading=False))
+                    entries = entries_of(*ledger, grouping)
+                    pieces.append(usage_csv(entries, policy, grouping.column, has_heading=False))
         return "".join(pieces)
+
+    async def _grouping(self, by: str) -> Grouping:
+        kind, _, name = by.partition(".")
+        return Grouping(by, await asyncio.to_thread(self._tags, name) if kind == "tag" else {})
 
     async def budgets(self, words: str = "") -> Row:
         """The rest of the budgets of tenants and of keys in the policy, least first, of names that contain `words`."""
@@ -135,11 +142,11 @@ class UsageReader:
         return [_budget_row(tenant, key, limit, known.get(limit)) for limit in own]
 
 
-Owner = tuple[str, str | None, tuple[Limit, ...]]
+BudgetOwner = tuple[str, str | None, tuple[Limit, ...]]
 """A tenant or one of its keys that has a budget, with all limits that its requests are charged to."""
 
 
-def _owners(policy: Policy, named: Iterable[str], words: str) -> tuple[list[Owner], int]:
+def _owners(policy: Policy, named: Iterable[str], words: str) -> tuple[list[BudgetOwner], int]:
     """The owners of budgets, `MAX_BUDGET_OWNERS` of them, and their number in all."""
     names = {*policy.tenants, *named} if any(map(_is_budget, policy.default.limits)) else policy.tenants.keys()
     owners = [owner for name in names if words in name.lower() for owner in _of_tenant(name, policy.tenant(name))]
@@ -150,7 +157,7 @@ def _what_is_left(row: Row) -> tuple[bool, float, str, str]:
     return row["left"] is None, (row["left"] or 0) / row["amount"], row["tenant"], row["key"] or ""
 
 
-def _of_tenant(name: str, tenant: TenantPolicy) -> Iterator[Owner]:
+def _of_tenant(name: str, tenant: TenantPolicy) -> Iterator[BudgetOwner]:
     if any(map(_is_budget, tenant.limits)):
         yield name, None, _charged(tenant.limits)
     for key_id, key in tenant.keys.items():
@@ -183,8 +190,8 @@ def _budget_row(tenant: str, key: str | None, limit: Limit, state: LimitState | 
 
 
 def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) -> Row:
-    found = [owner for owner in sums.by_owner if words in f"{owner[0]} {owner[1] or ''}".lower()]
-    shown = nsmallest(MAX_ROWS, found, key=lambda owner: (-_tokens(sums.by_owner[owner]), owner[0], owner[1] or ""))
+    found = [owner for owner in sums.by_owner if words in f"{owner[0] or ''} {owner[1] or ''}".lower()]
+    shown = nsmallest(MAX_ROWS, found, key=lambda owner: (-sums.num_tokens(owner), owner[0] or "", owner[1] or ""))
     every = [period.first + timedelta(days=number) for number in range((period.last - period.first).days + 1)]
     report = {
         "from": period.first.isoformat(),
@@ -192,13 +199,8 @@ def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) ->
         "by": period.by,
         "total": _row(*sums.of_all()),
         "rows": [
-            {
-                "tenant": tenant,
-                "key": key,
-                "named": tenant in policy.tenants,
-                **_row(*sums.of_owner(tenant, key)),
-            }
-            for tenant, key in shown
+            _names(owner, period.by) | {"named": owner[0] in policy.tenants} | _row(*sums.of_owner(owner))
+            for owner in shown
         ],
         "truncated": len(found) - len(shown),
         "days": [{"day": day.isoformat(), **_row(*sums.of_day(day))} for day in every],
@@ -207,8 +209,10 @@ def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) ->
     return report
 
 
-def _tokens(used: Usage) -> int:
-    return used.input_tokens + used.output_tokens
+def _names(owner: Owner, by: str) -> Row:
+    """Names a group: `value` is empty where it is unknown, and null where use is not told apart any further."""
+    tenant, value = owner
+    return {"tenant": tenant, "key": (value or None) if by == "key" else None, "value": value}
 
 
 def _row(used: Usage, costs: Mapping[str, Decimal]) -> Row:

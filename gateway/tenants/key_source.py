@@ -155,6 +155,13 @@ class KeySource:
         return found[0] if found else None
 
 
+def tag_values(name: str, records: Iterable[KeyRecord], policy: Policy) -> dict[str, str]:
+    """The values of a tag by key; a stored key's own tags count before those that the policy gives it."""
+    keys = (key for tenant in policy.tenants.values() for key in tenant.keys.values())
+    found = {key.id: value for key in keys for tag, value in key.tags if tag == name}
+    return found | {record.id: value for record in records if (value := record.tags.get(name)) is not None}
+
+
 def narrowed(record: KeyRecord, tenant: TenantPolicy) -> KeyRecord:
     """The record with the policy's expiry if that is earlier; a replaced secret ends with it."""
     key = tenant.key(record.id)

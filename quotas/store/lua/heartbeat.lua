@@ -9,7 +9,7 @@ for a = 5, #ARGV, 4 do
   if text then
     local record = opened(text)
     local i, c, o = max(ARGV[a + 1], record.input), max(ARGV[a + 2], record.cached), max(ARGV[a + 3], record.output)
-    book(KEYS[1], now, record.spec[SPEC], 0, i - record.input, c - record.cached, o - record.output, 0)
+    book(KEYS[1], now, row_of(record.spec), 0, i - record.input, c - record.cached, o - record.output, 0)
     local asked, n, own, key = record.asked, unpack(record.spec, 1, SPEC)
     if n > own then levels = KEYS[1] .. ':key:' .. key end -- one account has one key
     local head = pack(RECORD, asked.r, asked.i, asked.o, i, c, o, record.first, record.last, record.late)

@@ -39,7 +39,7 @@ def reader_of(store: RedisStore, timeout: float) -> UsageReader:
         policies=SimpleNamespace(current=policy),
         keys=SimpleNamespace(tenants=lambda: {"carol"}),
     )
-    return UsageReader(cast(Service, service))
+    return UsageReader(cast(Service, service), lambda name: {"k1": "search"} if name == "project" else {})
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_the_csv_is_that_of_the_command(spent: None, reader: UsageReader) 
         ({"to": "2026-02-30"}, "to"),
         ({"from": "2026-02-02", "to": "2026-02-01"}, "from"),
         ({"from": "2020-01-01", "to": "2026-01-01"}, "from"),
-        ({"by": "model"}, "by"),
+        ({"by": "colour"}, "by"),
     ],
 )
 async def test_a_malformed_period_is_refused_by_its_field(
