@@ -18,7 +18,7 @@ from gateway.admin.cut_requests import CutRequest, settle_cut
 from gateway.admin.diagnosis import Diagnosis
 from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route, who_asks
 from gateway.admin.history import History
-from gateway.admin.keys import Keys, NewKey, Rotation
+from gateway.admin.keys import KeyEdit, Keys, NewKey, Rotation
 from gateway.admin.kv_map import kv_map
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.overview import Process, QueueView, overview
@@ -35,7 +35,7 @@ from gateway.errors import BadRequest, RequestNotFound
 from gateway.http.json_body import JsonBody, parse_body
 from gateway.quoting import quoted
 from gateway.replica.sglang import loads
-from gateway.tenants.key_source import KeySource, tag_values
+from gateway.tenants.key_source import KeySource
 
 PREFIX = "/admin/v1"
 
@@ -71,9 +71,7 @@ class Api:
         self._queue = QueueView(scheduler, reasons)
         self._tenants = Tenants(service, history, self.requests)
         self._keys = Keys(keys, service.policies, audit)
-        self._usage = UsageReader(
-            service, lambda name: tag_values(name, keys.in_force.values(), service.policies.current)
-        )
+        self._usage = UsageReader(service, keys.in_force.values)
         self._what_ifs = what_ifs
         self._request_log = request_log
         self._editor = editor
@@ -116,6 +114,7 @@ class Api:
             ),
             admin_route("GET", f"{PREFIX}/keys", self.keys),
             admin_route("POST", f"{PREFIX}/keys", self.create_key, role=Role.ADMIN),
+            admin_route("POST", f"{PREFIX}/keys/{{name:name}}/edit", self.edit_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/rotate", self.rotate_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/revoke", self.revoke_key, role=Role.ADMIN),
             admin_route("GET", f"{PREFIX}/refusals", self.refusals),
@@ -193,6 +192,10 @@ class Api:
 
     async def create_key(self, request: AdminRequest) -> Json:
         return await self._keys.create(request.actor, parse_body(NewKey, JsonBody.of(request.body)))
+
+    async def edit_key(self, request: AdminRequest) -> Json:
+        edit = parse_body(KeyEdit, JsonBody.of(request.body))
+        return await self._keys.edit(request.actor, request.name, edit)
 
     async def rotate_key(self, request: AdminRequest) -> Json:
         return await self._keys.rotate(

@@ -12,6 +12,10 @@ from gateway.admin.rows import MAX_ROWS, Row
 from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
 from gateway.quoting import quoted
+from gateway.tenants.auth import Principal
+from gateway.tenants.effective_policy import EffectivePolicy
+from gateway.tenants.key_source import tag_values
+from gateway.tenants.key_store import KeyRecord
 from gateway.tenants.usage import (
     BY,
     BY_WORDS,
@@ -80,10 +84,10 @@ def _explained(most: int) -> Iterator[None]:
 class UsageReader:
     """Makes one report at a time, since each may read thousands of ledgers. Sums are computed in a thread."""
 
-    def __init__(self, service: Service, tags: Callable[[str], Mapping[str, str]]) -> None:
-        """`tags` returns the values of a tag of keys, by key id; it is called in a thread."""
+    def __init__(self, service: Service, records: Callable[[], Iterable[KeyRecord]]) -> None:
+        """`records` returns the API keys in force."""
         self._service = service
-        self._tags = tags
+        self._records = records
         self._reading = asyncio.Lock()
 
     async def report(self, query: Mapping[str, str], words: str = "") -> Row:
@@ -113,13 +117,16 @@ class UsageReader:
 
     async def _grouping(self, by: str) -> Grouping:
         kind, _, name = by.partition(".")
-        return Grouping(by, await asyncio.to_thread(self._tags, name) if kind == "tag" else {})
+        if kind != "tag":
+            return Grouping(by)
+        policy = self._service.policies.current
+        return Grouping(by, await asyncio.to_thread(tag_values, name, self._records(), policy))
 
     async def budgets(self, words: str = "") -> Row:
         """The rest of the budgets of tenants and of keys in the policy, least first, of names that contain `words`."""
         service = self._service
-        named = [*service.keys.tenants()]
-        owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, words.lower())
+        named, records = [*service.keys.tenants()], self._records()
+        owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, records, words.lower())
         rows, num_rows = list[Row](), 0
         async with self._reading:
             for start in range(0, len(owners), OWNERS_PER_TURN):
@@ -146,11 +153,20 @@ BudgetOwner = tuple[str, str | None, tuple[Limit, ...]]
 """A tenant or one of its keys that has a budget, with all limits that its requests are charged to."""
 
 
-def _owners(policy: Policy, named: Iterable[str], words: str) -> tuple[list[BudgetOwner], int]:
+def _owners(
+    policy: Policy, named: Iterable[str], records: Iterable[KeyRecord], words: str
+) -> tuple[list[BudgetOwner], int]:
     """The owners of budgets, `MAX_BUDGET_OWNERS` of them, and their number in all."""
+    own = [
+        one for one in records if '"limits"' in one.settings and words in f"{one.tenant} {one.id} {one.name}".lower()
+    ]
     names = {*policy.tenants, *named} if any(map(_is_budget, policy.default.limits)) else policy.tenants.keys()
     owners = [owner for name in names if words in name.lower() for owner in _of_tenant(name, policy.tenant(name))]
-    return owners[:MAX_BUDGET_OWNERS], len(owners)
+    room = MAX_BUDGET_OWNERS - len(owners)
+    of_keys = [owner for record in own[: max(room, 0)] for owner in _of_key(policy, record)]
+    known = {(tenant, key) for tenant, key, _ in of_keys}
+    shown = [owner for owner in owners[:MAX_BUDGET_OWNERS] if owner[:2] not in known] + of_keys
+    return shown, len(shown) + max(0, len(owners) + len(own) - MAX_BUDGET_OWNERS)
 
 
 def _what_is_left(row: Row) -> tuple[bool, float, str, str]:
@@ -163,6 +179,13 @@ def _of_tenant(name: str, tenant: TenantPolicy) -> Iterator[BudgetOwner]:
     for key_id, key in tenant.keys.items():
         if any(map(_is_budget, key.limits)):
             yield name, key_id, _charged(tenant.limits_of(key_id))
+
+
+def _of_key(policy: Policy, record: KeyRecord) -> Iterator[BudgetOwner]:
+    """A key with settings of its own, if it has a budget."""
+    limits = EffectivePolicy(policy, Principal(record.tenant, record.id, record.scopes, record.settings)).charged
+    if any(limit.key and _is_budget(limit) for limit in limits):
+        yield record.tenant, record.id, limits
 
 
 def _is_budget(limit: Limit) -> bool:

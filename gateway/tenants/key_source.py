@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.background import tell_all
 from gateway.quoting import quoted
@@ -250,6 +250,15 @@ def rotate(
         key, new = rotated(record, pepper, expires or (now + lifetime if lifetime else None), until)
         records[record.id] = new
     return key, new
+
+
+def edit(store: KeyStore, key_id: str, fields: Mapping[str, Any]) -> KeyRecord:
+    """Replace these fields of a stored key's record. Raises `UnknownKey` and `KeyStoreError`."""
+    with store.edit() as records:
+        if key_id not in records:
+            raise UnknownKey(key_id)
+        records[key_id] = replace(records[key_id], **fields)
+    return records[key_id]
 
 
 def revoke(store: KeyStore, key_id: str) -> None:

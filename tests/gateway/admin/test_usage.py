@@ -11,6 +11,7 @@ from gateway.admin import usage
 from gateway.admin.usage import UsageReader
 from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
+from gateway.tenants.key_store import KeyRecord
 from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
 from quotas.reservation import Usage
@@ -25,6 +26,7 @@ tenants:
     keys: {k2: {limits: {requests: 5/month}}}
   beta: {price: {input: 1/1k, output: 2/1k, currency: EUR}}
 """
+KEY = KeyRecord("k1", "acme", b"", datetime.now(UTC), settings='{"tags": {"project": "search"}}')
 TODAY = datetime.now(UTC).date()
 YESTERDAY = TODAY - timedelta(days=1)
 DAYS = {"from": str(YESTERDAY), "to": str(TODAY)}
@@ -39,7 +41,7 @@ def reader_of(store: RedisStore, timeout: float) -> UsageReader:
         policies=SimpleNamespace(current=policy),
         keys=SimpleNamespace(tenants=lambda: {"carol"}),
     )
-    return UsageReader(cast(Service, service), lambda name: {"k1": "search"} if name == "project" else {})
+    return UsageReader(cast(Service, service), lambda: [KEY])
 
 
 @pytest.fixture
