@@ -14,6 +14,7 @@ from gateway.admin.actions import Actions
 from gateway.admin.admins import Role
 from gateway.admin.app import LOADS
 from gateway.admin.audit_log import AuditLog
+from gateway.admin.bill import BillReader
 from gateway.admin.cut_requests import CutRequest, settle_cut
 from gateway.admin.diagnosis import Diagnosis
 from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route, who_asks
@@ -60,6 +61,7 @@ class Api:
         what_ifs: WhatIfs,
         request_log: RequestLogReader,
         editor: PolicyEditor,
+        bill: BillReader,
     ) -> None:
         self._process = process
         self._service = service
@@ -72,6 +74,7 @@ class Api:
         self._tenants = Tenants(service, history, self.requests)
         self._keys = Keys(keys, service.policies, audit)
         self._usage = UsageReader(service, keys.in_force.values)
+        self._bill = bill
         self._what_ifs = what_ifs
         self._request_log = request_log
         self._editor = editor
@@ -120,6 +123,8 @@ class Api:
             admin_route("GET", f"{PREFIX}/refusals", self.refusals),
             admin_route("GET", f"{PREFIX}/usage", self.usage),
             admin_route("GET", f"{PREFIX}/usage.csv", self.usage_csv),
+            admin_route("GET", f"{PREFIX}/bill", self.bill),
+            admin_route("GET", f"{PREFIX}/bill.csv", self.bill_csv),
             admin_route("GET", f"{PREFIX}/budgets", self.budgets),
             admin_route("GET", f"{PREFIX}/audit", self.audit),
             admin_route("GET", f"{PREFIX}/diagnosis", self.diagnosis),
@@ -213,6 +218,12 @@ class Api:
 
     async def usage_csv(self, request: AdminRequest) -> Blob:
         return Blob((await self._usage.csv(request.query)).encode(), "text/csv; charset=utf-8")
+
+    async def bill(self, request: AdminRequest) -> Json:
+        return await self._bill.bill(request.query)
+
+    async def bill_csv(self, request: AdminRequest) -> Blob:
+        return Blob((await self._bill.csv(request.query)).encode(), "text/csv; charset=utf-8")
 
     async def budgets(self, request: AdminRequest) -> Json:
         return await self._usage.budgets(request.words)

@@ -68,7 +68,8 @@ class UsagePeriod:
 
 
 @contextmanager
-def _explained(most: int) -> Iterator[None]:
+def explained(most: int) -> Iterator[None]:
+    """Raise what reading ledgers raises as errors of the API."""
     try:
         yield
     except TooManyLedgers as error:
@@ -98,7 +99,7 @@ class UsageReader:
         policy = self._service.policies.current
         sums = UsageSums(policy, await self._grouping(period.by))
         async with self._reading:
-            with _explained(MAX_LEDGERS):
+            with explained(MAX_LEDGERS):
                 async for name, day, usage in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
                     sums.add(name, day, usage)
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
@@ -109,7 +110,7 @@ class UsageReader:
         policy, grouping = self._service.policies.current, await self._grouping(period.by)
         pieces = [usage_csv((), policy, grouping.column)]
         async with self._reading:
-            with _explained(MAX_CSV_LEDGERS):
+            with explained(MAX_CSV_LEDGERS):
                 async for ledger in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_CSV_LEDGERS):
                     entries = entries_of(*ledger, grouping)
                     pieces.append(usage_csv(entries, policy, grouping.column, has_heading=False))

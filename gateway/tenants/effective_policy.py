@@ -14,7 +14,7 @@ from quotas.policy.limit import Resource
 from quotas.policy.policy import ALL_MODELS, ClassPolicy, KeyPolicy, Policy, TenantPolicy
 from quotas.policy.policy_file import PolicyError
 from quotas.policy.units import show_size
-from quotas.store.usage_row import UsageRow, row_name
+from quotas.usage_row import UsageRow, row_name
 
 GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS, Resource.COST})
 

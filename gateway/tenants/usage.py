@@ -16,7 +16,7 @@ from quotas.policy.schema import TAG_NAME
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.usage_ledger import Batch, Ledger
-from quotas.store.usage_row import UsageRow
+from quotas.usage_row import UsageRow
 
 COUNTS = ("requests", "input", "cached", "output")
 NUMERIC = frozenset({*COUNTS, "kv_gib_s", "cost"})

@@ -15,7 +15,7 @@ from quotas.policy.policy import Outage
 from quotas.reservation import NO_USAGE, Ask, LimitState, Reservation, Usage
 from quotas.store.redis_link import number_word, word, words
 from quotas.store.scripts import Script, Source
-from quotas.store.usage_row import key_name
+from quotas.usage_row import key_name
 
 SHORT_STRING_BYTES = 32  # below it, a string's length shares its type byte
 SMALL_INTEGER = 128  # below it, an integer is its type byte

@@ -17,7 +17,7 @@ from quotas.store.account import QuotaAccount, TrackedReservation
 from quotas.store.replica import ReplicaReservations, all_of, in_order
 from quotas.store.replica_name import ReplicaName
 from quotas.store.slices import Slice, Slices
-from quotas.store.usage_row import rest_name
+from quotas.usage_row import rest_name
 
 MAX_OPEN_CHARGES = 10_000  # rows; the use of further users and tags is summed up
 

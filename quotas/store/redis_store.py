@@ -13,7 +13,7 @@ A tenant has one hash, `sluice:{tenant}`:
     lost:<limit>                 what counts as used of a budget since replicas were lost
 
 beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:usage:<day>`, the ledger by row
-(`quotas.store.usage_row`), `:booked`, the last ordinal that each replica booked, `:kv`, the leases of KV memory,
+(`quotas.usage_row`), `:booked`, the last ordinal that each replica booked, `:kv`, the leases of KV memory,
 `:done`, what the latest calls did, and what is stored of /v1/responses (`quotas.store.responses`). State that no longer
 differs from none expires. `sluice:running:<day>` has the microseconds for which each process ran.
 """
@@ -41,7 +41,7 @@ from quotas.store.responses import ResponseStore
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.served_sums import ServedSums
 from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
-from quotas.store.usage_row import key_name
+from quotas.usage_row import key_name
 
 LEASE_SECONDS = 30.0
 TIMEOUT_SECONDS = 0.25

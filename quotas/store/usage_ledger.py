@@ -20,7 +20,7 @@ from quotas.store.redis_link import command
 from quotas.store.replica import all_of
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
-from quotas.store.usage_row import UsageRow, rest_name, row_of
+from quotas.usage_row import UsageRow, rest_name, row_of
 
 ENTRY = struct.Struct("<6d")  # of lua/ledger.lua
 OLD_ENTRY = struct.Struct("<5d")  # without engine time

@@ -1,7 +1,7 @@
 local ENTRY, ENTRY_SIZE, LEDGER_LIFE = '<dddddd', 48, 400 * 86400 -- seconds
 
 -- Add to what a row of a tenant's ledger has used today, in UTC: requests, input, cached, output, KV byte seconds, and
--- microseconds of the engine, if any. What is taken back is negative. A row is named as quotas/store/usage_row.py says; a
+-- microseconds of the engine, if any. What is taken back is negative. A row is named as quotas/usage_row.py says; a
 -- number before its name is how many rows the ledger has before such rows are summed up.
 local function book(tenant, now, row, r, i, c, o, kv, us)
   us = us or 0
