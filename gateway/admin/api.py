@@ -214,7 +214,8 @@ class Api:
         return {"refusals": await map_in_slices(self._history.refusals(), refusal_row)}
 
     async def usage(self, request: AdminRequest) -> Json:
-        return await self._usage.report(request.query, request.words)
+        report = await self._usage.report(request.query, request.words)
+        return report | {"has_bill": self._bill.is_priced}
 
     async def usage_csv(self, request: AdminRequest) -> Blob:
         return Blob((await self._usage.csv(request.query)).encode(), "text/csv; charset=utf-8")

@@ -45,8 +45,8 @@ class MachineDay:
     busy: dict[str, int]
 
     def parts(self, price: MachinePrice) -> dict[str, Decimal]:
-        """The day's price by tenant, and of `IDLE`: together exactly the price of the time for which machines ran. Where
-        tenants were charged for more time, such as that of compilers beside the engine, their parts shrink.
+        """The day's price by tenant, and of `IDLE`: together exactly the price of the time for which machines ran.
+        Where tenants were charged for more time, such as that of compilers beside the engine, their parts shrink.
         """
         whole, busy = price.of_time(self.running), sum(self.busy.values())
         most = max(self.running, busy)
@@ -62,6 +62,11 @@ class BillReader:
         self._service = service
         self._price = price
         self._reading = asyncio.Lock()
+
+    @property
+    def is_priced(self) -> bool:
+        """True if the price of the machine is known."""
+        return self._price is not None
 
     async def bill(self, query: Mapping[str, str]) -> Row:
         """The bill of a period: by tenant and by day. Raises `BadRequest` and `QuotaUnverifiable`."""
