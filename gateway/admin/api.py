@@ -24,7 +24,7 @@ from gateway.admin.kv_map import kv_map
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.overview import Process, QueueView, overview
 from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
-from gateway.admin.policy_editor import PolicyEditor, SourceEdit, Undo
+from gateway.admin.policy_editor import PolicyEditor, SourceEdit, Undo, WhatIfEdit
 from gateway.admin.request_search import RequestLogReader
 from gateway.admin.rows import Reasons, refusal_row
 from gateway.admin.tenants import Tenants
@@ -190,7 +190,8 @@ class Api:
         return await self._policy_check.of(pasted, self._service.policies.current, self._service.policies.checks)
 
     async def what_if(self, request: AdminRequest) -> Json:
-        return await self._what_ifs.of(parse_body(PastedPolicy, JsonBody.of(request.body)))
+        asked = parse_body(WhatIfEdit, JsonBody.of(request.body))
+        return await self._what_ifs.of(await self._editor.edited(asked))
 
     async def keys(self, request: AdminRequest) -> Json:
         return await self._keys.listed(request.words)

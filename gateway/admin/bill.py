@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import ROUND_FLOOR, Decimal, localcontext
+from decimal import ROUND_FLOOR, Context, Decimal, localcontext
 
 from gateway.admin.rows import MAX_ROWS, Row
 from gateway.admin.usage import MAX_LEDGERS, UsagePeriod, explained
@@ -14,6 +14,7 @@ from gateway.table import csv_text
 from gateway.tenants.usage import EXACT, plain, read_ledgers
 
 HOUR = 3_600_000_000  # microseconds
+ROUNDED = Context(prec=60, rounding=ROUND_FLOOR)
 MILLIONTH = Decimal("0.000001")
 IDLE = "(idle)"
 
@@ -33,7 +34,7 @@ class MachinePrice:
 
     def of_time(self, microseconds: int) -> Decimal:
         """The price of this time, rounded down to a millionth."""
-        with localcontext(prec=60, rounding=ROUND_FLOOR):
+        with localcontext(ROUNDED):
             return (self.amount * microseconds / HOUR).quantize(MILLIONTH)
 
 
@@ -149,7 +150,7 @@ def _day_row(day: date, machine: MachineDay, parts: Mapping[str, Decimal]) -> Ro
 
 def _each(cost: Decimal, tokens: int) -> str | None:
     """The cost of a million tokens, of prompts and of answers alike; None without any."""
-    with localcontext(prec=60):
+    with localcontext(ROUNDED):
         return plain((cost * 1_000_000 / tokens).quantize(MILLIONTH)) if tokens else None
 
 

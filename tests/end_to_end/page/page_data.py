@@ -318,7 +318,8 @@ def used(rank: int, priced: bool) -> Json:
 
 def usage(names: tuple[str, ...] = TENANTS) -> Json:
     rows = [
-        {"tenant": name, "key": None, "value": "", "named": True, **used(rank, rank % 3 != 1)} for rank, name in enumerate(names)
+        {"tenant": name, "key": None, "value": "", "named": True, **used(rank, rank % 3 != 1)}
+        for rank, name in enumerate(names)
     ]
     return {
         "model": "qwen3-0.6b",

@@ -23,7 +23,7 @@ export class UsageView {
   constructor() {
     this.period = new Period(() => this.#ask().catch((error) => this.#explain(error)));
     this.days = new Days(byId("usage-days"), byId("usage-legend"), "Tokens by day", ["input", "output"], compact);
-    this.costs = new Days(byId("usage-costs"), byId("usage-costs-legend"), "Cost by day", ["cost"], number);
+    this.costs = new Days(byId("usage-costs"), byId("usage-costs-legend"), "Cost by day", ["cost"], amount);
     this.bill = new Bill();
     this.usage = usageTable(byId("usage-table"));
     this.budgets = budgetsTable(byId("usage-budgets"));
@@ -100,4 +100,9 @@ export class UsageView {
       this.#explain(error);
     }
   }
+}
+
+/** A number as it is, or the first digits of a small one. */
+function amount(value) {
+  return value > 0 && value < 0.01 ? String(Number(value.toPrecision(2))) : number(value);
 }
