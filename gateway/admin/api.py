@@ -73,7 +73,7 @@ class Api:
         self._queue = QueueView(scheduler, reasons)
         self._tenants = Tenants(service, history, self.requests)
         self._keys = Keys(keys, service.policies, audit)
-        self._usage = UsageReader(service, keys.in_force.values)
+        self._usage = UsageReader(service, keys)
         self._bill = bill
         self._what_ifs = what_ifs
         self._request_log = request_log

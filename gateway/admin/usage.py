@@ -1,12 +1,13 @@
 """Usage on the admin port: use and cost of tenants and keys, and the rest of their budgets."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from heapq import nsmallest
+from typing import Protocol
 
 from gateway.admin.rows import MAX_ROWS, Row
 from gateway.api.service import Service
@@ -82,13 +83,19 @@ def explained(most: int) -> Iterator[None]:
         raise QuotaUnverifiable(f"The quota store, which keeps the use, does not answer: {error}.") from None
 
 
+class KeysInForce(Protocol):
+    """Holds all API keys by id, in a mapping that is replaced whole."""
+
+    @property
+    def in_force(self) -> Mapping[str, KeyRecord]: ...
+
+
 class UsageReader:
     """Makes one report at a time, since each may read thousands of ledgers. Sums are computed in a thread."""
 
-    def __init__(self, service: Service, records: Callable[[], Iterable[KeyRecord]]) -> None:
-        """`records` returns the API keys in force."""
+    def __init__(self, service: Service, keys: KeysInForce) -> None:
         self._service = service
-        self._records = records
+        self._keys = keys
         self._reading = asyncio.Lock()
 
     async def report(self, query: Mapping[str, str], words: str = "") -> Row:
@@ -121,12 +128,12 @@ class UsageReader:
         if kind != "tag":
             return Grouping(by)
         policy = self._service.policies.current
-        return Grouping(by, await asyncio.to_thread(tag_values, name, self._records(), policy))
+        return Grouping(by, await asyncio.to_thread(tag_values, name, self._keys.in_force.values(), policy))
 
     async def budgets(self, words: str = "") -> Row:
         """The rest of the budgets of tenants and of keys in the policy, least first, of names that contain `words`."""
         service = self._service
-        named, records = [*service.keys.tenants()], self._records()
+        named, records = [*service.keys.tenants()], self._keys.in_force.values()
         owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, records, words.lower())
         rows, num_rows = list[Row](), 0
         async with self._reading:

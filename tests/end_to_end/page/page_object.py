@@ -9,7 +9,7 @@ from typing import Any
 from anyio.from_thread import BlockingPortal
 from playwright import async_api
 
-PATIENCE = 40.0  # seconds until something that must happen counts as not happening
+PATIENCE = 240.0  # seconds until something that must happen counts as not happening
 WATCHED = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Network.requestWillBeSent")
 
 # Playwright's own wait_for_function evaluates text again and again, which the page's content security policy forbids.

@@ -176,8 +176,8 @@ def test_a_limit_is_raised_and_reverted(office: tuple[ServerProcess, Path], desk
     desk.click("#policy-put")
     desk.until_reads("#policy-checked", "It is in force, and in the file.")
     assert policy.read_text() == before.replace("600/min", "900/min"), "comments and all else stay"
-    desk.until_shown("#policy-history button")
-    desk.click("#policy-history button")
+    number = server.admin("policy")["edits"][0]["edit"]
+    desk.click(f"#policy-history button:text-is('Undo edit {number}')")
     eventually(lambda: policy.read_text() == before)
 
     by = Commands(server)

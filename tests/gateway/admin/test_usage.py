@@ -11,6 +11,7 @@ from gateway.admin import usage
 from gateway.admin.usage import UsageReader
 from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
+from gateway.tenants.key_source import KeySource
 from gateway.tenants.key_store import KeyRecord
 from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
@@ -41,7 +42,7 @@ def reader_of(store: RedisStore, timeout: float) -> UsageReader:
         policies=SimpleNamespace(current=policy),
         keys=SimpleNamespace(tenants=lambda: {"carol"}),
     )
-    return UsageReader(cast(Service, service), lambda: [KEY])
+    return UsageReader(cast(Service, service), cast(KeySource, SimpleNamespace(in_force={"k1": KEY})))
 
 
 @pytest.fixture
