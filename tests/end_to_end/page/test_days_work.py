@@ -219,3 +219,24 @@ def test_finance_gets_a_csv_whose_sums_are_the_ledgers(office: tuple[ServerProce
     told = by.curl("usage.csv?by=user")
     assert "'=1+1" in told, "no name is a formula"
     assert by.count <= MAX_COMMANDS
+
+
+def test_a_keys_own_settings_hold_and_are_edited_on_the_page(office: tuple[ServerProcess, Path], desk: Page) -> None:
+    server, _ = office
+    own = {"limits": {"requests": "1/h"}, "classes": ["batch"], "models": ["other"]}
+    made = server.ask_admin("keys", "POST", json={"tenant": "ops", "settings": own}).json()
+    assert server.get("/v1/models", made["key"]).json()["data"] == []
+    desk.fill("#filter", made["id"])
+    desk.click(f"[aria-label='Edit key {made['id']}']")
+    assert desk.js("document.querySelector('#key-limits').value") == "requests: 1/h"
+    desk.fill("#key-models", "")
+    desk.fill("#key-limits", "requests: none")
+    desk.click("#key-dialog .primary")
+    desk.until_reads("#key-dialog .problem", "limits.requests")
+    desk.fill("#key-limits", "requests: {rate: 1/h, burst: 1}")
+    desk.click("#key-dialog .primary")
+    desk.until_gone("#key-dialog")
+    assert [model["id"] for model in server.get("/v1/models", made["key"]).json()["data"]] == ["embedded"]
+    refused = server.post("/v1/completions", key=made["key"], **completion(), service_tier="priority")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "class_not_allowed")
+    assert [use(server, made["key"], service_tier="flex") for _ in range(2)] == [200, 429]

@@ -1,5 +1,6 @@
 import csv
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
 from quotas.reservation import Usage
 from quotas.store.redis_store import RedisStore
+from quotas.usage_row import UsageRow, row_name
 from tests.gateway.spending import spend
 
 POLICY = """
@@ -139,3 +141,41 @@ async def test_a_store_that_is_away_is_said_to_be(redis_url: str) -> None:
     with pytest.raises(QuotaUnverifiable):
         await reader.report({"from": str(date(2026, 1, 1)), "to": str(date(2026, 1, 2)), "tenant": "acme"})
     assert all(row["left"] is None for row in (await reader.budgets())["budgets"])
+
+
+async def test_every_grouping_sums_up_to_the_ledger(reader: UsageReader, redis_url: str) -> None:
+    users = [("k1", "m", "batch", "ada", "search"), ("k1", "m", "batch", "bob", "chat"), ("k2", "n", "batch", "", "")]
+    async with ledger(redis_url) as store:
+        for key, model, service_class, user, project in users:
+            tags = (("project", project),) if project else ()
+            store.book("acme", key, Usage(1000, 10), row_name(UsageRow(key, model, service_class, user, tags), 2))
+        store.book("beta", "k3", Usage(3, 1), row_name(UsageRow("k3", "m", "batch", "ada"), 500))
+        store.book("acme", "k1", Usage(7, 0), row_name(UsageRow("k1", "m", "batch", "carol"), 2))  # is full
+    told = {}
+    for by in ("tenant", "key", "model", "class", "user", "metadata.project", "tag.project"):
+        report = await reader.report({"by": by, **DAYS})
+        assert sum(row["input_tokens"] for row in report["rows"]) == report["total"]["input_tokens"] == 3010
+        told[by] = {(row["tenant"], row["value"]): row["input_tokens"] for row in report["rows"]}
+        assert (await reader.csv({"by": by, **DAYS})).startswith(
+            "day,tenant,requests" if by == "tenant" else f"day,tenant,{by}"
+        )
+    assert told["model"] == {(None, "m"): 2010, (None, "n"): 1000}
+    assert told["class"] == {(None, "batch"): 3010}
+    rest = ("acme", None)
+    assert told["user"] == {
+        ("acme", "ada"): 1000,
+        ("acme", "bob"): 1000,
+        ("acme", ""): 1000,
+        ("beta", "ada"): 3,
+        rest: 7,
+    }
+    assert told["tag.project"] == {("acme", "search"): 2007, ("acme", ""): 1000, ("beta", ""): 3}
+
+
+@asynccontextmanager
+async def ledger(url: str) -> AsyncIterator[RedisStore]:
+    store = RedisStore.at(url, 5.0)
+    await store.connect()
+    yield store
+    await store.heartbeat()
+    await store.close()
