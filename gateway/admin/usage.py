@@ -37,6 +37,8 @@ from quotas.reservation import LimitState, Usage
 
 MAX_LEDGERS = 500_000  # summed up by one answer; a ledger is of a tenant and a day
 MAX_CSV_LEDGERS = 20_000  # ledgers written as rows
+MAX_GROUPS = 200_000  # summed up by one answer, such as users: some 100 MB
+MAX_CSV_ROWS = 500_000
 MAX_BUDGETS = 500  # of one list
 MAX_BUDGET_OWNERS = 20_000  # owners of budgets asked from the store: tenants and keys
 OWNERS_PER_TURN = 4  # their accounts and answers take the event loop a millisecond
@@ -83,6 +85,12 @@ def explained(most: int) -> Iterator[None]:
         raise QuotaUnverifiable(f"The quota store, which keeps the use, does not answer: {error}.") from None
 
 
+def _check_size(number: int, most: int, what: str) -> None:
+    """Raise `BadRequest` for a report that would take too much memory."""
+    if number > most:
+        raise BadRequest(f"The report would have more than {most:,} {what}: ask for fewer days or one tenant.", "by")
+
+
 class KeysInForce(Protocol):
     """Holds all API keys by id, in a mapping that is replaced whole."""
 
@@ -109,17 +117,19 @@ class UsageReader:
             with explained(MAX_LEDGERS):
                 async for name, day, usage in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
                     sums.add(name, day, usage)
+                    _check_size(len(sums.by_owner), MAX_GROUPS, "groups")
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
 
     async def csv(self, query: Mapping[str, str]) -> str:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
         period = UsagePeriod.of(query, datetime.now(UTC).date())
         policy, grouping = self._service.policies.current, await self._grouping(period.by)
-        pieces = [usage_csv((), policy, grouping.column)]
+        pieces, num_rows = [usage_csv((), policy, grouping.column)], 0
         async with self._reading:
             with explained(MAX_CSV_LEDGERS):
                 async for ledger in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_CSV_LEDGERS):
                     entries = entries_of(*ledger, grouping)
+                    _check_size(num_rows := num_rows + len(entries), MAX_CSV_ROWS, "rows")
                     pieces.append(usage_csv(entries, policy, grouping.column, has_heading=False))
         return "".join(pieces)
 
