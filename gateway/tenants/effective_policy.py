@@ -134,11 +134,12 @@ class EffectivePolicy:
         policy asks.
         """
         detail, tags = self.tenant.usage, list[tuple[str, str]]()
-        for part in detail.by:
+        parts = detail.by if detail.rows else ()
+        for part in parts:
             name = part.removeprefix("metadata.")
             if name != part and isinstance(value := metadata.get(name), str | int):
                 tags.append((name, masked(str(value))))
-        shown = masked(user) if user and "user" in detail.by else ""
+        shown = masked(user) if user and "user" in parts else ""
         return row_name(UsageRow(self.key, model, service_class, shown, tuple(tags)), detail.rows)
 
     def kv_tokens(self, shape: KVShape) -> int | None:
