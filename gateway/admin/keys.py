@@ -22,7 +22,8 @@ from gateway.cli import arguments
 from gateway.errors import BadRequest, KeyNotFound, KeysUnavailable, TenantNotNamed
 from gateway.http.json_body import Wire
 from gateway.quoting import quoted
-from gateway.tenants.auth import new_key
+from gateway.tenants.auth import Principal, new_key
+from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.tenants.key_source import KeySource, RotatedAlready, UnknownKey, edit, revoke, rotate
 from gateway.tenants.key_store import KeyRecord, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
@@ -33,6 +34,7 @@ from quotas.policy.policy_file import PolicyError
 
 OVERLAP = "24h"
 NEVER = "never"
+MAX_KNOWN_PROBLEMS = 10_000  # of keys' settings, which take half a millisecond to read
 
 T = TypeVar("T")
 
@@ -75,6 +77,8 @@ class Keys:
         self._policies = policies
         self._audit = audit
         self._changing = asyncio.Lock()
+        self._problems: dict[Principal, str | None] = {}  # of keys' settings, under the policy of this version
+        self._version = ""
 
     async def listed(self, words: str) -> Row:
         """Return the keys in whose id, tenant or name `words` occur, the newest first, and the names of all tenants."""
@@ -222,6 +226,7 @@ class Keys:
             "old_until": old.expires.timestamp() if old and old.expires > now else None,
             "scopes": record.scopes,
             "settings": json.loads(record.settings) if record.settings else self._of_policy(record),
+            "problem": self._problem(record),
             "named": self._is_named(record.tenant),
         }
 
@@ -229,6 +234,18 @@ class Keys:
         """What the policy says of a key without settings of its own."""
         key = self._policies.current.tenant(record.tenant).key(record.id)
         return {} if key is None else key_settings(key)
+
+    def _problem(self, record: KeyRecord) -> str | None:
+        """The reason why the present policy lets nobody in by the key's settings; None without one."""
+        if not record.settings:
+            return None
+        policy = self._policies.current
+        if policy.version != self._version or len(self._problems) > MAX_KNOWN_PROBLEMS:
+            self._version, self._problems = policy.version, {}
+        principal = Principal(record.tenant, record.id, record.scopes, record.settings)
+        if principal not in self._problems:
+            self._problems[principal] = EffectivePolicy(policy, principal).problem
+        return self._problems[principal]
 
     def _is_named(self, tenant: str) -> bool:
         """True if the policy names the tenant, or names none at all."""

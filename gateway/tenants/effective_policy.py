@@ -36,7 +36,7 @@ class EffectivePolicy:
         self.name = principal.tenant
         self.key = principal.key_id
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
-        self._problem: str | None = None  # of the key's own settings under this policy
+        self.problem: str | None = None  # of the key's own settings under this policy
         self._narrowing = self._narrowed(policy, principal)
         self.limits = self.tenant.limits + lesser(limit for key in self._narrowing for limit in key.limits)
         self.charged = tuple(limit for limit in self.limits if limit.is_charged)
@@ -64,7 +64,7 @@ class EffectivePolicy:
             try:
                 found.append(read_key_settings(principal.settings, principal.key_id, policy, principal.tenant))
             except PolicyError as error:
-                self._problem = f"{error.problems[0].path}: {error.problems[0].message}"
+                self.problem = f"{error.problems[0].path}: {error.problems[0].message}"
         return found
 
     def require(self, scope: str) -> None:
@@ -79,10 +79,10 @@ class EffectivePolicy:
         if scope not in self.scopes:
             scopes = ", ".join(self.scopes) or "none"
             raise Forbidden(f"This API key may not be used for {scope}: its scopes are {scopes}.")
-        if self._problem is not None:
+        if self.problem is not None:
             raise KeySettingsInvalid(
                 "This API key's own settings do not fit the policy in force, so that it is not served: "
-                f"{self._problem}. Have the key edited."
+                f"{self.problem}. Have the key edited."
             )
 
     def allows_model(self, model: str) -> bool:

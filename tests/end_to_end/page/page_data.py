@@ -296,6 +296,7 @@ def keys(names: tuple[str, ...] = TENANTS) -> Json:
             "old_until": NOW + 3600 if number == 2 else None,
             "scopes": ["inference", "limits"],
             "settings": {} if number % 2 else SETTINGS,
+            "problem": "classes: gone is not a class" if number == 4 else None,
             "named": number != 1,
         }
         for number, name in enumerate(names)

@@ -213,3 +213,13 @@ async def test_an_edit_that_cannot_be_is_told_by_its_field_and_changes_nothing(
     for key_id in ("nobody", "inpolicy"):
         with pytest.raises(KeyNotFound):
             await site.keys.edit("me", key_id, KeyEdit(name="x"))
+
+
+async def test_a_key_whose_settings_a_later_policy_does_not_allow_is_listed_with_the_reason(site: Site) -> None:
+    made = await site.keys.create("me", NewKey(tenant="acme", settings={"models": ["m"]}))
+    assert made["problem"] is None
+    (site.state.parent / "policy.yaml").write_text("tenants: {acme: {models: [other]}}")
+    await site.policies.reload()
+    assert "is not among its tenant's models" in (await site.row(made["id"]))["problem"]
+    fixed = await site.keys.edit("me", made["id"], KeyEdit(settings=""))
+    assert fixed["problem"] is None

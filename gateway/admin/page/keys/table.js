@@ -32,9 +32,9 @@ export function keysTable(root, dialog) {
 }
 
 /** What is out of the ordinary about it. */
-function state({ expired, old_until: until, origin, named }) {
+function state({ expired, old_until: until, origin, named, problem }) {
   const parts = [
-    expired ? "expired" : "valid",
+    problem ? `refused, since ${shown(problem, 120)}` : expired ? "expired" : "valid",
     until && `its old secret is valid until ${moment(until)}`,
     ORIGINS[origin] ?? shown(origin, 24),
     !named && "the policy does not name its tenant",
