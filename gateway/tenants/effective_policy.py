@@ -16,6 +16,7 @@ from quotas.policy.policy_file import PolicyError
 from quotas.policy.units import show_size
 from quotas.usage_row import UsageRow, row_name
 
+MAX_NAME_CHARS = 256  # of a user or a value of metadata, of which the ledger is told
 GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS, Resource.COST})
 
 
@@ -137,9 +138,9 @@ class EffectivePolicy:
         parts = detail.by if detail.rows else ()
         for part in parts:
             name = part.removeprefix("metadata.")
-            if name != part and isinstance(value := metadata.get(name), str | int):
-                tags.append((name, masked(str(value))))
-        shown = masked(user) if user and "user" in parts else ""
+            if name != part and isinstance(value := metadata.get(name), str):
+                tags.append((name, masked(value[:MAX_NAME_CHARS])))
+        shown = masked(user[:MAX_NAME_CHARS]) if user and "user" in parts else ""
         return row_name(UsageRow(self.key, model, service_class, shown, tuple(tags)), detail.rows)
 
     def kv_tokens(self, shape: KVShape) -> int | None:

@@ -60,7 +60,6 @@ class Grouping:
 
 
 SHARED = ("model", "class")
-BY_TENANT = Grouping("tenant")
 BY = re.compile(rf"tenant|key|model|class|user|(?:metadata|tag)\.{TAG_NAME}")
 BY_WORDS = "tenant, key, model, class, user, metadata.NAME of requests or tag.NAME of keys"
 OTHERS = "(others)"

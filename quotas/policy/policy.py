@@ -154,16 +154,6 @@ class TenantPolicy:
         """The policy of the key; None if the policy does not mention it: it may do what its tenant may."""
         return self.keys.get(key_id) if key_id else None
 
-    def allows_model(self, model: str, key_id: str | None = None) -> bool:
-        allowed = self.models_of(key_id)
-        return allowed is None or model in allowed
-
-    def models_of(self, key_id: str | None = None) -> frozenset[str] | None:
-        """The models allowed with this key; None: all."""
-        key = self.key(key_id)
-        each = [frozenset(one.models) for one in (self, key) if one is not None and ALL_MODELS not in one.models]
-        return frozenset.intersection(*each) if each else None
-
     def limits_of(self, key_id: str | None = None) -> tuple[Limit, ...]:
         """All limits of a request with this key: the tenant's, then the key's."""
         key = self.key(key_id)
