@@ -249,7 +249,7 @@ class InProcessClient:
             for sequence in sequences:
                 generation.admit(sequence, make_stream)
             if self._unpaid:
-                self._charge_compiling(request.tenant)
+                self._charge_compiling(request.tenant, is_line)
             generation.begin(fail)
         except AdmissionRefused as error:
             generation.close()
@@ -265,9 +265,9 @@ class InProcessClient:
         """
         self._unpaid[tenant] = self._unpaid.get(tenant, 0.0) + seconds
 
-    def _charge_compiling(self, tenant: str) -> None:
+    def _charge_compiling(self, tenant: str, is_line: bool) -> None:
         if seconds := self._unpaid.pop(tenant, 0.0):
-            self.service.admission.charge_side_work(tenant, seconds)
+            self.service.admission.charge_side_work(tenant, seconds, is_line)
 
     def charge_masks(self, tenant: str) -> None:
         """Charge the processor time of masks for the tenant's rows since the last charge."""
@@ -342,7 +342,8 @@ class InProcessClient:
 
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Headers, list[bytes]]:
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
-        queued = EncodingRequest(policy.name, [len(one) for one in asked.inputs], self.service.telemetry.clock())
+        lengths, now = [len(one) for one in asked.inputs], self.service.telemetry.clock()
+        queued = EncodingRequest(policy.name, lengths, now, policy.is_line)
         try:
             ask = Ask(0 if policy.is_line else 1, sum(queued.lengths), row=asked.usage_row)
             grant = await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
