@@ -197,7 +197,7 @@ def _doubts(record: KeyRecord, settings: Settings, store: KeyStore) -> list[str]
 def _list(namespace: Namespace) -> int:
     records = KeyStore(load(namespace).state_dir).records()
     rows = [_row(record) for record in records if namespace.tenant in {None, record.tenant}]
-    print(table(("id", "tenant", "created", "expires", "scopes", "name", ""), rows), end="")
+    print(table(("id", "tenant", "created", "expires", "scopes", "name", "settings", ""), rows), end="")
     return 0
 
 
@@ -250,7 +250,7 @@ def _row(record: KeyRecord) -> tuple[str, ...]:
     overlap = f"old secret until {_minute(old.expires)}" if old and old.expires > datetime.now(UTC) else ""
     expires = _minute(record.expires) if record.expires else "never"
     scopes = ",".join(record.scopes) or "none"
-    return record.id, record.tenant, _minute(record.created), expires, scopes, record.name, overlap
+    return record.id, record.tenant, _minute(record.created), expires, scopes, record.name, record.settings, overlap
 
 
 def _minute(moment: datetime) -> str:
