@@ -167,6 +167,16 @@ class Forbidden(ApiError):
     code = "insufficient_permissions"
 
 
+class ClassNotAllowed(ApiError):
+    status = 403
+    code = "class_not_allowed"
+
+
+class KeySettingsInvalid(ApiError):
+    status = 403
+    code = "key_settings_invalid"
+
+
 class RoleNotAllowed(ApiError):
     status = 403
     code = "role_not_allowed"

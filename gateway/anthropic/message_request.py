@@ -189,6 +189,8 @@ def parse_message_request(raw: JsonBody, limits: Limits) -> ChatRequest:
         "service_tier": "default" if body.get("service_tier") == "standard_only" else body.get("service_tier"),
         **{name: body.get(name) for name in ("stream", "temperature", "top_p", "top_k", "seed", "cache_salt")},
     }
+    metadata = body.get("metadata") or {}
+    sampling |= {"metadata": metadata, "user": user if isinstance(user := metadata.get("user_id"), str) else None}
     grammar = read_text_format(asked, field)
     return ChatRequest(
         **shared_fields(cast(SamplingBody, sampling), limits, grammar, body["max_tokens"]),

@@ -87,6 +87,7 @@ class EncodingAsk(NamedTuple):
     inputs: Sequence[Sequence[int]]
     within: float
     is_relative: bool = True  # counted from each attempt
+    usage_row: str | None = None  # of the ledger, in which their use is booked
 
 
 class EngineClient(Protocol):

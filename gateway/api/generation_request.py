@@ -63,6 +63,9 @@ class GenerationParams:
             expects_followup=self.expects_followup or (model.tool_followup if self.request.offers_tools else None),
             beginnings=self.beginnings,
             attempt=self.attempt,
+            usage_row=self.policy.usage_row(
+                model.name, self.service_class.name, self.request.user, self.request.metadata or {}
+            ),
         )
 
     def _owned(self, sampling: SamplingParams) -> SamplingParams:

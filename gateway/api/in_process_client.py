@@ -221,12 +221,12 @@ class InProcessClient:
         record.engine.reserving = self.service.telemetry.clock()
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage if limits else "open"
         try:
-            ask = ask_of(sequences, request.num_answers, request.attempt)
+            ask = ask_of(sequences, request.num_answers, request.attempt, request.usage_row)
             return await quotas.reserve(policy.name, policy.key, limits, ask, outage)
         except QuotaError as error:
             if not limits:
                 log.warning("a request is booked when it ends, and not if this replica is lost before: %s", error)
-                return Grant(quotas, policy.name, policy.key)
+                return Grant(quotas, policy.name, policy.key, row=request.usage_row)
             self.service.core.requested(request.as_recorded(name_in_log(error)), self.service.engine.clock())
             raise _refusal(error, policy, request.id) from None
 
@@ -243,13 +243,13 @@ class InProcessClient:
     ) -> InProcessGeneration:
         """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`."""
         service = self.service
-        grant = grant or Grant(service.quotas, request.tenant, request.key)
+        grant = grant or Grant(service.quotas, request.tenant, request.key, row=request.usage_row)
         is_line = request.priority_class >= SPARE_CLASS
         generation = InProcessGeneration(self, record, grant, headers, held, is_line)
         try:
             record.engine.reserved = now = service.telemetry.clock()
             record.engine.grant = grant
-            record.engine.beginnings = request.beginnings
+            record.engine.beginnings, record.engine.usage_row = request.beginnings, request.usage_row
             if record.engine.reserving is None:
                 record.engine.reserving = now
             service.core.requested(request.as_recorded(), now)
@@ -354,12 +354,12 @@ class InProcessClient:
         lengths, now = [len(one) for one in asked.inputs], self.service.telemetry.clock()
         queued = EncodingRequest(policy.name, lengths, now, policy.is_line)
         try:
-            ask = Ask(0 if policy.is_line else 1, sum(queued.lengths))
+            ask = Ask(0 if policy.is_line else 1, sum(queued.lengths), row=asked.usage_row)
             grant = await quotas.reserve(policy.name, policy.key, limits, ask, outage)
         except QuotaError as error:
             if limits:
                 raise _refusal(error, policy) from None
-            grant = Grant(quotas, policy.name, policy.key)
+            grant = Grant(quotas, policy.name, policy.key, row=asked.usage_row)
         try:
             within = asked.within - (self.service.telemetry.clock() - queued.arrival)
             vectors = await self.service.encoding.encode(asked._replace(within=within), queued)
@@ -368,7 +368,7 @@ class InProcessClient:
             raise
         finally:
             if queued.tokens_taken and policy.is_line and record is not None:
-                record.engine.measure = partial(Usage, queued.tokens_taken)
+                record.engine.measure, record.engine.usage_row = partial(Usage, queued.tokens_taken), asked.usage_row
             elif queued.tokens_taken:
                 grant.measure = partial(Usage, queued.tokens_taken)
             grant.close()

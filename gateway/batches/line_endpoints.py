@@ -79,6 +79,7 @@ class LineAnswer:
     request_id: str
     used: Usage
     retry_after: float | None  # seconds; None: the answer is final
+    usage_row: str | None = None  # of the ledger, in which its use is to be booked
 
     @property
     def reasoning_tokens(self) -> int:
@@ -120,7 +121,8 @@ class LineEndpoints:
         measure = record.engine.measure
         used = measure() if measure is not None and exchange.status == 200 else NOTHING
         is_final = exchange.status not in TEMPORARY or not exchange.may_retry
-        return LineAnswer(exchange.status, reply, record.request_id, used, None if is_final else exchange.retry_after)
+        wait = None if is_final else exchange.retry_after
+        return LineAnswer(exchange.status, reply, record.request_id, used, wait, record.engine.usage_row)
 
 
 class _Exchange:

@@ -297,7 +297,9 @@ class BatchRun:
         name = _result_name(self._name, line.number, self._epoch)
         await asyncio.to_thread(self._parts.files.write, self._tenant, name, result)
         key, limits = self._record["key"], self._parts.policy(self._tenant, self._record["key"]).charged
-        finished = FinishedLine(self._name, self._epoch, line.number, is_completed, answer.reasoning_tokens)
+        finished = FinishedLine(
+            self._name, self._epoch, line.number, is_completed, answer.reasoning_tokens, answer.usage_row
+        )
         finish = partial(self._parts.quotas.store.finish_line, self._tenant, key, limits, finished, answer.used)
         if not await self._persistently(finish):
             self._is_lost = True

@@ -57,6 +57,7 @@ class GenerationRequest:
     add_special_tokens: bool = False  # when the prompt is encoded
     service_tier: Tier | None
     user: str | None
+    metadata: Mapping[str, Any] | None = None
     num_answers: int = 1  # to each prompt
     num_shown: int = 1  # the best of them
     details: TokenDetails = NO_DETAILS
@@ -277,7 +278,8 @@ def shared_fields(
         "include_stop": _default(body.get("include_stop_str_in_output"), False),
         "skip_special_tokens": _default(body.get("skip_special_tokens"), True),
         "service_tier": body.get("service_tier"),
-        "user": body.get("user"),
+        "user": body.get("user") or body.get("safety_identifier"),
+        "metadata": body.get("metadata"),
         "bad_words": tuple(body.get("bad_words") or ()),
         "cache_salt": body.get("cache_salt"),
         "grammar_field": asked and asked.field,

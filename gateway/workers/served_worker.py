@@ -229,11 +229,19 @@ class ServedWorker:
             charge.close()
 
     async def _encode(
-        self, tenant: str, key: str, model: str, lengths: list[int], within: float | None, is_relative: bool, ids: bytes
+        self,
+        tenant: str,
+        key: str,
+        model: str,
+        lengths: list[int],
+        within: float | None,
+        is_relative: bool,
+        usage_row: str | None,
+        ids: bytes,
     ) -> "_Bulk":
         inputs = [list[int]() for _ in lengths]
         await unpack(ids, inputs, lengths)
-        asked = EncodingAsk(model, inputs, inf if within is None else within, is_relative)
+        asked = EncodingAsk(model, inputs, inf if within is None else within, is_relative, usage_row)
         headers, vectors = await self._client.encode(asked, self._policy(tenant, key))
         return _Bulk([headers, [*map(len, vectors)]], b"".join(vectors))
 

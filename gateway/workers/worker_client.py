@@ -210,7 +210,15 @@ class WorkerClient:
 
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Mapping[str, str], list[bytes]]:
         within = None if asked.within == inf else asked.within
-        told = (policy.name, policy.key, asked.model, [*map(len, asked.inputs)], within, asked.is_relative)
+        told = (
+            policy.name,
+            policy.key,
+            asked.model,
+            [*map(len, asked.inputs)],
+            within,
+            asked.is_relative,
+            asked.usage_row,
+        )
         token_ids = await pack(asked.inputs)
         (headers, sizes), vectors = await self._ask("encode", told, token_ids)
         return headers, parts(vectors, sizes)

@@ -85,20 +85,23 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
             "lines": tenant.batches.lines,
             "open": tenant.batches.open,
         },
+        "usage": {"by": list(tenant.usage.by), "rows": tenant.usage.rows},
         "max_n": tenant.max_n,
         "max_schema_bytes": tenant.max_schema_bytes,
         "max_top_logprobs": tenant.max_top_logprobs,
     }
-    return fields | ({"keys": {key.id: _key(key) for key in tenant.keys.values()}} if tenant.keys else {})
+    return fields | ({"keys": {key.id: key_fields(key) for key in tenant.keys.values()}} if tenant.keys else {})
 
 
-def _key(key: KeyPolicy) -> Plain:
+def key_fields(key: KeyPolicy) -> Plain:
     optional = {
         "hmac": key.hmac,
         "expires": key.expires.isoformat() if key.expires else None,
         "scopes": list(key.scopes),
         "models": list(key.models),
         "highest_class": key.highest_class,
+        "classes": list(key.classes) or None,
+        "tags": dict(key.tags) or None,
     }
     return {name: value for name, value in optional.items() if value is not None} | {
         "limits": _all_but_tenants(key.limits)

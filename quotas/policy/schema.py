@@ -17,7 +17,10 @@ from quotas.policy.policy import (
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
+    MAX_TAGS,
     MAX_TOP_LOGPROBS,
+    MAX_USAGE_PARTS,
+    MAX_USAGE_ROWS,
     SCOPES,
     SERVICE_TIERS,
     Lateness,
@@ -47,6 +50,9 @@ HMAC = r"[0-9A-Fa-f]{64}"
 URL = r"https?://[!-~]+"
 MODEL = r"[!-~]([ -~]{0,254}[!-~])?"
 CURRENCY = r"[A-Z]{3}"
+TAG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
+TAG_VALUE = r"[A-Za-z0-9][A-Za-z0-9._:/@ -]{0,63}"
+USAGE_PART = rf"user|metadata\.{TAG_NAME}"
 
 Schema = dict[str, Any]
 
@@ -220,6 +226,7 @@ def _defaults() -> dict[str, Schema]:
         "prefix_cache": _ref("prefix_cache"),
         "stored_responses": _ref("stored_responses"),
         "batches": _ref("batches"),
+        "usage": _ref("usage"),
         "max_n": _number("integer", COUNT, "The most answers to one prompt: n, or best_of.", minimum=1, maximum=MAX_N),
         "max_schema_bytes": _number(
             "integer",
@@ -241,7 +248,10 @@ def _key() -> Schema:
         scopes=_words(SCOPES, "What the key is for; default: all."),
         models=_MODELS,
         highest_class=_CLASS_NAME | {"description": "The most urgent class that may be had with it."},
+        classes=_list(_CLASS_NAME, "The classes that may be had with it; default: all up to the highest."),
         limits=_limits([one for one in Resource if one not in TENANT_ONLY], "Limits besides the tenant's."),
+        tags=_named(TAG_NAME, "For reports of spend.", _number("number", TAG_VALUE, "Such as search."))
+        | {"maxProperties": MAX_TAGS},
     )
 
 
@@ -300,6 +310,17 @@ def _schema() -> Schema:
                 retention=_positive(_text(DURATION, "How long files and ended batches are kept, such as 30d.")),
                 lines=_number("integer", COUNT, "The most lines of a batch.", minimum=1, maximum=MAX_BATCH_LINES),
                 open=_number("integer", COUNT, "The most batches at once.", minimum=1, maximum=MAX_OPEN_BATCHES),
+            ),
+            "usage": _fields(
+                "How finely the ledger tells use apart, besides key, model and class.",
+                by=_list(_text(USAGE_PART, "user, or metadata.NAME."), "Parts of requests; default: user.")
+                | {"maxItems": MAX_USAGE_PARTS},
+                rows=_number(
+                    "integer",
+                    COUNT,
+                    "Rows of a day, beyond which users and tags are summed up.",
+                    maximum=MAX_USAGE_ROWS,
+                ),
             ),
             "rate": _rate(),
             "key": _key(),

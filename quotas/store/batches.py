@@ -36,6 +36,7 @@ class FinishedLine(NamedTuple):
     number: int
     is_completed: bool
     reasoning_tokens: int
+    row: str | None = None  # of the ledger, in which its use is booked
 
 
 class BatchStore:

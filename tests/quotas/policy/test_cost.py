@@ -75,7 +75,7 @@ def test_what_does_not_fit_together_is_told_with_its_place(text: str, message: s
 
 
 def test_a_rate_of_money_is_no_limit() -> None:
-    with pytest.raises(ValueError, match="cost is limited by the day, week or month"):
+    with pytest.raises(ValueError, match="cost is limited by the day, week, month or session"):
         Limit(Resource.COST, 1, Rate(60, 1), None, PRICES)
 
 
