@@ -1,5 +1,6 @@
 """A request to generate text, joined with its tenant's policy and its client's headers."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -31,6 +32,7 @@ class GenerationParams:
     num_bytes: int
     beginnings: Beginnings = UNKNOWN
     attempt: Attempt | None = None
+    on_admitted: Callable[[], Awaitable[None]] | None = None  # called once the engine has taken the request
     clamped_to: int | None = None  # tokens of an answer whose client asked for more than the context leaves
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:

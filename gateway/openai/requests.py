@@ -78,6 +78,11 @@ class GenerationRequest:
         return False
 
     @property
+    def is_in_background(self) -> bool:
+        """True if the answer is computed whether or not the client stays connected."""
+        return False
+
+    @property
     def keeps_spaces(self) -> bool:
         """True if a grammar of the client says how the text begins."""
         return (self.grammar_field or "").startswith("structured_outputs.")

@@ -7,7 +7,7 @@ from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
 from gateway.quoting import quoted
 from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
-from quotas.policy.limit import Limit, Resource
+from quotas.policy.limit import HELD, Limit, Resource
 from quotas.policy.policy import ClassPolicy, Policy, TenantPolicy
 from quotas.policy.units import show_size
 
@@ -33,6 +33,7 @@ class EffectivePolicy:
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
         self.limits: tuple[Limit, ...] = self.tenant.limits_of(principal.key_id)
         self.charged = tuple(limit for limit in self.limits if limit.is_charged)
+        self.charged_in_passing = tuple(limit for limit in self.charged if limit.resource not in HELD)
         self.rate_headers = RateHeaders(self.charged)
         self.models = self.tenant.models_of(principal.key_id)  # None: all
         self.scopes = _scopes(principal, self.tenant)

@@ -14,6 +14,7 @@ from quotas.policy.policy import (
     ALL_MODELS,
     CLASSES,
     DEFAULTS,
+    MAX_BACKGROUND_RESPONSES,
     MAX_BATCH_LINES,
     MAX_N,
     MAX_OPEN_BATCHES,
@@ -247,6 +248,7 @@ def _read_stored(section: Section | None, base: StoredResponseLimits) -> StoredR
     return StoredResponseLimits(
         section.value("bytes", partial(units.size, least=0), base.bytes),
         section.value("retention", units.positive_duration, base.retention),
+        _read_bound(section, "background", base.background, 0, MAX_BACKGROUND_RESPONSES),
     )
 
 

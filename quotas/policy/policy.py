@@ -17,6 +17,7 @@ MAX_N = 128  # answers to one prompt
 MAX_SCHEMA_BYTES = 2**18  # of an answer's constraint: a schema, a pattern or another grammar
 MAX_BATCH_LINES = 1_000_000  # of one batch
 MAX_OPEN_BATCHES = 1000  # of one tenant
+MAX_BACKGROUND_RESPONSES = 1000  # of one tenant, at once
 MAX_TOP_LOGPROBS = 20  # of the most likely tokens at each position, as OpenAI's
 
 Outage = Literal["closed", "open", "lease"]
@@ -80,10 +81,11 @@ class CacheLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponseLimits:
-    """Retention and size of a tenant's stored responses: the oldest make room."""
+    """Bounds of a tenant's stored responses and conversations: the oldest make room."""
 
     bytes: int = 8 * 2**20  # 0: none are stored
     retention: float = 30 * 86400.0  # seconds
+    background: int = 16  # responses in the background that have not ended; 0: none are computed there
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
         "stored_responses": {
             "bytes": show_size(tenant.stored_responses.bytes),
             "retention": show_duration(tenant.stored_responses.retention),
+            "background": tenant.stored_responses.background,
         },
         "batches": {
             "file_bytes": show_size(tenant.batches.file_bytes),
