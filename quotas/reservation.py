@@ -65,6 +65,9 @@ class Usage(NamedTuple):
     cached_tokens: int = 0  # input tokens found in the prefix cache
     kv_byte_seconds: float = 0.0
     requests: int = 1
+    batch_input_tokens: int = 0  # of the above, in batches, where tokens have a price of their own
+    batch_output_tokens: int = 0
+    batch_cached_tokens: int = 0
 
     def of(self, limit: Limit) -> int:
         """The amount that it takes of a limit; 0 of resources leased otherwise."""
@@ -77,6 +80,9 @@ class Usage(NamedTuple):
             self.cached_tokens + other.cached_tokens,
             self.kv_byte_seconds + other.kv_byte_seconds,
             self.requests + other.requests,
+            self.batch_input_tokens + other.batch_input_tokens,
+            self.batch_output_tokens + other.batch_output_tokens,
+            self.batch_cached_tokens + other.batch_cached_tokens,
         )
 
 

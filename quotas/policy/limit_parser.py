@@ -61,11 +61,14 @@ def priced(
     if all(limit.resource is not Resource.COST for limit in limits):
         return limits
     prices = None if price is None else token_prices(price)
+    in_batches = None if price is None else token_prices(price.in_batches)
     problem = None
     if price is None:
         problem = "needs a price of the tenant"
     elif prices is None:
         problem = "needs prices with three decimals per 1M at most"
+    elif in_batches is None:
+        problem = "needs prices with three decimals per 1M at most, also times price.batch"
     elif prices.cached_input > prices.input:  # requests reserve their input at the price of what is not cached
         problem = "needs a price of cached_input that is not above that of input"
     if problem is not None:

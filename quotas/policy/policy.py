@@ -58,6 +58,13 @@ class Price:
     output: Decimal
     cached_input: Decimal
     currency: str  # ISO 4217
+    batch: Decimal = Decimal(1)  # share of each price that a token costs in a batch
+
+    @property
+    def in_batches(self) -> "Price":
+        """The price of a token in a batch."""
+        share = self.batch
+        return Price(share * self.input, share * self.output, share * self.cached_input, self.currency)
 
 
 def token_prices(price: Price) -> TokenPrices | None:

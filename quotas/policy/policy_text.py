@@ -10,7 +10,7 @@ import yaml
 from quotas.policy.limit import TENANT_ONLY, Limit, Rate, Resource
 from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TenantPolicy
 from quotas.policy.schema import NO_PINS, NO_PRICE, UNLIMITED
-from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_size
+from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_share, show_size
 
 Plain = dict[str, Any]
 
@@ -113,7 +113,8 @@ def _limit(limit: Limit) -> Any:
 
 
 def _price(price: Price) -> Plain:
-    return {
+    batch = {} if price.batch == 1 else {"batch": _number(show_share(price.batch))}
+    return batch | {
         "input": show_price(price.input),
         "output": show_price(price.output),
         "cached_input": show_price(price.cached_input),

@@ -25,7 +25,7 @@ from quotas.policy.policy import (
     Outage,
     Unnamed,
 )
-from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PRICE, RATE, SIZE
+from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PRICE, RATE, SHARE, SIZE
 
 UNLIMITED = "unlimited"
 NO_PRICE = "none"
@@ -156,6 +156,7 @@ def _price() -> Schema:
         output=amount,
         cached_input=_text(PRICE, "For prompt tokens found in the prefix cache; default: as input."),
         currency=_text(CURRENCY, "ISO 4217, such as USD."),
+        batch=_number("number", SHARE, "The share of each price that a token costs in a batch; default: 1.", maximum=1),
     )
     return {"anyOf": [_requiring(priced, "input", "output", "currency"), {"const": NO_PRICE}]}
 

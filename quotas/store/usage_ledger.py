@@ -21,6 +21,7 @@ from quotas.store.scripts import Script, ScriptRunner
 ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
 PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
+IN_BATCHES = b"/batch"  # ends the field of a key's use in batches (lua/finish_line.lua); no name of a key has a slash
 KEYS_PER_SCAN = b"200"  # scanned at once, so that other calls do not wait
 
 Ledger = tuple[str, date]
@@ -59,7 +60,7 @@ class UsageLedger:
         """The usage in each of these ledgers, by key; None stands for requests without a key."""
         names = (f"{state_key(tenant)}:usage:{(day - EPOCH).days}".encode() for tenant, day in ledgers)
         answers = await self._runner.client.send_all(command(b"HGETALL", name) for name in names)
-        return [dict(map(_entry, words[::2], words[1::2])) for words in answers]
+        return [_usage_by_key(zip(words[::2], words[1::2], strict=True)) for words in answers]
 
     async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
         """The tenants and UTC days of this period with a ledger, in no order.
@@ -115,6 +116,12 @@ def _numbers(usage: Usage) -> tuple[bytes, ...]:
     return tuple(b"%d" % count for count in (*counts, round(usage.kv_byte_seconds)))
 
 
-def _entry(key: bytes, text: bytes) -> tuple[str | None, Usage]:
-    requests, input_tokens, cached, output, kv = map(int, ENTRY.unpack(text))
-    return None if key == NO_KEY.encode() else unquote(key), Usage(input_tokens, output, cached, kv, requests)
+def _usage_by_key(entries: Iterable[tuple[bytes, bytes]]) -> Batch:
+    found: Batch = {}
+    for field, text in entries:
+        requests, input_tokens, cached, output, kv = map(int, ENTRY.unpack(text))
+        name, is_batch = field.removesuffix(IN_BATCHES), field.endswith(IN_BATCHES)
+        key = None if name == NO_KEY.encode() else unquote(name)
+        of_batch = (input_tokens, output, cached) if is_batch else ()
+        found[key] = found.get(key, NOTHING) + Usage(input_tokens, output, cached, kv, requests, *of_batch)
+    return found
