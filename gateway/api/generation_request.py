@@ -62,10 +62,15 @@ class GenerationParams:
             may_stop=bool(self.request.sampling.stop) or self.request.is_prompt_alone or self.request.may_end,
             cache_salt=self.request.cache_salt,
             num_answers=self.request.num_answers,
-            expects_followup=self.expects_followup or (model.tool_followup if self.request.offers_tools else None),
+            expects_followup=self._followup(model),
             beginnings=self.beginnings,
             attempt=self.attempt,
         )
+
+    def _followup(self, model: ServedModel) -> float | None:
+        """Seconds until a next turn: as declared, or as tools take, or as the client wishes its prompt to be cached."""
+        of_tools = model.tool_followup if self.request.offers_tools else None
+        return self.expects_followup or of_tools or self.request.cached_for
 
     def _owned(self, sampling: SamplingParams) -> SamplingParams:
         """The parameters with the grammar marked as the tenant's, since compiled grammars are not shared among tenants,
