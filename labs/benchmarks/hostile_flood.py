@@ -1,12 +1,15 @@
 """A client with bad intentions, in a process of its own: `python -m labs.benchmarks.hostile_flood PORT KEY`.
 
-Eight connections, each of which sends the same request as soon as the last is answered. Line by line it is told the
-kind of request, or null to stop, and answers how many of each status it got since the line before.
+Eight connections, each of which sends the same request as soon as the last is answered; or 64, which ask for the events
+of a response in the background and leave them unread. Line by line it is told the kind of request, or null to stop, and
+answers how many of each status it got since the line before.
 """
 
 import json
+import re
 import socket
 import sys
+import time
 from collections import Counter
 from contextlib import suppress
 from threading import Lock, Thread
@@ -16,6 +19,7 @@ from labs.benchmarks.load import post
 CONNECTIONS = 8
 BODY_BYTES = 4 * 2**20 - 1024
 CHAT = "/v1/chat/completions"
+STREAMS, NUM_STREAMS = "event streams left open", 64
 
 
 def _filled(head: bytes, item: bytes, tail: bytes) -> bytes:
@@ -45,7 +49,13 @@ def requests(key: str) -> dict[str, bytes]:
     """Return the requests by their kind."""
     refused = {kind: _request(CHAT, body, key) for kind, body in bodies().items()}
     bad_key = post(CHAT, {"model": "embedded"}, "sk-sluice-00000000-wrong")
-    return refused | {"wrong keys": bad_key, "small bad requests": post(CHAT, {"model": "embedded", "n": 2}, key)}
+    followed = {"model": "embedded", "input": "Hi", "background": True, "max_output_tokens": 1900, "ignore_eos": True}
+    streams = {STREAMS: post("/v1/responses", followed, key)}
+    return (
+        refused
+        | streams
+        | {"wrong keys": bad_key, "small bad requests": post(CHAT, {"model": "embedded", "n": 2}, key)}
+    )
 
 
 def _request(path: str, body: bytes, key: str) -> bytes:
@@ -63,9 +73,21 @@ class Flood:
         self._statuses: Counter[str] = Counter()
         self._threads: list[Thread] = []
 
-    def begin(self, request: bytes) -> None:
+    def begin(self, request: bytes, is_followed: bool = False) -> None:
+        """`is_followed`: it is sent once, and its response followed by all connections."""
+        count = CONNECTIONS
+        if is_followed:
+            with socket.create_connection(("127.0.0.1", self._port)) as client:
+                client.sendall(request)
+                answer = b""
+                while not (found := re.search(rb'"id":"(resp_\w+)"', answer)):
+                    answer += self._received(client)
+            key = re.search(rb"authorization: [^\r]+", request)
+            assert key is not None
+            request = b"GET /v1/responses/%b?stream=true HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (found[1], key[0])
+            count = NUM_STREAMS
         self._request = request
-        self._threads = [Thread(target=self._send, args=(request,), daemon=True) for _ in range(CONNECTIONS)]
+        self._threads = [Thread(target=self._send, args=(request,), daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()
 
@@ -93,6 +115,8 @@ class Flood:
             with suppress(TimeoutError):
                 answer += self._received(client)
         head, _, body = answer.partition(b"\r\n\r\n")
+        while b"text/event-stream" in head and self._request is request:
+            time.sleep(0.1)  # it is left open, and unread
         _, found, length = head.partition(b"content-length: ")
         missing = int(length.partition(b"\r\n")[0]) - len(body) if found else 0
         while missing > 0:
@@ -118,7 +142,7 @@ def main() -> None:
     for line in sys.stdin:
         counted = flood.end()
         if (kind := json.loads(line)) is not None:
-            flood.begin(prepared[kind])
+            flood.begin(prepared[kind], kind == STREAMS)
         print(json.dumps(counted), flush=True)
 
 
