@@ -53,7 +53,7 @@ class BackgroundRun:
         self._events, self._part = bytearray(), b""  # that are not stored, and those that are about to be
         self._num_parts = 0  # stored
         self._keeping: asyncio.Task[None] | None = None  # once its client has been answered
-        self._has_ended = self._is_cancelled = False
+        self._has_token = self._has_ended = self._is_cancelled = False
 
     async def __aenter__(self) -> Self:
         """Take a lease. Raises `ApiError` if the tenant has as many as it may, or the store is away."""
@@ -86,6 +86,7 @@ class BackgroundRun:
         """Take a part of the events, as ASGI has them."""
         if self._has_ended:
             return
+        self._has_token = True
         if self._is_streamed:
             self._events += message.get("body", b"")
         if self._client is not None:
@@ -102,7 +103,9 @@ class BackgroundRun:
             await asyncio.sleep(FLUSH_SECONDS)
             with suppress(ApiError):  # the store is away: again at the next beat
                 await self._flush()
-                state = "ok" if beat % FLUSHES_OF_LEASE else await self._ask("hold")
+                if beat % FLUSHES_OF_LEASE:
+                    continue
+                state = await self._ask("run" if self._has_token else "hold")
                 if state == "cancelled":
                     self._is_cancelled = True
                     self._scope.end(Outcome.DISCONNECTED)

@@ -107,7 +107,12 @@ class StoredResponses:
         not go on with them.
         """
         turn = await self._read_as_stored(tenant, name)
-        if turn.response["status"] in OPEN and await self.frontend.engine.open_response(tenant, "look", name) == "lost":
+        if turn.response["status"] in OPEN:
+            state = await self.frontend.engine.open_response(tenant, "look", name)
+            if state == "running":
+                turn.response["status"] = "in_progress"
+            if state != "lost":
+                return turn
             turn = await self._read_as_stored(tenant, name)  # it may have ended since
             if turn.response["status"] in OPEN:
                 told = "The replica that computed this response was lost: send the request again."

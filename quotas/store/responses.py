@@ -58,7 +58,8 @@ class ResponseStore:
 
     async def ask_lease(self, tenant: str, what: str, response: str, most: int = 0) -> Held:
         """Ask for the lease of a response in the background. Its replica takes it ("open"; "full" is said where the
-        tenant has `most`), renews it ("hold") and gives it back ("close"); anyone may "look", or "cancel" it.
+        tenant has `most`), renews it ("hold", or "run" once there is a token) and gives it back ("close"); anyone may
+        "look", or "cancel" it.
         """
         told = [str(one).encode() for one in (response, what, round(self._lease * 1e6), most)]
         key = f"{state_key(tenant)}:responses:open".encode()

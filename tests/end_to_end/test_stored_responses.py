@@ -313,6 +313,7 @@ def test_a_response_in_the_background_is_cancelled_counted_and_bounded(site: Ten
             with pytest.raises(openai.RateLimitError) as busy:
                 client.responses.create(input=ASK, **ASKED, **refused)
             assert busy.value.code == "concurrency_exceeded"
+        eventually(lambda: client.responses.retrieve(running.id).status == "in_progress")
         with pytest.raises(openai.BadRequestError, match="has not ended"):
             client.responses.delete(running.id)
         cancelled = client.responses.cancel(running.id)

@@ -1,13 +1,14 @@
 -- The responses of a tenant that are computed in the background. KEYS: a hash of their leases by id: until when one lasts
--- (us), and "ok" or "cancelled". ARGV: id, what is asked ("open", "hold", "look", "cancel", "close"), how long the lease
--- lasts (us), the most open ones. Answers "ok", "cancelled", "full", or "lost" if there is no such lease: one that is over
--- is forgotten by the first who looks, so that its holder finds it lost as well.
+-- (us), and its state, "ok", "running" or "cancelled". ARGV: id, what is asked ("open", "hold", "run", "look", "cancel",
+-- "close"), how long the lease lasts (us), the most open ones. Answers the state, "full", or "lost" if there is no such
+-- lease: one that is over is forgotten by the first who looks, so that its holder finds it lost as well.
 local now, id, asked = clock(), ARGV[1], ARGV[2]
 if asked == 'close' then
   redis.call('HDEL', KEYS[1], id)
   return { 'ok' }
 end
-if asked ~= 'hold' then
+local is_holder = asked == 'hold' or asked == 'run'
+if not is_holder then
   local all = redis.call('HGETALL', KEYS[1])
   for i = 2, #all, 2 do
     if tonumber(all[i]:match('^%d+')) <= now then
@@ -26,8 +27,8 @@ else
     return { 'lost' }
   end
   local lease, found = said:match('^(%d+) (%a+)$')
-  state = asked == 'cancel' and 'cancelled' or found
-  if asked ~= 'hold' then
+  state = asked == 'cancel' and 'cancelled' or (asked == 'run' and found == 'ok') and 'running' or found
+  if not is_holder then
     until_when = lease
   end
 end
