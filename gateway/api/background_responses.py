@@ -52,23 +52,26 @@ class BackgroundRun:
         self._client: Send | None = None  # takes events, as long as their client reads them
         self._events, self._part = bytearray(), b""  # that are not stored, and those that are about to be
         self._num_parts = 0  # stored
+        self._queued: Json = {}  # the response before its first token
         self._keeping: asyncio.Task[None] | None = None  # once its client has been answered
         self._has_token = self._has_ended = self._is_cancelled = False
 
     async def __aenter__(self) -> Self:
-        """Take a lease. Raises `ApiError` if the tenant has as many as it may, or the store is away."""
+        """Take a lease. Raises `ApiError` if the tenant has as many as it may, or no room, or the store is away."""
         most = self._policy.tenant.stored_responses.background
         if not most:
             told = "Your tenant's limit stored_responses.background is 0: leave background out, or have it raised."
             raise Unsatisfiable(told, "background")
+        self._queued = self._identity.response([], status="queued")
+        if self._stored.fitting(self._policy, self._queued, given_items(self._identity)) is None:
+            raise Unsatisfiable(NO_ROOM, "background")
         if await self._ask("open", most) == "full":
             raise too_many_open(most, "responses in the background have not ended: cancel one")
         return self
 
     async def begin(self) -> None:
         """Store the response as queued, and answer the client. Raises `ApiError`."""
-        identity, response = self._identity, self._call.response
-        queued = identity.response([], status="queued")
+        identity, response, queued = self._identity, self._call.response, self._queued
         await self._store(queued, tries=1)
         self._scope.detach()
         if self._is_streamed:

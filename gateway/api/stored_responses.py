@@ -70,11 +70,19 @@ class StoredResponses:
 
     async def keep(self, policy: EffectivePolicy, response: Mapping[str, Any], given: Sequence[Json]) -> Stored:
         """Store a response to the `given` input items. Raises `ApiError`."""
+        contents = self.fitting(policy, response, given)
+        if contents is None:
+            return "too_large"
+        return await self.put(policy, response["id"], response["previous_response_id"], contents)
+
+    @staticmethod
+    def fitting(policy: EffectivePolicy, response: Mapping[str, Any], given: Sequence[Json]) -> bytes | None:
+        """The contents of a stored response; None if the tenant's bytes cannot hold them."""
         try:
             contents = orjson.dumps([given, response])
         except TypeError:  # nested more deeply than the library writes
-            return "too_large"
-        return await self.put(policy, response["id"], response["previous_response_id"], contents)
+            return None
+        return contents if len(contents) <= policy.tenant.stored_responses.bytes else None
 
     async def put(
         self,
@@ -143,9 +151,8 @@ class StoredResponses:
         """Yield the events of a response behind the number `after`, as they come, and in any case the last, which has
         the whole response: of one that was not streamed, and some minutes after its end, the others are gone.
         """
-        part, pause = 0, FIRST_LOOK_SECONDS
+        part, pause, is_open = 0, FIRST_LOOK_SECONDS, True
         while True:
-            is_open = await self.frontend.engine.open_response(tenant, "look", name) != "lost"
             contents = await self.get(tenant, event_part(name, part))
             if contents is not None:
                 part, pause = part + 1, FIRST_LOOK_SECONDS
@@ -156,11 +163,11 @@ class StoredResponses:
                         yield event + sse.END
                         if event.startswith(_LAST_EVENTS):
                             return
-            elif is_open:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LAST_LOOK_SECONDS)
-            else:
+            elif not is_open:
                 break
+            elif is_open := await self.frontend.engine.open_response(tenant, "look", name) != "lost":
+                await asyncio.sleep(pause)  # else a part may have come since it was read
+                pause = min(2 * pause, LAST_LOOK_SECONDS)
         response = (await self.read(tenant, name)).response
         kinds = ["response.created"] if after < 0 else []  # without it, OpenAI's client knows no response
         for kind in [*kinds, f"response.{response['status']}"]:
