@@ -298,8 +298,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _write(options: argparse.Namespace, fuzzer: Fuzzer, left: dict[str, float]) -> None:
     report = Report("fuzz")
     rows = [
-        {"calls": "generate", **{str(status): count for status, count in sorted(fuzzer.statuses.items())}},
-        {"calls": "of what is stored", **{str(status): count for status, count in sorted(fuzzer.stored.items())}},
+        {
+            "status": str(status),
+            "requests to generate": fuzzer.statuses[status],
+            "of what is stored": fuzzer.stored[status],
+        }
+        for status in sorted({*fuzzer.statuses, *fuzzer.stored})
     ]
     report.add_table(f"answers by status, seed {options.seed}, {options.http_workers} HTTP workers", rows)
     report.at_most("wrong answers, hangs, or another tenant's contents", len(fuzzer.wrong), 0)
