@@ -251,12 +251,12 @@ class ResponseEndpoint(Endpoint):
         with closing(await self.charge(call, policy, in_passing=True)) as charge:
             told = await self._told(call, policy.name)
             charge.was_served = True
-            if isinstance(told, dict):
-                return await self.complete(call, orjson.dumps(told))
-            return await self._stream(call, policy, told)
+        if isinstance(told, dict):
+            return await self.complete(call, orjson.dumps(told))
+        return await self._stream(call, policy, told)
 
     async def _stream(self, call: Call, policy: EffectivePolicy, events: AsyncGenerator[bytes]) -> Outcome:
-        """Send events as they come. A stream counts for the tenant's concurrent requests as long as it is open."""
+        """Send events as they come, in as many streams of the tenant as it may have responses in the background."""
         followed, most = self._followed, max(1, policy.tenant.stored_responses.background)
         if followed[policy.name] >= most:
             raise too_many_open(most, "event streams of its responses are open: close one")
@@ -265,8 +265,6 @@ class ResponseEndpoint(Endpoint):
         try:
             async with scope, aclosing(events):
                 call.response.send, call.record.scope = scope.send, scope
-                first = await anext(events)
-                await call.response.stream(first)
                 async for event in events:
                     await call.response.stream(event)
                 await call.response.end_stream(b"")

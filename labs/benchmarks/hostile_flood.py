@@ -77,19 +77,26 @@ class Flood:
         """`is_followed`: it is sent once, and its response followed by all connections."""
         count = CONNECTIONS
         if is_followed:
-            with socket.create_connection(("127.0.0.1", self._port)) as client:
-                client.sendall(request)
-                answer = b""
-                while not (found := re.search(rb'"id":"(resp_\w+)"', answer)):
-                    answer += self._received(client)
             key = re.search(rb"authorization: [^\r]+", request)
             assert key is not None
-            request = b"GET /v1/responses/%b?stream=true HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (found[1], key[0])
+            name = self._followed(request)
+            request = b"GET /v1/responses/%b?stream=true HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (name, key[0])
             count = NUM_STREAMS
         self._request = request
         self._threads = [Thread(target=self._send, args=(request,), daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()
+
+    def _followed(self, request: bytes) -> bytes:
+        """The id of a response in the background, once this request is not refused."""
+        while True:
+            with socket.create_connection(("127.0.0.1", self._port)) as client:
+                client.sendall(request)
+                client.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(lambda: client.recv(65_536), b""))
+            if found := re.search(rb'"id":"(resp_\w+)"', answer):
+                return found[1]
+            time.sleep(1)
 
     def end(self) -> dict[str, int]:
         """Return the count of each status; an answer that is on its way is not waited for."""
