@@ -35,9 +35,9 @@ MAX_OPENED_BYTES = 2**25  # of the turns of one conversation
 COMPRESSION_RATIO = 8  # assumed ratio of text to stored bytes
 OPEN = ("queued", "in_progress")  # statuses of a response in the background that has not ended
 EVENTS_LIFE_SECONDS = 600.0  # for which events can be read after they were sent
-FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.05, 1.0  # between looks for events, or for the end of a response
+FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.25, 1.0  # between looks for events, the longer the fewer come
 RETRY_SECONDS = 2.0  # until a response in the background may have ended
-CANCEL_LOOKS = 40  # until the replica that computes a response has ended it
+CANCEL_LOOKS, CANCEL_LOOK_SECONDS = 40, 0.05  # until the replica that computes a response has ended it
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{48}")
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 _AFTER = re.compile(r"-1|[0-9]{1,9}")
@@ -143,7 +143,7 @@ class StoredResponses:
             if response["status"] not in OPEN:
                 break
             await self.frontend.engine.open_response(tenant, "cancel", name)
-            await asyncio.sleep(FIRST_LOOK_SECONDS)
+            await asyncio.sleep(CANCEL_LOOK_SECONDS)
             response = (await self.read(tenant, name)).response
         return response
 
