@@ -5,7 +5,9 @@ import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from admission.encoding import EncodingRequest
@@ -30,6 +32,7 @@ from quotas.errors import QuotaError, QuotaRefused, StoreUnavailable
 from quotas.policy.limit import Limit
 from quotas.quotas import Grant
 from quotas.reservation import Ask, LimitState, Usage
+from quotas.stored import Held, Stored
 
 log = logging.getLogger(__name__)
 
@@ -310,18 +313,28 @@ class InProcessClient:
     async def refused(self, error: ApiError, tenant: str | None, key: str | None, peer: str, num_bytes: int) -> float:
         return self.service.refusal_limiter.count(error, tenant, key, peer, num_bytes)
 
-    async def charge(self, policy: EffectivePolicy) -> InProcessCharge:
+    async def charge(self, policy: EffectivePolicy, in_passing: bool = False) -> InProcessCharge:
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage
+        limits = policy.charged_in_passing if in_passing else policy.charged
         try:
-            grant = await quotas.reserve(policy.name, policy.key, policy.charged, Ask(), outage)
+            grant = await quotas.reserve(policy.name, policy.key, limits, Ask(), outage)
         except QuotaError as error:
             raise _refusal(error, policy) from None
         return InProcessCharge(grant, policy.rate_headers.of(grant.states))
 
-    async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
+    async def store_response(
+        self,
+        policy: EffectivePolicy,
+        name: str,
+        previous: str | None,
+        contents: bytes,
+        replaced: str | None = None,
+        life: float = inf,
+    ) -> Stored:
         limits = policy.tenant.stored_responses
+        limits = replace(limits, retention=min(life, limits.retention))
         try:
-            return await self.service.responses.store(policy.name, name, previous, contents, limits)
+            return await self.service.responses.store(policy.name, name, previous, contents, limits, replaced)
         except QuotaError as error:
             raise refusal_of(error) from None
 
@@ -338,6 +351,12 @@ class InProcessClient:
     async def delete_response(self, tenant: str, name: str) -> bool:
         try:
             return await self.service.responses.delete(tenant, name)
+        except QuotaError as error:
+            raise refusal_of(error) from None
+
+    async def open_response(self, tenant: str, what: str, name: str, most: int = 0) -> Held:
+        try:
+            return await self.service.responses.ask_lease(tenant, what, name, most)
         except QuotaError as error:
             raise refusal_of(error) from None
 

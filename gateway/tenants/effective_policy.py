@@ -11,7 +11,7 @@ from gateway.quoting import quoted
 from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
 from quotas.policy.key_settings import lesser, read_key_settings
-from quotas.policy.limit import Limit, PerSession, Resource
+from quotas.policy.limit import HELD, Limit, PerSession, Resource
 from quotas.policy.policy import ALL_MODELS, ClassPolicy, KeyPolicy, Policy, TenantPolicy
 from quotas.policy.policy_file import PolicyError
 from quotas.policy.units import show_size
@@ -44,6 +44,7 @@ class EffectivePolicy:
         self.limits = self.tenant.limits + lesser(limit for key in self._narrowing for limit in key.limits)
         self.charged = tuple(limit for limit in self.limits if limit.is_charged)
         self._of_session = tuple(limit for limit in self.limits if isinstance(limit.window, PerSession))
+        self.charged_in_passing = tuple(limit for limit in self.charged if limit.resource not in HELD)
         self.rate_headers = RateHeaders(self.charged)
         each: list[TenantPolicy | KeyPolicy] = [self.tenant, *self._narrowing]
         models = [frozenset(one.models) for one in each if ALL_MODELS not in one.models]

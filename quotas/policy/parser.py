@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from quotas.policy.policy import (
     ALL_MODELS,
     CLASSES,
     DEFAULTS,
+    MAX_BACKGROUND_RESPONSES,
     MAX_BATCH_LINES,
     MAX_N,
     MAX_OPEN_BATCHES,
@@ -257,7 +259,7 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     fields = section.section("price")
     if fields is None:
         return base
-    fields.refuse_unknown(("input", "output", "cached_input", "currency"))
+    fields.refuse_unknown(("input", "output", "cached_input", "currency", "batch"))
     missing = [name for name in ("input", "output", "currency") if name not in fields]
     if missing:
         section.wrong("price", f"has no {listed(missing)}")
@@ -267,7 +269,8 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     currency = fields.value("currency", words.currency, None)
     if given is None or output is None or cached is None or currency is None:
         return base
-    return Price(input=given, output=output, cached_input=cached, currency=currency)
+    batch = fields.value("batch", units.share, Decimal(1))
+    return Price(input=given, output=output, cached_input=cached, currency=currency, batch=batch)
 
 
 def _read_cache_limits(section: Section | None, base: CacheLimits) -> CacheLimits:
@@ -293,6 +296,7 @@ def _read_stored(section: Section | None, base: StoredResponseLimits) -> StoredR
     return StoredResponseLimits(
         section.value("bytes", partial(units.size, least=0), base.bytes),
         section.value("retention", units.positive_duration, base.retention),
+        _read_bound(section, "background", base.background, 0, MAX_BACKGROUND_RESPONSES),
     )
 
 

@@ -20,6 +20,7 @@ MAX_OPEN_BATCHES = 1000  # of one tenant
 MAX_USAGE_ROWS = 2000  # of a tenant and a day
 MAX_USAGE_PARTS = 5  # by which use is told apart
 MAX_TAGS = 16  # of a key
+MAX_BACKGROUND_RESPONSES = 1000  # of one tenant, at once
 MAX_TOP_LOGPROBS = 20  # of the most likely tokens at each position, as OpenAI's
 
 Outage = Literal["closed", "open", "lease"]
@@ -60,6 +61,13 @@ class Price:
     output: Decimal
     cached_input: Decimal
     currency: str  # ISO 4217
+    batch: Decimal = Decimal(1)  # share of each price that a token costs in a batch
+
+    @property
+    def in_batches(self) -> "Price":
+        """The price of a token in a batch."""
+        share = self.batch
+        return Price(share * self.input, share * self.output, share * self.cached_input, self.currency)
 
 
 def token_prices(price: Price) -> TokenPrices | None:
@@ -83,10 +91,11 @@ class CacheLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponseLimits:
-    """Retention and size of a tenant's stored responses: the oldest make room."""
+    """Bounds of a tenant's stored responses and conversations: the oldest make room."""
 
     bytes: int = 8 * 2**20  # 0: none are stored
     retention: float = 30 * 86400.0  # seconds
+    background: int = 16  # responses in the background that have not ended; 0: none are computed there
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Resource
 from quotas.policy.policy import (
+    MAX_BACKGROUND_RESPONSES,
     MAX_BATCH_LINES,
     MAX_N,
     MAX_OPEN_BATCHES,
@@ -27,7 +28,7 @@ from quotas.policy.policy import (
     Outage,
     Unnamed,
 )
-from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PERCENT, PRICE, RATE, SIZE
+from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PERCENT, PRICE, RATE, SHARE, SIZE
 
 UNLIMITED = "unlimited"
 NO_PRICE = "none"
@@ -180,6 +181,7 @@ def _price() -> Schema:
         output=amount,
         cached_input=_text(PRICE, "For prompt tokens found in the prefix cache; default: as input."),
         currency=_text(CURRENCY, "ISO 4217, such as USD."),
+        batch=_number("number", SHARE, "The share of each price that a token costs in a batch; default: 1.", maximum=1),
     )
     return {"anyOf": [_requiring(priced, "input", "output", "currency"), {"const": NO_PRICE}]}
 
@@ -300,9 +302,15 @@ def _schema() -> Schema:
             "limits": _limits(list(Resource), "What may be spent or held; unlimited lifts one of the defaults."),
             "prefix_cache": _prefix_cache(),
             "stored_responses": _fields(
-                "What is stored of /v1/responses, for turns that follow.",
+                "What is stored of /v1/responses and /v1/conversations, for turns that follow.",
                 bytes=_text(SIZE, "The most of the tenant, such as 64MiB; the oldest make room. 0B: none are stored."),
                 retention=_positive(_text(DURATION, "How long a response is stored, such as 30d.")),
+                background=_number(
+                    "integer",
+                    COUNT,
+                    "The most responses in the background at once; 0: none.",
+                    maximum=MAX_BACKGROUND_RESPONSES,
+                ),
             ),
             "batches": _fields(
                 "Bounds of /v1/files and /v1/batches.",

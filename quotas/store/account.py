@@ -20,6 +20,7 @@ from quotas.policy.limit import (
     PerSession,
     Rate,
     Resource,
+    TokenPrices,
 )
 from quotas.policy.policy import Outage
 from quotas.reservation import NO_USAGE, Ask, LimitState, Reservation, Usage
@@ -356,9 +357,11 @@ def _least(limits: Iterable[Limit]) -> float:
 
 def _letter(limit: Limit) -> str:
     """The letter of what is counted; of cost, the prices follow it, so that a reservation keeps those of its time."""
-    if limit.prices is None:
-        return LETTERS[limit.resource]
-    return f"m{limit.prices.input},{limit.prices.cached_input},{limit.prices.output}"
+    return LETTERS[limit.resource] if limit.prices is None else letter_of_money(limit.prices)
+
+
+def letter_of_money(prices: TokenPrices) -> str:
+    return f"m{prices.input},{prices.cached_input},{prices.output}"
 
 
 def _window(limit: Limit) -> int | str:

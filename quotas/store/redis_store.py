@@ -320,7 +320,7 @@ class RedisStore:
 
     def responses(self) -> ResponseStore:
         """Return the tenants' stored responses."""
-        return ResponseStore(self._runner)
+        return ResponseStore(self._runner, self.lease)
 
     def batches(self) -> BatchStore:
         """Return the tenants' files and batches."""
