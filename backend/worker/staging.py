@@ -34,6 +34,7 @@ class StepFields(Generic[T]):
     query_start: T  # [places + 1] int32
     context_lens: T  # [places] int32; 0: padding
     slots: T  # [places] int64
+    adapters: T  # [places] int32, the row of each sequence's adapter; -1: none
     last_rows: T  # [seqs] int64, rows of hidden states after which a token is sampled; 0: padding
     sampled_slots: T  # [seqs] int64, the slots that sample; this field and the next ones have a row for each
     sampled_positions: T  # [seqs] int64, of the sampled tokens in their sequences
@@ -50,7 +51,7 @@ class StepFields(Generic[T]):
 
 
 _TYPES = {
-    torch.int32: ("query_start", "context_lens", "top_k", "table_blocks"),
+    torch.int32: ("query_start", "context_lens", "adapters", "top_k", "table_blocks"),
     torch.float32: ("temperature", "min_p", "top_p", "presence", "frequency", "repetition"),
 }
 _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
@@ -72,7 +73,7 @@ class Layout:
         most_rows = 2 * seqs if config.batching is Batching.STATIC_PADDED else seqs
         places, changes = most_rows + MAX_PROMPTS, config.max_table_entries
         by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping"), config.max_num_batched_tokens)
-        by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
+        by_name |= {"query_start": places + 1, "context_lens": places, "slots": places, "adapters": places}
         by_name |= {"table_places": changes, "table_blocks": changes}
         counts = [by_name.get(field.name, seqs) for field in fields(StepFields)]
         sizes = [count * _dtype(field.name).itemsize for count, field in zip(counts, fields(StepFields), strict=True)]
@@ -143,7 +144,15 @@ class _Rows:
 class Stager:
     """Writes batches into host memory, and keeps the host's copy of every slot's block table."""
 
-    def __init__(self, config: EngineConfig, layout: Layout, memory: Callable[[int], Tensor]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        layout: Layout,
+        memory: Callable[[int], Tensor],
+        adapter_rows: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """`adapter_rows` has the row of each slot's adapter, -1 for none, as it is when a batch is staged."""
+        self._adapter_rows = adapter_rows
         self._block_size = config.block_size
         self._tables = np.zeros((config.max_num_seqs, config.blocks_for(config.max_model_len)), np.int32)
         self._max_changes = layout.counts[-1]
@@ -162,7 +171,10 @@ class Stager:
         self._place_tokens(piece.numbers, rows, batch)
         self._place_token_ids(piece.numbers, batch)
         self._pad_tokens(piece.numbers, int(rows.ends[-1]), shape)
-        self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
+        places = self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
+        if self._adapter_rows is not None:
+            piece.numbers.adapters[: shape.num_seqs] = -1
+            piece.numbers.adapters[places] = self._adapter_rows[rows.slots]
         self._place_sampled(piece.numbers, batch, rows)
         return StagedStep(piece, shape, len(batch.sampled), num_changes)
 
@@ -220,8 +232,10 @@ class Stager:
         numbers.slot_mapping[padding] = -1
 
     @staticmethod
-    def _place_sequences(numbers: Numbers, num_decodes: int, rows: _Rows, shape: StepShape) -> None:
-        """Write decodes from place 0, prompts from `shape.num_decodes`; unused places are slot 0's, without tokens."""
+    def _place_sequences(numbers: Numbers, num_decodes: int, rows: _Rows, shape: StepShape) -> Ints:
+        """Write decodes from place 0, prompts from `shape.num_decodes`; unused places are slot 0's, without tokens.
+        Returns the place of each row.
+        """
         places, end = np.arange(len(rows.slots)), shape.num_seqs
         places[num_decodes:] += shape.num_decodes - num_decodes
         lengths = np.zeros(end, np.int32)
@@ -232,6 +246,7 @@ class Stager:
         numbers.context_lens[places] = rows.contexts
         numbers.slots[:end] = 0
         numbers.slots[places] = rows.slots
+        return places
 
     @staticmethod
     def _place_sampled(numbers: Numbers, batch: Batch, rows: _Rows) -> None:

@@ -417,7 +417,7 @@ def _usage(
                 prefilled = max(prefilled, sequence.num_prefilled_tokens)
                 found = sequence.num_cached_tokens if found is None else min(found, sequence.num_cached_tokens)
             generated += num_delivered.get(stream, len(sequence.output))
-            block_seconds += sequence.block_table.seconds(now)
+            block_seconds += sequence.block_seconds(now)
         processed, cached = processed + prefilled, cached + (found or 0)
     byte_seconds = block_seconds * service.kv_shape.block_bytes
     return Usage(processed, generated, cached, byte_seconds, requests=1 if processed else 0)
