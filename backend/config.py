@@ -86,6 +86,8 @@ class EngineConfig:
     copies_run_ahead: bool = False  # copies run beside the steps in flight, not as a part of their own step
     prefix_cache: bool = True  # sequences that begin with the same tokens share blocks; not with contiguous blocks
     max_adapter_rank: int = 0  # 0: no adapters
+    # seconds that a block of an adapter adds to a step for each decode and each token of a prompt, and to be brought
+    adapter_block_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):

@@ -59,6 +59,7 @@ ENGINE_FIELDS = Names(
         )
     }
 )  # fmt: skip
+PRICES = "adapter_block_seconds"  # a field of engines that serve adapters
 CORE_FIELDS = Names(
     {
         {"burst_s": "burst"}.get(name, name): name
@@ -94,7 +95,8 @@ def core_entry(config: CoreConfig) -> dict[str, Any]:
 
 def engine_entry(config: EngineConfig) -> dict[str, Any]:
     """Return the engine's configuration as the first line of a log has it."""
-    return _entry(config, ENGINE_FIELDS)
+    prices = {PRICES: list(config.adapter_block_seconds)} if any(config.adapter_block_seconds) else {}
+    return _entry(config, ENGINE_FIELDS) | prices
 
 
 def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
@@ -104,7 +106,8 @@ def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
 
 def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
     """Read an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` if malformed."""
-    return EngineConfig(**_values(entry, ENGINE_FIELDS))
+    prices: dict[str, Any] = {PRICES: tuple(entry[PRICES])} if PRICES in entry else {}
+    return EngineConfig(**(_values(entry, ENGINE_FIELDS) | prices))
 
 
 def _entry(config: CoreConfig | EngineConfig, fields: Names[str]) -> dict[str, Any]:

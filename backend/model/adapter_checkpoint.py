@@ -124,6 +124,20 @@ def read_adapter(
     return packing.packed(file, rank, model.num_layers)
 
 
+def random_adapter(
+    model: ModelConfig, dtype: torch.dtype, rank: int, max_rank: int, block_numbers: int, seed: int = 0
+) -> AdapterWeights:
+    """Return an adapter of all products with small random weights, to measure with. Raises `ModelLoadError`."""
+    generator = torch.Generator().manual_seed(seed)
+    packing = _Packing(dtype, block_numbers, 14 * max_rank * model.num_layers)
+    for layer in range(model.num_layers):
+        for part in _parts(model, max_rank):
+            row = 14 * max_rank * layer
+            for first, width in ((part.first_a, part.inputs), (part.first_b, part.outputs)):
+                packing.add(torch.empty((rank, width)).normal_(std=0.02, generator=generator), row + first, part.name)
+    return packing.packed(Path("random"), rank, model.num_layers)
+
+
 def _read_config(config: JsonFile, max_rank: int) -> tuple[int, float]:
     """Return the rank, and the scale of `B @ A`. Raises `ModelLoadError`."""
     if config.get("peft_type") != "LORA":

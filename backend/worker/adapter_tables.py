@@ -28,6 +28,7 @@ class AdapterTables:
     """
 
     def __init__(self, model: ModelConfig, kv: KVCache, config: EngineConfig, dtype: torch.dtype) -> None:
+        self.dtype, self.device = dtype, kv.blocks.device
         self.block_numbers = kv.blocks[0].nbytes // dtype.itemsize
         self.rows = np.full(config.max_num_seqs, -1, np.int32)  # by slot
         self._memory = kv.blocks.view(-1).view(torch.uint8).view(dtype)

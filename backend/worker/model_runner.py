@@ -21,6 +21,7 @@ from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence, StepOutput
 from backend.structured_output.masks import TokenMasks
 from backend.worker import calibration, warm_up
 from backend.worker.adapter_tables import AdapterTables
+from backend.worker.adapter_times import measure_adapters
 from backend.worker.constrained_step import ConstrainedStep, MaskBuffers
 from backend.worker.cuda_graphs import StepGraphs
 from backend.worker.device_errors import explained, is_device_error, is_out_of_memory
@@ -177,6 +178,18 @@ class ModelRunner:
             seconds = self._swapper.measure()
             self.config = replace(self.config, block_copy_seconds=seconds, copies_run_ahead=self.runs_ahead)
 
+    def measure_adapters(self) -> None:
+        """Measure what adapters add to a step, before any step, unless there are to be none."""
+        if self.adapters is None:
+            return
+        self._touch_blocks()
+
+        def run(batch: Batch) -> float:
+            return self.launch(batch).wait().elapsed
+
+        seconds = measure_adapters(self.adapters, self.decoder.config, self.config, self._num_calibration_blocks, run)
+        self.config = replace(self.config, adapter_block_seconds=seconds)
+
     def warm_up(self) -> None:
         """Run every kind of step over block 0 and record the graphs, so that no request pays for work that happens
         once.
@@ -211,14 +224,17 @@ class ModelRunner:
         return min(self.config.num_blocks, max(1, calibration.CALIBRATION_READ_BYTES // self.kv.blocks[0].nbytes))
 
     def _calibrate(self, seconds: float) -> calibration.Measured:
-        if self.device.type == "cpu":
-            # otherwise all pages were the one page of unwritten memory
-            self.kv.blocks[: self._num_calibration_blocks].zero_()
+        self._touch_blocks()
 
         def run(step: CalibrationStep) -> float:
             return self.launch(self.calibration_batch(step)).wait().elapsed
 
         return calibration.measure(calibration_series(self.config), run, seconds)
+
+    def _touch_blocks(self) -> None:
+        """Write the blocks that calibration reads: on a CPU all pages are the one page of unwritten memory before."""
+        if self.device.type == "cpu":
+            self.kv.blocks[: self._num_calibration_blocks].zero_()
 
     def _make_sampler(self) -> StepSampler:
         model, seqs = self.decoder.config, self.config.max_num_seqs

@@ -55,5 +55,5 @@ def merged_model(
     with torch.no_grad():
         for name, weight in products(model, modules).items():
             a, b = (tensors[f"base_model.model.{name}.lora_{which}.weight"] for which in "AB")
-            weight += scale * b @ a
+            weight.add_(scale * b @ a)
     return model
