@@ -100,7 +100,10 @@ class AdapterTime:
         the adapter.
         """
         rows, batch = scheduled.sequences, scheduled.batch
-        if all([row.request.adapter is None for row in rows]):
+        for row in rows:
+            if row.request.adapter is not None:
+                break
+        else:
             return []
         brought = Counter([number for number, _, _ in batch.adapter_blocks])
         seconds, decodes = [0.0] * len(rows), batch.num_decodes

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from admission.admission import Admission
 from backend import compiled_core
+from backend.adapter_registry import AdapterRegistry
 from backend.engine import Engine
 from backend.loader import LoadedModel, load_model
 from backend.parallel.runners import LeadingRunner
@@ -31,6 +32,7 @@ from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
 from gateway.announcement import Ready
+from gateway.api.adapters import load_adapters
 from gateway.api.body_reader import open_body_reader
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import Health
@@ -105,8 +107,8 @@ async def open_service(
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
-    Raises `StoreUnsuitable`, and `PolicyError` for a policy whose floors leave no room to serve, or whose pins do not
-    fit.
+    Raises `StoreUnsuitable`, `ModelLoadError` for an adapter, and `PolicyError` for a policy whose floors leave no room
+    to serve, or whose pins do not fit.
     """
     kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
     kv_pool = KVPool.of(model.engine_config, kv_shape.block_bytes)
@@ -170,6 +172,7 @@ async def open_service(
             refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
             prompt_names=prompt_names,
             encoding=EncodingService(encoders, engine, core, encoding_limits(settings)),
+            adapters=await load_adapters(settings, AdapterRegistry(model)),
             grammars=grammars,
             seeds=random.Random(settings.seed),
         )
@@ -307,6 +310,7 @@ async def serve_engine(
             sealer=(sealer := Sealer.of(settings, keys.pepper)),
             files=FileBytes(settings.state_dir / "files", sealer),
             encoders=served_encoders([(one.setup, one.encoder.tokenizer) for one in encoders.values()]),
+            adapters=service.adapters.cards,
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )
@@ -358,6 +362,7 @@ def _setup(
         model_dir=model.directory,
         vocab_size=model.config.vocab_size,
         encoders=[one.setup for one in encoders.values()],
+        adapters=dict(client.service.adapters.cards),
         pepper=tenants.keys.pepper,
         keys=[*tenants.keys.in_force.values()],
         policy=tenants.policies.current,

@@ -15,7 +15,7 @@ from backend.worker.calibration import batch_of
 
 DECODES = 8  # of the measured step, each with an adapter of its own
 PROMPT_TOKENS = 64  # of the measured chunk
-REPEATS = 3
+MEASURED_SECONDS, FEWEST_RUNS = 0.2, 3  # of each kind of step
 _NUMBER = 0  # of the measured adapter, and of no other
 
 
@@ -37,7 +37,9 @@ def measure_adapters(
         of_rows = [(_NUMBER, [(row * size + at) % num_blocks for at in range(size)]) for row in range(rows)]
         with_adapters = batch_of(step, config, num_blocks, of_rows)
         without = batch_of(step, config, num_blocks)
-        pairs = [(run(with_adapters), run(without)) for _ in range(REPEATS)]
+        pairs, until = list[tuple[float, float]](), time.perf_counter() + MEASURED_SECONDS
+        while len(pairs) < FEWEST_RUNS or time.perf_counter() < until:
+            pairs.append((run(with_adapters), run(without)))
         return max(0.0, min(slow for slow, _ in pairs) - min(fast for _, fast in pairs))
 
     decodes = min(DECODES, config.max_num_seqs)
@@ -53,7 +55,7 @@ def _measure_copy(tables: AdapterTables, weights: AdapterWeights, blocks: int) -
     """Return the seconds of bringing one block."""
     bring = tables.copies(Batch(0, adapter_blocks=[(_NUMBER, index, index) for index in range(blocks)]))
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(FEWEST_RUNS):
         began = time.perf_counter()
         bring()
         if tables.device.type == "cuda":

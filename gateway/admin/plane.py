@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gateway.admin.actions import Actions
+from gateway.admin.adapters import Adapters
 from gateway.admin.api import Api
 from gateway.admin.app import AdminApp
 from gateway.admin.audit_log import FILE, AuditLog
@@ -48,7 +49,11 @@ async def admin_plane(
     audit = AuditLog(settings.state_dir / FILE)
     reader = RequestLogReader(database, time.time)
     editor = PolicyEditor(service.policies, audit, settings.policy_edits)
-    api = Api(process, service, history, audit, keys, WhatIfs(service, core_config(settings), traffic), reader, editor)
+    what_ifs, adapters = (
+        WhatIfs(service, core_config(settings), traffic),
+        Adapters(service, settings.adapter_dir, audit),
+    )
+    api = Api(process, service, history, audit, keys, what_ifs, reader, editor, adapters)
     actions = Actions(api.requests, service.policies, audit, process.drain)
     service.policies.on_change.append(actions.policy_changed)
     service.policies.on_failure.append(actions.policy_rejected)

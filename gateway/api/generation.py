@@ -54,7 +54,9 @@ class GenerationEndpoint(TokensEndpoint):
         policy = self.present_policy(call, principal, has_come)
         headers, arrived, arrived_unix = call.scope["headers"], call.record.began, call.record.began_ns / 1e9
         deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
-        frontend.check_model(request.model, policy)
+        adapter = frontend.adapter_of(request.model, policy)
+        if adapter is not None:
+            request.model = adapter.name
         policy.check_answers(request.num_answers, request.answers_field)
         for size, field in request.grammar_sizes():
             policy.check_grammar(size, field)
@@ -64,7 +66,17 @@ class GenerationEndpoint(TokensEndpoint):
         num_bytes = call.record.body_bytes
         dialect.bound(request, service_class.max_reasoning_tokens, frontend)
         params = GenerationParams(
-            request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes, beginnings, attempt
+            request,
+            dialect,
+            policy,
+            service_class,
+            deadlines,
+            followup,
+            arrived,
+            num_bytes,
+            beginnings,
+            attempt,
+            adapter=adapter,
         )
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
