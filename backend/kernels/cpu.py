@@ -212,9 +212,7 @@ class CpuOps:
             adapters.rank,
             ctypes.addressof(parts),
             len(parts),
-            step.query_start.data_ptr(),
-            step.num_seqs,
-            x.shape[1],
+            *x.shape,
             torch.get_num_threads(),
         )
 

@@ -54,8 +54,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "sluice_pack_weight": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
     # dtype, out, x, packed, bias, rows, outputs, inputs, threads
     "sluice_linear": (c_int, *(c_void_p,) * 4, *(c_int64,) * 3, c_int),
-    # dtype, out, x, rows, vectors, row_stride, memory, rank, part_outputs, num_parts, query_start, num_seqs, inputs,
-    # threads
+    # dtype, out, x, rows, vectors, row_stride, memory, rank, part_outputs, num_parts, tokens, inputs, threads
     "sluice_adapt": (
         c_int,
         *(c_void_p,) * 4,
@@ -63,10 +62,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         c_void_p,
         c_int64,
         c_void_p,
-        c_int64,
-        c_void_p,
-        c_int64,
-        c_int64,
+        *(c_int64,) * 3,
         c_int,
     ),
     # decoder, tokens

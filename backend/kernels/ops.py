@@ -9,14 +9,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StepAdapters:
-    """The adapters of a step's sequences. Their vectors lie in KV memory: a row of A, and a column of B, for each rank.
+    """The adapters of a step's tokens. Their vectors lie in KV memory: a row of A, and a column of B, for each rank.
 
     A row of `vectors` has for each layer and each of its products, in the order of `DecoderLayer.linears`, the places
     of the vectors of A of all parts of the product, then those of B; `rank` places for each part, as many as an adapter
     may have. Any of a part's places may be -1, which is no vector, in A and B alike.
     """
 
-    rows: Tensor  # [S] int32, the row of `vectors` of each sequence; -1: no adapter
+    rows: Tensor  # [T] int32, the row of `vectors` of each token's adapter; -1: none
     vectors: Tensor  # [adapters, layers, places] int64, where each begins in `memory`, a multiple of 16 numbers
     memory: Tensor  # all blocks of KV memory as numbers of the model's type, flat
     rank: int
@@ -46,7 +46,7 @@ class StepInputs:
     max_query_len: int
     max_context_len: int
     num_decodes: int = 0  # leading sequences of one token each, at row s for sequence s, or of none
-    adapters: StepAdapters | None = None  # None: no sequence has one
+    adapters: StepAdapters | None = None  # None: no token has one
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,17 +117,17 @@ def adapt(out: Tensor, x: Tensor, step: StepInputs, layer: int, product: int) ->
     adapters = step.adapters
     assert adapters is not None
     rank, parts, first = adapters.rank, adapters.parts[product], adapters.first(product)
-    starts = step.query_start.tolist()
-    for s, row in enumerate(adapters.rows[: step.num_seqs].tolist()):
-        rows, begin = slice(starts[s], starts[s + 1]), 0
-        if row < 0 or rows.start == rows.stop:
+    for row in adapters.rows.unique().tolist():
+        if row < 0:
             continue
+        tokens = (adapters.rows == row).nonzero().flatten()
         places = adapters.vectors[row, layer, first : first + 2 * rank * len(parts)].view(2, len(parts), rank)
+        given, begin = x[tokens].float(), 0
         for part, outputs in enumerate(parts):
             a = _vectors(adapters.memory, places[0, part], x.shape[1])
             b = _vectors(adapters.memory, places[1, part], outputs)
-            target = out[rows, begin : begin + outputs]
-            target.copy_(target.float() + x[rows].float() @ a.t() @ b)
+            columns = slice(begin, begin + outputs)
+            out[tokens, columns] = (out[tokens, columns].float() + given @ a.t() @ b).to(out.dtype)
             begin += outputs
 
 

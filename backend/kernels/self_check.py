@@ -48,7 +48,7 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     }
     adapted, found_adapted = (draw(step.positions.numel(), 84) for _ in range(2))
     found_adapted.copy_(adapted)
-    wide, with_adapters = draw(len(adapted), 80), replace(step, adapters=_some_adapters(draw, step.num_seqs))
+    wide, with_adapters = draw(len(adapted), 80), replace(step, adapters=_some_adapters(draw, len(adapted)))
     reference.adapt(adapted, wide, with_adapters, 1, 0)
     ops.adapt(found_adapted, wide, with_adapters, 1, 0)
     pairs["adapt"] = (adapted, found_adapted)
@@ -62,9 +62,9 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     return [name for name, (a, b) in pairs.items() if not torch.allclose(a.float(), b.float(), tolerance, tolerance)]
 
 
-def _some_adapters(draw: "_Draw", num_seqs: int) -> StepAdapters:
-    """Return two adapters, of parts with 1 to 3 of at most 3 vectors, for all sequences but the first."""
-    rows = torch.arange(num_seqs, dtype=torch.int32, device=draw.device) % 3 - 1
+def _some_adapters(draw: "_Draw", num_tokens: int) -> StepAdapters:
+    """Return two adapters, of parts with 1 to 3 of at most 3 vectors, for most tokens."""
+    rows = (torch.arange(num_tokens, dtype=torch.int32, device=draw.device) // 2 % 3 - 1).int()
     parts, memory = ((67, 7, 10), (80,), (80, 80), (80,)), draw(16 * 80).view(-1)
     vectors = torch.full((2, 2, 2 * 3 * sum(map(len, parts))), -1, dtype=torch.int64, device=draw.device)
     vectors[:, 1, :18] = torch.arange(18, device=draw.device) * 64

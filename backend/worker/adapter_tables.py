@@ -82,7 +82,7 @@ class AdapterTables:
         return partial(self._copy, list(self._blocks_of(batch)))
 
     def of(self, rows: Tensor) -> StepAdapters:
-        """Return the adapters of a step, given each sequence's row [S] on the device."""
+        """Return the adapters of a step, given each token's row [T] on the device."""
         return StepAdapters(rows, self._vectors, self._memory, self._rank, self._parts)
 
     def _blocks_of(self, batch: Batch) -> Iterator[tuple[int, Tensor]]:

@@ -402,7 +402,7 @@ class ModelRunner:
             max_query_len=shape.max_query_len,
             max_context_len=shape.max_context_len,
             num_decodes=shape.num_decodes,
-            adapters=self.adapters.of(rows.adapters[:num_seqs]) if self.adapters and shape.has_adapters else None,
+            adapters=self.adapters.of(rows.adapters[:num_tokens]) if self.adapters and shape.has_adapters else None,
         )
 
     def _feed(self, num_decodes: int) -> None:

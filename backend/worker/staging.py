@@ -34,7 +34,7 @@ class StepFields(Generic[T]):
     query_start: T  # [places + 1] int32
     context_lens: T  # [places] int32; 0: padding
     slots: T  # [places] int64
-    adapters: T  # [places] int32, the row of each sequence's adapter; -1: none
+    adapters: T  # [tokens] int32, the row of each token's adapter; -1: none
     last_rows: T  # [seqs] int64, rows of hidden states after which a token is sampled; 0: padding
     sampled_slots: T  # [seqs] int64, the slots that sample; this field and the next ones have a row for each
     sampled_positions: T  # [seqs] int64, of the sampled tokens in their sequences
@@ -72,8 +72,8 @@ class Layout:
         # half of the rows belong to no sequence
         most_rows = 2 * seqs if config.batching is Batching.STATIC_PADDED else seqs
         places, changes = most_rows + MAX_PROMPTS, config.max_table_entries
-        by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping"), config.max_num_batched_tokens)
-        by_name |= {"query_start": places + 1, "context_lens": places, "slots": places, "adapters": places}
+        by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping", "adapters"), config.max_num_batched_tokens)
+        by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
         by_name |= {"table_places": changes, "table_blocks": changes}
         counts = [by_name.get(field.name, seqs) for field in fields(StepFields)]
         sizes = [count * _dtype(field.name).itemsize for count, field in zip(counts, fields(StepFields), strict=True)]
@@ -171,10 +171,11 @@ class Stager:
         self._place_tokens(piece.numbers, rows, batch)
         self._place_token_ids(piece.numbers, batch)
         self._pad_tokens(piece.numbers, int(rows.ends[-1]), shape)
-        places = self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
+        self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
         if self._adapter_rows is not None:
-            piece.numbers.adapters[: shape.num_seqs] = -1
-            piece.numbers.adapters[places] = self._adapter_rows[rows.slots]
+            end = int(rows.ends[-1])
+            piece.numbers.adapters[:end] = np.repeat(self._adapter_rows[rows.slots], rows.lengths)
+            piece.numbers.adapters[end : shape.num_tokens] = -1
         self._place_sampled(piece.numbers, batch, rows)
         return StagedStep(piece, shape, len(batch.sampled), num_changes)
 
@@ -232,10 +233,8 @@ class Stager:
         numbers.slot_mapping[padding] = -1
 
     @staticmethod
-    def _place_sequences(numbers: Numbers, num_decodes: int, rows: _Rows, shape: StepShape) -> Ints:
-        """Write decodes from place 0, prompts from `shape.num_decodes`; unused places are slot 0's, without tokens.
-        Returns the place of each row.
-        """
+    def _place_sequences(numbers: Numbers, num_decodes: int, rows: _Rows, shape: StepShape) -> None:
+        """Write decodes from place 0, prompts from `shape.num_decodes`; unused places are slot 0's, without tokens."""
         places, end = np.arange(len(rows.slots)), shape.num_seqs
         places[num_decodes:] += shape.num_decodes - num_decodes
         lengths = np.zeros(end, np.int32)
@@ -246,7 +245,6 @@ class Stager:
         numbers.context_lens[places] = rows.contexts
         numbers.slots[:end] = 0
         numbers.slots[places] = rows.slots
-        return places
 
     @staticmethod
     def _place_sampled(numbers: Numbers, batch: Batch, rows: _Rows) -> None:

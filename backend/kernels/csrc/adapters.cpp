@@ -1,6 +1,6 @@
 // The low-rank products of adapters, row by row: y = A x, then out += B y, where each vector of A and B lies by itself.
 //
-// Rows of one sequence share their vectors, and are taken a few at a time. Each number is one chain over its vector, or
+// Rows that follow each other with one adapter share its vectors, and are taken a few at a time. Each number is one chain over its vector, or
 // over the ranks, whose order no other row decides: a row has the same bits in every batch.
 
 #include <algorithm>
@@ -149,21 +149,21 @@ extern "C" {
 
 void sluice_adapt(
     int dtype, void* out, const void* x, const int32_t* rows, const int64_t* vectors, int64_t row_stride,
-    const void* memory, int64_t rank, const int64_t* part_outputs, int64_t num_parts, const int32_t* query_start,
-    int64_t num_seqs, int64_t inputs, int threads) {
+    const void* memory, int64_t rank, const int64_t* part_outputs, int64_t num_parts, int64_t tokens, int64_t inputs,
+    int threads) {
     static thread_local std::vector<Tile> tiles;
     tiles.clear();
-    int64_t tokens = 0, outputs = 0;
-    for (int64_t s = 0; s < num_seqs; ++s) {
-        for (int64_t row = query_start[s]; rows[s] >= 0 && row < query_start[s + 1]; row += TILE) {
-            tiles.push_back({vectors + rows[s] * row_stride, row, int(std::min<int64_t>(TILE, query_start[s + 1] - row))});
-            tokens += tiles.back().rows;
-        }
+    int64_t adapted_rows = 0, outputs = 0;
+    for (int64_t row = 0, end; row < tokens; row = end) {
+        for (end = row + 1; end < tokens && end < row + TILE && rows[end] == rows[row];) ++end;
+        if (rows[row] < 0) continue;
+        tiles.push_back({vectors + rows[row] * row_stride, row, int(end - row)});
+        adapted_rows += end - row;
     }
     if (tiles.empty()) return;
     for (int64_t part = 0; part < num_parts; ++part) outputs += part_outputs[part];
-    const int team = tokens * rank * (num_parts * inputs + outputs) < PARALLEL_FROM ? 1 : threads;
-    float* scaled = scratch(query_start[num_seqs] * num_parts * rank);
+    const int team = adapted_rows * rank * (num_parts * inputs + outputs) < PARALLEL_FROM ? 1 : threads;
+    float* scaled = scratch(tokens * num_parts * rank);
     const std::vector<Tile>& all = tiles;  // of this thread, and not of the one that computes a tile
     with_storage(dtype, [&](auto* storage) {
         using T = std::remove_pointer_t<decltype(storage)>;

@@ -59,7 +59,7 @@ struct Step {
     const int64_t *positions, *slot_mapping;
     const int32_t *query_start, *context_lens, *block_tables;
     int64_t tokens, num_seqs, table_width;
-    const Adapters* adapters;  // null: no sequence has one
+    const Adapters* adapters;  // null: no token has one
 };
 
 int64_t item_bytes(const Stack& decoder) { return decoder.dtype == FLOAT32 ? 4 : 2; }
@@ -104,7 +104,7 @@ struct Run {
             sluice_adapt(
                 decoder.dtype, out, in, of->rows, of->vectors + layer * of->width + of->first[product],
                 of->num_layers * of->width, of->memory, of->rank, of->outputs[product], of->num_parts[product],
-                step.query_start, step.num_seqs, linear.inputs, threads);
+                step.tokens, linear.inputs, threads);
         }
     }
 
