@@ -145,13 +145,13 @@ def run_products(dtype: torch.dtype) -> None:
 
 
 def run_adapters(inputs: StepInputs, dtype: torch.dtype) -> None:
-    """Run the products of adapters of rank 16 and 64, for decodes alone and beside prompts."""
+    """Run the products of adapters of rank 64 and 16, for decodes alone and beside prompts."""
 
     def meta(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=of, device=META)
 
     tokens, parts = inputs.positions.numel(), ((4096, 1024, 1024), (4096,), (14336, 14336), (4096,))
-    for rank in (16, 64):
+    for rank in (64, 16):
         vectors = meta(256, 32, 14 * rank, of=torch.int64)
         adapters = StepAdapters(meta(tokens, of=torch.int32), vectors, meta(1 << 30), rank, parts)
         for longest in (1, 1024):

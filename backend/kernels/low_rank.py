@@ -32,6 +32,7 @@ def _shrink(
     INPUTS: tl.constexpr,
     RANK: tl.constexpr,
     PARTS: tl.constexpr,
+    DECODES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -56,7 +57,7 @@ def _shrink(
             a = tl.load(memory + begins[None, :] + inputs[:, None], mask=has[None, :] & real[:, None], other=0.0)
             given = x + tokens[:, None].to(tl.int64) * INPUTS + inputs[None, :]
             numbers = tl.load(given, mask=mine[:, None] & real[None, :], other=0.0)
-            if BLOCK_M == 1:
+            if DECODES:
                 acc += tl.sum(tl.trans(numbers).to(tl.float32) * a.to(tl.float32), 0)[None, :]
             else:
                 acc = dot(numbers, a, acc)
@@ -81,6 +82,7 @@ def _expand(
     OUT_0: tl.constexpr,
     OUT_1: tl.constexpr,
     OUT_2: tl.constexpr,
+    DECODES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -109,7 +111,7 @@ def _expand(
         b = tl.load(memory + begins[:, None] + columns[None, :], mask=has[:, None] & real[None, :], other=0.0)
         given = scaled + tokens[:, None] * (PARTS * RANK) + part * RANK + ranks[None, :]
         numbers = tl.load(given, mask=mine[:, None] & has[None, :], other=0.0)
-        if BLOCK_M == 1:
+        if DECODES:
             added = tl.sum(tl.trans(numbers) * b.to(tl.float32), 0)[None, :]
         else:
             added = dot(numbers, b.to(tl.float32), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
@@ -129,13 +131,15 @@ def launch_adapt(out: Tensor, x: Tensor, step: StepInputs, layer: int, product: 
     assert x.is_contiguous()
     num_rows, parts = x.shape[0], adapters.parts[product]
     first = layer * adapters.vectors.shape[2] + adapters.first(product)
-    rows = 1 if step.max_query_len == 1 else TILE_ROWS
+    decodes = step.max_query_len == 1
+    rows = 1 if decodes else TILE_ROWS
     tiles = triton.cdiv(num_rows, rows)
     scaled = torch.empty((num_rows, len(parts) * adapters.rank), dtype=torch.float32, device=x.device)
     given = {
         "PLACES": adapters.vectors.shape[1] * adapters.vectors.shape[2],
         "RANK": adapters.rank,
         "PARTS": len(parts),
+        "DECODES": decodes,  # a row for each program
         "BLOCK_M": rows,
         "BLOCK_R": max(MIN_RANKS, triton.next_power_of_2(adapters.rank)),
         **dependent_launch(x.device),

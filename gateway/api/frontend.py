@@ -194,12 +194,14 @@ class Frontend:
             raise ModelNotFound("This server has no model that you have access to.", "model")
 
     def adapter_of(self, model: str | None, policy: EffectivePolicy) -> AdapterCard | None:
-        """Return the adapter of a request that names `model`, or none and gets the tenant's default; None: the model
-        alone. Raises `ModelNotFound`.
+        """Return the adapter of a request for `model`: the one of that name or, for the served model, the tenant's
+        default; None: the model alone. Raises `ModelNotFound`.
         """
-        model = model or policy.tenant.default_model
         self.check_model(model, policy)
-        return None if model is None else self.adapters.get(model)
+        name = policy.tenant.default_adapter if model in (None, self.model.name) else model
+        if name is not None and name not in self.adapters:
+            raise ModelNotFound(f"The adapter {quoted(name, 200)}, your tenant's default, is not loaded.", "model")
+        return None if name is None else self.adapters[name]
 
     async def render(self, tenant: str, conversation: Conversation, is_cut: bool = False) -> str:
         """Returns the prompt text of a conversation, which is truncated afterwards if `is_cut`.

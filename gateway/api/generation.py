@@ -55,8 +55,6 @@ class GenerationEndpoint(TokensEndpoint):
         headers, arrived, arrived_unix = call.scope["headers"], call.record.began, call.record.began_ns / 1e9
         deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
         adapter = frontend.adapter_of(request.model, policy)
-        if adapter is not None:
-            request.model = adapter.name
         policy.check_answers(request.num_answers, request.answers_field)
         for size, field in request.grammar_sizes():
             policy.check_grammar(size, field)

@@ -119,14 +119,14 @@ class TenantReader:
         limits = section.section("limits")
         if limits:
             limits.refuse_unknown(fields_of("limits"))
-        price, models = _read_price(section, base.price), section.values("models", words.model, base.models)
+        price = _read_price(section, base.price)
         tenant = TenantPolicy(
             name=name,
             highest_class=highest,
             default_class=self._read_default_class(section, highest, base),
             weight=section.value("weight", words.weight, base.weight),
-            models=models,
-            default_model=_read_default_model(section, models, base.default_model),
+            models=section.values("models", words.model, base.models),
+            default_adapter=section.value("default_adapter", words.model, base.default_adapter),
             limits=priced(section, limits, read_limits(limits, None, base.limits), price),
             on_store_outage=section.value("on_store_outage", words.outage, base.on_store_outage),
             price=price,
@@ -191,16 +191,6 @@ class TenantReader:
             highest_class=highest,
             limits=priced(section, limits, read_limits(limits, key_id), tenant.price),
         )
-
-
-def _read_default_model(section: Section, models: tuple[str, ...], base: str | None) -> str | None:
-    """Return the default model. An inherited one gives way to `models`; one written here must be among them."""
-    default = section.value("default_model", words.model, base)
-    if default is None or ALL_MODELS in models or default in models:
-        return default
-    if "default_model" in section:
-        section.wrong("default_model", f"{quoted(default)} is not among the tenant's models")
-    return None
 
 
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:

@@ -127,7 +127,7 @@ class TenantPolicy:
     max_n: int = MAX_N  # answers to one prompt, hidden ones of best_of included
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of an answer's constraint; 0: no constraints
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens at each position
-    default_model: str | None = None  # of requests that name none; None: the one that is served
+    default_adapter: str | None = None  # of requests that name the served model; None: the model alone
     keys: Mapping[str, KeyPolicy] = field(default_factory=dict)  # by id
     digest: int = field(init=False, compare=False, repr=False)  # of all the above
     queued_requests: int | None = field(init=False, compare=False, repr=False)  # the most that may wait
@@ -259,7 +259,7 @@ def _digest(tenant: TenantPolicy) -> int:
         (tenant.name, tenant.highest_class, tenant.default_class, tenant.weight, tenant.models, _said(tenant.limits)),
         (tenant.on_store_outage, tenant.price, tenant.prefix_cache, tenant.stored_responses, tenant.batches),
         (tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
-        *([tenant.default_model] if tenant.default_model is not None else []),
+        *([tenant.default_adapter] if tenant.default_adapter is not None else []),
     )
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])
 

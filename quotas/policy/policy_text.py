@@ -57,7 +57,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
     fields: Plain = {
         "weight": _number(show_number(tenant.weight)),
         "models": list(tenant.models),
-        **({} if tenant.default_model is None else {"default_model": tenant.default_model}),
+        **({} if tenant.default_adapter is None else {"default_adapter": tenant.default_adapter}),
         "highest_class": tenant.highest_class,
         "default_class": tenant.default_class,
         "limits": {resource.value: _limits(tenant.limits, resource) for resource in Resource},
