@@ -31,6 +31,7 @@ from backend.placement import place_model
 from backend.scheduler.sequence import FinishReason, PromptRequest
 from backend.scheduler.sequence import Sequence as Running
 from backend.worker.calibration import batch_of
+from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.memory import MIB
 from labs.benchmarks.report import Report, Spread, scenario_parser
 
@@ -52,6 +53,7 @@ LLAMA_1B = replace(
 
 MODELS = {"32 M": LLAMA_32M, "SmolLM2-135M": SMOLLM2, "1 B, 4 layers": LLAMA_1B}
 ROWS, CONTEXT = 32, 64
+FEWEST_STEPS = 5
 MOST_COST = 1.15  # of a step with adapters, in steps without
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -248,37 +250,55 @@ def isolation(report: Report, tokens: int, seed: int) -> None:
 # cost
 
 
-def cost(name: str, dtype: torch.dtype, rank: int, seconds: float) -> dict[str, object]:
-    """Steps with an adapter for each row, beside steps without, in turns."""
-    model = MODELS[name]
-    weights = random_weights(model, dtype)
-    options = EngineOptions(max_num_seqs=ROWS, max_model_len=256, max_adapter_rank=rank, kv_memory_bytes=3 << 30)
-    runner = place_model(model, options, weights, dtype, torch.device("cpu"))
-    tables = runner.adapters
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Milliseconds of steps with an adapter for each row and without, in turns, and the bytes of an adapter."""
+
+    slow: list[float]
+    fast: list[float]
+    adapter_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """The median of the ratios of neighbours."""
+        return Spread.of([a / b for a, b in zip(self.slow, self.fast, strict=True)]).median
+
+
+def measure_steps(runner: ModelRunner, rank: int, seconds: float) -> Steps:
+    """Measure decodes in all slots of a runner that serves adapters of this rank, for about `seconds`."""
+    tables, config, model = runner.adapters, runner.config, runner.decoder.config
     assert tables is not None
-    adapters = [random_adapter(model, dtype, rank, rank, tables.block_numbers, seed) for seed in range(2)]
-    size, at = len(adapters[0].blocks), []
-    for row in range(ROWS):
+    rows, own = config.max_num_seqs, config.blocks_for(CONTEXT)
+    adapters = [random_adapter(model, tables.dtype, rank, rank, tables.block_numbers, seed) for seed in range(2)]
+    size, places = len(adapters[0].blocks), []
+    for row in range(rows):
         tables.add(1 + row, adapters[row % 2])
-        at.append((1 + row, [ROWS * CONTEXT // options.block_size + row * size + index for index in range(size)]))
-    step, num_blocks = CalibrationStep(ROWS, CONTEXT), ROWS * CONTEXT // options.block_size
-    with_adapters, without = batch_of(step, runner.config, num_blocks, at), batch_of(step, runner.config, num_blocks)
-    with_adapters.adapter_blocks = [(number, index, block) for number, where in at for index, block in enumerate(where)]
-    runner.launch(with_adapters).wait()
-    with_adapters.adapter_blocks = []
-    slow, fast, until = [], [], time.perf_counter() + seconds
-    while len(slow) < 5 or time.perf_counter() < until:
+        places.append((1 + row, [rows * own + row * size + index for index in range(size)]))
+    step, num_blocks = CalibrationStep(rows, CONTEXT), rows * own
+    with_adapters, without = batch_of(step, config, num_blocks, places), batch_of(step, config, num_blocks)
+    brought = [(number, index, block) for number, where in places for index, block in enumerate(where)]
+    runner.launch(replace(with_adapters, adapter_blocks=brought)).wait()
+    slow, fast, until = list[float](), list[float](), time.perf_counter() + seconds
+    while len(slow) < FEWEST_STEPS or time.perf_counter() < until:
         slow.append(1000 * runner.launch(with_adapters).wait().elapsed)
         fast.append(1000 * runner.launch(without).wait().elapsed)
+    return Steps(slow, fast, adapters[0].blocks.nbytes)
+
+
+def cost(name: str, dtype: torch.dtype, rank: int, seconds: float) -> dict[str, object]:
+    """Steps on this machine's CPU."""
+    options = EngineOptions(max_num_seqs=ROWS, max_model_len=256, max_adapter_rank=rank, kv_memory_bytes=3 << 30)
+    weights = random_weights(MODELS[name], dtype)
+    found = measure_steps(place_model(MODELS[name], options, weights, dtype, torch.device("cpu")), rank, seconds)
     return {
         "model": name,
         "dtype": str(dtype).removeprefix("torch."),
         "rank": rank,
-        "adapter MiB": round(adapters[0].blocks.nbytes / MIB, 1),
-        "without, ms": Spread.of(fast),
-        "with 32, ms": Spread.of(slow),
-        "best/best": min(slow) / min(fast),
-        "ratio": Spread.of([a / b for a, b in zip(slow, fast, strict=True)]).median,
+        "adapter MiB": round(found.adapter_bytes / MIB, 1),
+        "without, ms": Spread.of(found.fast),
+        "with 32, ms": Spread.of(found.slow),
+        "best/best": min(found.slow) / min(found.fast),
+        "ratio": found.ratio,
     }
 
 
