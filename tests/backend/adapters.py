@@ -1,18 +1,15 @@
 """Random adapters in PEFT's format, and models with their weights merged: the oracle of the tests of adapters."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from labs.benchmarks.adapters import MODULES, save_adapter
 from tests.backend.families import random_model
-
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def products(model: PreTrainedModel, modules: Sequence[str]) -> dict[str, Tensor]:
@@ -30,14 +27,6 @@ def random_tensors(model: PreTrainedModel, rank: int, modules: Sequence[str], se
         b = torch.randn((outputs, rank), generator=generator) * (0.5 / (inputs * rank) ** 0.5)
         tensors[f"base_model.model.{name}.lora_B.weight"] = b
     return tensors
-
-
-def save_adapter(directory: Path, tensors: Mapping[str, Tensor], rank: int, **keys: Any) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none", "target_modules": ["q_proj"]}
-    (directory / "adapter_config.json").write_text(json.dumps(config | keys))
-    save_file(dict(tensors), directory / "adapter_model.safetensors")
-    return directory
 
 
 def random_adapter(
