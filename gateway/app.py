@@ -66,7 +66,7 @@ from gateway.telemetry.metrics.process import count_losses, memory_by_use
 from gateway.telemetry.metrics.push import pushing
 from gateway.telemetry.request_record import Telemetry, record_store_call
 from gateway.telemetry.tracing.tracing import open_tracing
-from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problems
+from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problem, room_problems
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kept_usage import KeptUsage
 from gateway.tenants.key_source import KeySource
@@ -113,7 +113,10 @@ async def open_service(
     kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
     kv_pool = KVPool.of(model.engine_config, kv_shape.block_bytes)
     pinned_prompts = PinnedPrompts(model.tokenizer, kv_shape.block_tokens)
-    tenants.policies.require(partial(room_problems, pool=kv_pool))
+    adapters = await load_adapters(
+        settings, AdapterRegistry(model), lambda blocks: room_problem(tenants.policies.current, kv_pool, blocks)
+    )
+    tenants.policies.require(partial(room_problems, pool=kv_pool, largest_adapter=lambda: adapters.largest))
     tenants.policies.require(partial(pinned_problems, pool=kv_pool, prompts=pinned_prompts))
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
@@ -172,7 +175,7 @@ async def open_service(
             refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
             prompt_names=prompt_names,
             encoding=EncodingService(encoders, engine, core, encoding_limits(settings)),
-            adapters=await load_adapters(settings, AdapterRegistry(model)),
+            adapters=adapters,
             grammars=grammars,
             seeds=random.Random(settings.seed),
         )
