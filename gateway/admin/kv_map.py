@@ -44,7 +44,7 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
         (idle, Use.CACHED, 0),
         (pinned, Use.PINNED, 0),
         (reserved, Use.RESERVED, 1),
-        (held + adapters, Use.HELD, 1),
+        (held, Use.HELD, 1),
     )
     owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, layers)
     return {
