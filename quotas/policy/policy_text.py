@@ -9,7 +9,7 @@ import yaml
 
 from quotas.policy.limit import TENANT_ONLY, Limit, Rate, Resource
 from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TenantPolicy
-from quotas.policy.schema import NO_PINS, NO_PRICE, UNLIMITED
+from quotas.policy.schema import NO_ADAPTER, NO_PINS, NO_PRICE, UNLIMITED
 from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_size
 
 Plain = dict[str, Any]
@@ -57,7 +57,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
     fields: Plain = {
         "weight": _number(show_number(tenant.weight)),
         "models": list(tenant.models),
-        **({} if tenant.default_adapter is None else {"default_adapter": tenant.default_adapter}),
+        "default_adapter": tenant.default_adapter or NO_ADAPTER,
         "highest_class": tenant.highest_class,
         "default_class": tenant.default_class,
         "limits": {resource.value: _limits(tenant.limits, resource) for resource in Resource},

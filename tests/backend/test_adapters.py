@@ -96,6 +96,7 @@ def test_tokens_stay_through_swaps_and_preemptions_and_evicted_adapters(
     assert counters.preemptions > 0 and counters.swapped_in > 0 and llm.scheduler.kv_manager.cache.evictions > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kernels", ["torch", "reference"])
 def test_every_kind_of_kernels_has_adapters(adapted: tuple[Path, list[list[int]]], kernels: str) -> None:
     model, expected = adapted
@@ -105,7 +106,7 @@ def test_every_kind_of_kernels_has_adapters(adapted: tuple[Path, list[list[int]]
 def test_no_token_is_of_another_adapter_while_all_are_loaded_and_evicted_at_random(tmp_path: Path) -> None:
     """`python -m labs.benchmarks.adapters --part isolation --tokens 1000000` is the same for as long as one likes."""
     storm = Storm(tmp_path, seed=1)
-    while storm.tokens < examples(250, at_night=20_000):
+    while storm.tokens < examples(150, at_night=20_000):
         storm.step()
     scheduler = storm.llm.scheduler
     scheduler.check_integrity()
