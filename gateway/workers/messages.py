@@ -1,7 +1,7 @@
 """Requests, records and errors as the lists that frames hold. An infinite time and an unknown one are both null."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import inf
@@ -35,12 +35,12 @@ class Setup:
     model_dir: Path
     vocab_size: int
     encoders: list[EncoderSetup]
-    adapters: dict[str, AdapterCard]
     pepper: bytes
     keys: list[KeyRecord]
     policy: Policy
     refused_tenants: set[str]
     refused_keys: set[tuple[str, str | None]]
+    adapters: dict[str, AdapterCard] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -183,9 +183,7 @@ def _defaults() -> dict[str, Schema]:
     return {
         "weight": _number("number", NUMBER, "Share of the machine when others wait too.", minimum=0.001, maximum=1000),
         "models": _MODELS,
-        "default_adapter": _text(
-            MODEL, "The adapter of requests for the served model; none: the model itself."
-        ),
+        "default_adapter": _text(MODEL, "The adapter of requests for the served model; none: the model itself."),
         "highest_class": _CLASS_NAME | {"description": "The most urgent class that may be had."},
         "default_class": _CLASS_NAME | {"description": "The class of requests that ask for none."},
         "limits": _ref("limits"),
