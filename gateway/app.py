@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from admission.admission import Admission
 from backend import compiled_core
+from backend.adapter_registry import AdapterRegistry
 from backend.engine import Engine
 from backend.loader import LoadedModel, load_model
 from backend.parallel.runners import LeadingRunner
@@ -31,6 +32,7 @@ from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
 from gateway.announcement import Ready
+from gateway.api.adapters import load_adapters
 from gateway.api.body_reader import open_body_reader
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import Health
@@ -65,7 +67,7 @@ from gateway.telemetry.metrics.push import pushing
 from gateway.telemetry.request_record import Telemetry, record_store_call
 from gateway.telemetry.tracing.tracing import open_tracing
 from gateway.tenants.alert_sender import open_alert_sender
-from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problems
+from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problem, room_problems
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kept_usage import KeptUsage
 from gateway.tenants.key_source import KeySource
@@ -106,13 +108,16 @@ async def open_service(
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
-    Raises `StoreUnsuitable`, and `PolicyError` for a policy whose floors leave no room to serve, or whose pins do not
-    fit.
+    Raises `StoreUnsuitable`, `ModelLoadError` for an adapter, and `PolicyError` for a policy whose floors leave no room
+    to serve, or whose pins do not fit.
     """
     kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
     kv_pool = KVPool.of(model.engine_config, kv_shape.block_bytes)
     pinned_prompts = PinnedPrompts(model.tokenizer, kv_shape.block_tokens)
-    tenants.policies.require(partial(room_problems, pool=kv_pool))
+    adapters = await load_adapters(
+        settings, AdapterRegistry(model), lambda blocks: room_problem(tenants.policies.current, kv_pool, blocks)
+    )
+    tenants.policies.require(partial(room_problems, pool=kv_pool, largest_adapter=lambda: adapters.largest))
     tenants.policies.require(partial(pinned_problems, pool=kv_pool, prompts=pinned_prompts))
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
@@ -173,6 +178,7 @@ async def open_service(
             refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
             prompt_names=prompt_names,
             encoding=EncodingService(encoders, engine, core, encoding_limits(settings)),
+            adapters=adapters,
             grammars=grammars,
             seeds=random.Random(settings.seed),
         )
@@ -310,6 +316,7 @@ async def serve_engine(
             sealer=(sealer := Sealer.of(settings, keys.pepper)),
             files=FileBytes(settings.state_dir / "files", sealer),
             encoders=served_encoders([(one.setup, one.encoder.tokenizer) for one in encoders.values()]),
+            adapters=service.adapters.cards,
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )
@@ -361,6 +368,7 @@ def _setup(
         model_dir=model.directory,
         vocab_size=model.config.vocab_size,
         encoders=[one.setup for one in encoders.values()],
+        adapters=dict(client.service.adapters.cards),
         pepper=tenants.keys.pepper,
         keys=[*tenants.keys.in_force.values()],
         policy=tenants.policies.current,

@@ -257,6 +257,11 @@ class KeyNotFound(ApiError):
     code = "key_not_found"
 
 
+class AdapterNotFound(ApiError):
+    status = 404
+    code = "adapter_not_found"
+
+
 class TenantNotNamed(ApiError):
     """A key was requested for a tenant outside the policy: the name may be mistyped, and would then have no limits."""
 

@@ -47,6 +47,15 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterCard:
+    """An adapter as clients see it."""
+
+    name: str
+    created: int  # Unix seconds
+    kv_blocks: int  # that it takes of its tenant's KV memory
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderSetup:
     """A model that embeds texts or scores pairs of them, as its clients see it."""
 
@@ -152,6 +161,7 @@ class Frontend:
     sealer: Sealer
     files: FileBytes
     encoders: Mapping[str, ServedEncoder] = field(default_factory=dict)  # by name
+    adapters: Mapping[str, AdapterCard] = field(default_factory=dict)  # by name, as they are loaded now
     cors: Cors | None = None  # None: no web page of another origin may call
     public_models: bool = False  # /v1/models needs no key
 
@@ -174,7 +184,7 @@ class Frontend:
         """
         if model is not None and policy is not None:
             policy.check_model(model)
-        if model == self.model.name:
+        if model == self.model.name or (model is not None and model in self.adapters):
             return
         is_known = policy is None or policy.allows_model(self.model.name)
         if model is not None:
@@ -182,6 +192,16 @@ class Frontend:
             raise ModelNotFound(f"The model {quoted(model, 200)} does not exist{rest}.", "model")
         if not is_known:
             raise ModelNotFound("This server has no model that you have access to.", "model")
+
+    def adapter_of(self, model: str | None, policy: EffectivePolicy) -> AdapterCard | None:
+        """Return the adapter of a request for `model`: the one of that name or, for the served model, the tenant's
+        default; None: the model alone. Raises `ModelNotFound`.
+        """
+        self.check_model(model, policy)
+        name = policy.tenant.default_adapter if model in (None, self.model.name) else model
+        if name is not None and name not in self.adapters:
+            raise ModelNotFound(f"The adapter {quoted(name, 200)}, your tenant's default, is not loaded.", "model")
+        return None if name is None else self.adapters[name]
 
     async def render(self, tenant: str, conversation: Conversation, is_cut: bool = False) -> str:
         """Returns the prompt text of a conversation, which is truncated afterwards if `is_cut`.

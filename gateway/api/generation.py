@@ -56,7 +56,7 @@ class GenerationEndpoint(TokensEndpoint):
         if request.is_in_background:  # its client's patience is about the answer to the call
             headers = [header for header in headers if header[0] != READ_TIMEOUT]
         deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
-        frontend.check_model(request.model, policy)
+        adapter = frontend.adapter_of(request.model, policy)
         policy.check_answers(request.num_answers, request.answers_field)
         for size, field in request.grammar_sizes():
             policy.check_grammar(size, field)
@@ -66,7 +66,16 @@ class GenerationEndpoint(TokensEndpoint):
         num_bytes = call.record.body_bytes
         dialect.bound(request, service_class.max_reasoning_tokens, frontend)
         params = GenerationParams(
-            request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes, beginnings
+            request,
+            dialect,
+            policy,
+            service_class,
+            deadlines,
+            followup,
+            arrived,
+            num_bytes,
+            beginnings,
+            adapter=adapter,
         )
         if not request.is_in_background:  # else its router sees the beginning alone, and settles nothing
             params.attempt = attempt

@@ -1,7 +1,7 @@
 """Requests, records and errors as the lists that frames hold. An infinite time and an unknown one are both null."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import inf
@@ -13,7 +13,7 @@ from admission.outcome import Outcome
 from backend.grammar import Grammar, GrammarKind
 from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
-from gateway.api.frontend import EncoderSetup, ServedModel
+from gateway.api.frontend import AdapterCard, EncoderSetup, ServedModel
 from gateway.errors import ApiError
 from gateway.replica.fleet_secret import Beginnings
 from gateway.settings.settings import Settings
@@ -40,15 +40,17 @@ class Setup:
     policy: Policy
     refused_tenants: set[str]
     refused_keys: set[tuple[str, str | None]]
+    adapters: dict[str, AdapterCard] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Update:
-    """An edit of keys and policy; it is pickled like `Setup`."""
+    """An edit of keys, policy and adapters; it is pickled like `Setup`."""
 
     keys: Sequence[KeyRecord] = ()
     revoked: Sequence[str] = ()
     policy: PolicyEdit | None = None
+    adapters: Mapping[str, AdapterCard] | None = None  # all of them
 
 
 def error_message(error: ApiError) -> Message:
@@ -73,7 +75,7 @@ def _subclasses(kind: type[ApiError]) -> list[type[ApiError]]:
 _OF_REQUEST = (
     "id", "tenant", "key", "max_tokens", "service_tier", "service_class", "priority_class", "token_interval",
     "first_token_target", "first_token_by", "done_by", "body_bytes", "streams", "may_stop", "cache_salt", "num_answers",
-    "expects_followup", "usage_row",
+    "expects_followup", "usage_row", "adapter",
 )  # fmt: skip
 _OF_SAMPLING = (  # and `stop_token_ids`
     "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",

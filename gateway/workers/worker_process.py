@@ -72,6 +72,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
     client = WorkerClient(
         keys, policies, setup.refused_tenants, setup.refused_keys, clock, drain=server.drain, end=server.end
     )
+    client.adapters.update(setup.adapters)
     telemetry, deliveries = Telemetry(clock), DeliveryMetrics(clock)
     telemetry.on_end.append(client.ended)
     link.setblocking(False)
@@ -92,6 +93,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             encoders=served_encoders(
                 [(one, Tokenizer.from_dir(one.directory, one.vocab_size)) for one in setup.encoders]
             ),
+            adapters=client.adapters,
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )

@@ -16,6 +16,7 @@ from quotas.policy.problems import Mark
 MOST_LINES = 60
 NEVER = {  # fields of a tenant without effect in a simulation
     "on_store_outage": "the quota store never fails in a simulation",
+    "default_adapter": "a simulation has one model, and no adapters",
     "max_n": "a trace says nothing of requests that were refused for what they are",
     "max_schema_bytes": "a trace does not say what answers have to match",
     "max_top_logprobs": "a trace does not say what is told of tokens",

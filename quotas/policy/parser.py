@@ -41,7 +41,16 @@ from quotas.policy.policy import (
     UsageDetail,
 )
 from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
-from quotas.policy.schema import MAX_CLASSES, MAX_PINNED_PROMPTS, NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED, fields_of
+from quotas.policy.schema import (
+    MAX_CLASSES,
+    MAX_PINNED_PROMPTS,
+    NO_ADAPTER,
+    NO_PINS,
+    NO_PRICE,
+    NO_TEAM,
+    UNLIMITED,
+    fields_of,
+)
 from quotas.policy.section import Section, one_of
 from quotas.policy.tenant_texts import Form, Indivisible, TenantTexts, form_of, name_and_body, words_of
 from quotas.policy.yaml_nodes import MAX_NODES, Fields, Items, Scalar
@@ -161,6 +170,7 @@ class TenantReader:
             default_class=self._read_default_class(section, highest, base),
             weight=section.value("weight", words.weight, base.weight),
             models=section.values("models", words.model, base.models),
+            default_adapter=_read_default_adapter(section, base.default_adapter),
             limits=priced(section, limits, read_limits(limits, None, base.limits, calendar), price),
             on_store_outage=section.value("on_store_outage", words.outage, base.on_store_outage),
             price=price,
@@ -238,6 +248,11 @@ class TenantReader:
             limits=priced(section, limits, read_limits(limits, key_id, (), tenant.calendar), tenant.price),
             tags=_read_tags(section.section("tags")),
         )
+
+
+def _read_default_adapter(section: Section, base: str | None) -> str | None:
+    name = section.value("default_adapter", words.model, base or NO_ADAPTER)
+    return None if name == NO_ADAPTER else name
 
 
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:

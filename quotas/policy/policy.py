@@ -160,6 +160,7 @@ class TenantPolicy:
     max_n: int = MAX_N  # answers to one prompt, hidden ones of best_of included
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of an answer's constraint; 0: no constraints
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens at each position
+    default_adapter: str | None = None  # of requests that name the served model; None: the model alone
     calendar: Calendar = UTC_CALENDAR  # of the budgets of the tenant and its keys
     team: str | None = None
     team_limits: tuple[Limit, ...] = ()  # the team's, at the tenant's prices
@@ -306,6 +307,7 @@ def _digest(tenant: TenantPolicy) -> int:
         ),
         (tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
         (tenant.calendar, tenant.team, _said(tenant.team_limits)),
+        *([tenant.default_adapter] if tenant.default_adapter is not None else []),
     )
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])
 

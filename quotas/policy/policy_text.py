@@ -9,7 +9,7 @@ import yaml
 
 from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Calendar, Limit, Rate, Resource
 from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TeamPolicy, TenantPolicy
-from quotas.policy.schema import NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED
+from quotas.policy.schema import NO_ADAPTER, NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED
 from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_share, show_size
 
 Plain = dict[str, Any]
@@ -67,6 +67,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
     fields: Plain = {
         "weight": _number(show_number(tenant.weight)),
         "models": list(tenant.models),
+        "default_adapter": tenant.default_adapter or NO_ADAPTER,
         "highest_class": tenant.highest_class,
         "default_class": tenant.default_class,
         "limits": {resource.value: _limits(tenant.limits, resource) for resource in Resource},

@@ -34,6 +34,7 @@ UNLIMITED = "unlimited"
 NO_PRICE = "none"
 NO_PINS = "none"
 NO_TEAM = "none"
+NO_ADAPTER = "none"
 MAX_CLASSES = 16
 MAX_PINNED_PROMPTS = 16  # system prompts of a tenant
 MAX_PROMPT_CHARS = 65_536  # characters of one
@@ -220,6 +221,7 @@ def _defaults() -> dict[str, Schema]:
         **_calendar(),
         "weight": _number("number", NUMBER, "Share of the machine when others wait too.", minimum=0.001, maximum=1000),
         "models": _MODELS,
+        "default_adapter": _text(MODEL, "The adapter of requests for the served model; none: the model itself."),
         "highest_class": _CLASS_NAME | {"description": "The most urgent class that may be had."},
         "default_class": _CLASS_NAME | {"description": "The class of requests that ask for none."},
         "limits": _ref("limits"),

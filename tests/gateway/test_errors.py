@@ -25,6 +25,7 @@ TABLE = [
     (errors.RequestNotFound("m"), 404, INVALID, "request_not_found", None, None),
     (errors.TenantNotFound("m"), 404, INVALID, "tenant_not_found", None, None),
     (errors.KeyNotFound("m"), 404, INVALID, "key_not_found", None, None),
+    (errors.AdapterNotFound("m"), 404, INVALID, "adapter_not_found", None, None),
     (errors.TenantNotNamed("m", "tenant"), 400, INVALID, "tenant_not_named", None, None),
     (errors.MethodNotAllowed("m", "POST"), 405, INVALID, "method_not_allowed", None, None),
     (errors.RequestTooLarge("m"), 413, INVALID, "request_too_large", None, None),

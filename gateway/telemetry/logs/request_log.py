@@ -62,7 +62,7 @@ class RequestLog:
             jumped_tokens += timeline.num_jumped_tokens
             preemptions += sequence.num_preemptions
             engine_time += timeline.promise.charged
-            block_seconds += sequence.block_table.seconds(ended)
+            block_seconds += sequence.block_seconds(ended)
         if request.num_answers > 1:
             prompt_tokens, cached_tokens = request.num_prompt_tokens, request.num_cached_tokens
         queued, first_token = engine.queued, engine.first_token

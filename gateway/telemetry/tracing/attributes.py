@@ -30,7 +30,7 @@ def of_request(record: RequestRecord, route: str, kv: KVShape, now: float) -> At
     sequences = [timeline.sequence for timeline in record.engine.timelines]
     taken: Attributes = {
         "sluice.kv.peak_bytes": sum(sequence.block_table.peak for sequence in sequences) * kv.block_bytes,
-        "sluice.kv.byte_seconds": sum(sequence.block_table.seconds(now) for sequence in sequences) * kv.block_bytes,
+        "sluice.kv.byte_seconds": sum(sequence.block_seconds(now) for sequence in sequences) * kv.block_bytes,
         "sluice.engine.time_us": round(record.engine.charged * 1e6),
         "sluice.preemptions": record.engine.num_preemptions,
     }
