@@ -16,6 +16,7 @@ from gateway.api.endpoint import Call, TokensEndpoint
 from gateway.api.engine_client import Generation
 from gateway.api.frontend import Frontend
 from gateway.api.generation_request import GenerationParams
+from gateway.api.guard import AnswerGuard
 from gateway.api.text_stream import TextStream
 from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar
 from gateway.http.json_body import JsonBody
@@ -75,6 +76,12 @@ class GenerationEndpoint(TokensEndpoint):
             if request.bad_words:
                 words = await frontend.bad_words(policy.name, request.bad_words)
                 request.sampling = replace(request.sampling, bad_words=words)
+            if policy.tenant.guard is not None:
+                guard = frontend.guards.of(policy.tenant.guard, call.record)
+                if guard.judges("prompt"):
+                    ids = [prompt.token_ids for prompt in prompts]
+                    await guard.check_prompts([await frontend.decode(policy.name, one, False) for one in ids])
+                params.guard = guard if guard.judges("answer") else None
             each = [prompt for prompt in prompts for _ in range(request.num_answers)]
             await self._generate(call, scope, params, each)
         if scope.error is not None:
@@ -98,7 +105,7 @@ class GenerationEndpoint(TokensEndpoint):
         frontend, record, request = self.frontend, call.record, params.request
         identity = self._dialect.identify(request)
         record.response_id, record.service_class = identity.id, params.service_class.name
-        record.num_choices, record.num_answers = len(prompts), request.num_answers
+        record.num_answers = request.num_answers
         messages = [self._dialect.message(request, prompt, frontend) for prompt in prompts]
         detokenizers = [
             self._detokenizer(request, prompt, message is not None)
@@ -148,8 +155,11 @@ class GenerationEndpoint(TokensEndpoint):
         texts: Sequence[TextStream],
     ) -> None:
         """Deliver the answer. The quota is settled before its last byte, after which the client may send again."""
-        dialect, request, policy = self._dialect, params.request, params.policy
+        dialect, request, policy, guard = self._dialect, params.request, params.policy, params.guard
         if request.stream:
+            if guard is not None:
+                for index, text in enumerate(texts):
+                    text.guard = AnswerGuard(guard, index)
             chunks = [
                 dialect.chunks(identity, request.include_usage, index, text.message) for index, text in enumerate(texts)
             ]
@@ -172,6 +182,8 @@ class GenerationEndpoint(TokensEndpoint):
             if not request.is_plain:
                 choices = await told_choices(texts, choices, request.num_answers, request.num_shown)
             await generation.settle()
+            if guard is not None:
+                await _gather([guard.check_answer(choice.text, index) for index, choice in enumerate(choices)])
             usage = _token_usage(texts, request.num_answers)
             await response.reply(await dialect.whole(policy, identity, choices, usage))
 

@@ -15,6 +15,7 @@ from quotas.policy.policy import (
     CLASSES,
     DEFAULTS,
     MAX_BATCH_LINES,
+    MAX_GUARD_HOLD_CHARS,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
@@ -24,6 +25,7 @@ from quotas.policy.policy import (
     BatchLimits,
     CacheLimits,
     ClassPolicy,
+    GuardPolicy,
     KeyPolicy,
     Lateness,
     Policy,
@@ -34,7 +36,16 @@ from quotas.policy.policy import (
     Unnamed,
 )
 from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
-from quotas.policy.schema import MAX_CLASSES, MAX_PINNED_PROMPTS, NO_PINS, NO_PRICE, UNLIMITED, fields_of
+from quotas.policy.schema import (
+    GUARD_STAGES,
+    MAX_CLASSES,
+    MAX_PINNED_PROMPTS,
+    NO_GUARD,
+    NO_PINS,
+    NO_PRICE,
+    UNLIMITED,
+    fields_of,
+)
 from quotas.policy.section import Section, one_of
 from quotas.policy.tenant_texts import Form, Indivisible, TenantTexts, form_of, name_and_body, words_of
 from quotas.policy.yaml_nodes import MAX_NODES, Fields, Items, Scalar
@@ -132,6 +143,7 @@ class TenantReader:
             prefix_cache=_read_cache_limits(section.section("prefix_cache"), base.prefix_cache),
             stored_responses=_read_stored(section.section("stored_responses"), base.stored_responses),
             batches=_read_batches(section.section("batches"), base.batches),
+            guard=_read_guard(section, base.guard),
             max_n=_read_bound(section, "max_n", base.max_n, 1, MAX_N),
             max_schema_bytes=_read_bound(section, "max_schema_bytes", base.max_schema_bytes, 0, MAX_SCHEMA_BYTES),
             max_top_logprobs=_read_bound(section, "max_top_logprobs", base.max_top_logprobs, 0, MAX_TOP_LOGPROBS),
@@ -259,6 +271,27 @@ def _read_batches(section: Section | None, base: BatchLimits) -> BatchLimits:
         section.value("retention", units.positive_duration, base.retention),
         _read_bound(section, "lines", base.lines, 1, MAX_BATCH_LINES),
         _read_bound(section, "open", base.open, 1, MAX_OPEN_BATCHES),
+    )
+
+
+def _read_guard(section: Section, base: GuardPolicy | None) -> GuardPolicy | None:
+    node = section.node("guard")
+    if node is None or (isinstance(node, Scalar) and node.text == NO_GUARD):
+        return base if node is None else None
+    fields = section.section("guard")
+    if fields is None:
+        return base
+    fields.refuse_unknown(fields_of("guard"))
+    if base is None and "url" not in fields:
+        section.wrong("guard", "has no url: name the address that is asked")
+    known = base or GuardPolicy("")
+    stages = fields.values("stages", words.guard_stage, known.stages)
+    return GuardPolicy(
+        fields.value("url", words.guard_url, known.url),
+        tuple(stage for stage in GUARD_STAGES if stage in stages),
+        fields.value("deadline", words.guard_deadline, known.deadline),
+        fields.value("on_failure", words.guard_failure, known.on_failure),
+        _read_bound(fields, "hold", known.hold, 1, MAX_GUARD_HOLD_CHARS),
     )
 
 

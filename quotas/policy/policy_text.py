@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from quotas.policy.limit import TENANT_ONLY, Limit, Rate, Resource
-from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TenantPolicy
-from quotas.policy.schema import NO_PINS, NO_PRICE, UNLIMITED
+from quotas.policy.policy import CacheLimits, ClassPolicy, GuardPolicy, KeyPolicy, Policy, Price, TenantPolicy
+from quotas.policy.schema import NO_GUARD, NO_PINS, NO_PRICE, UNLIMITED
 from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_size
 
 Plain = dict[str, Any]
@@ -73,6 +73,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
             "lines": tenant.batches.lines,
             "open": tenant.batches.open,
         },
+        "guard": _guard(tenant.guard) if tenant.guard else NO_GUARD,
         "max_n": tenant.max_n,
         "max_schema_bytes": tenant.max_schema_bytes,
         "max_top_logprobs": tenant.max_top_logprobs,
@@ -117,6 +118,16 @@ def _price(price: Price) -> Plain:
         "output": show_price(price.output),
         "cached_input": show_price(price.cached_input),
         "currency": price.currency,
+    }
+
+
+def _guard(guard: GuardPolicy) -> Plain:
+    return {
+        "url": guard.url,
+        "stages": list(guard.stages),
+        "deadline": show_duration(guard.deadline),
+        "on_failure": guard.on_failure,
+        "hold": _count(guard.hold),
     }
 
 

@@ -22,6 +22,7 @@ from quotas.policy.limit import (
 )
 from quotas.policy.policy import (
     MAX_BATCH_LINES,
+    MAX_GUARD_HOLD_CHARS,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
@@ -31,6 +32,7 @@ from quotas.policy.policy import (
     BatchLimits,
     CacheLimits,
     ClassPolicy,
+    GuardPolicy,
     KeyPolicy,
     Lateness,
     Policy,
@@ -147,6 +149,16 @@ def cache_limits(draw: st.DrawFn) -> CacheLimits:
     return CacheLimits(floor if ceiling is None else min(floor, ceiling), ceiling, tuple(pinned))
 
 
+guards = st.builds(
+    GuardPolicy,
+    st.sampled_from(["http://guard:8080/check", "https://[::1]/a?b=c#d", "http://g"]),
+    st.sampled_from([("prompt", "answer"), ("prompt",), ("answer",)]),
+    st.integers(1, 6000).map(lambda hundredths: hundredths / 100),
+    st.sampled_from(["closed", "open"]),
+    st.integers(1, MAX_GUARD_HOLD_CHARS),
+)
+
+
 @st.composite
 def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> TenantPolicy:
     highest = draw(st.sampled_from(classes))
@@ -168,6 +180,7 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> Ten
             draw(st.integers(1, MAX_BATCH_LINES)),
             draw(st.integers(1, MAX_OPEN_BATCHES)),
         ),
+        guard=draw(st.none() | guards),
         max_n=draw(st.integers(1, MAX_N)),
         max_schema_bytes=draw(st.integers(0, MAX_SCHEMA_BYTES)),
         max_top_logprobs=draw(st.integers(0, MAX_TOP_LOGPROBS)),
