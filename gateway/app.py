@@ -35,7 +35,7 @@ from gateway.api.body_reader import open_body_reader
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import Health
 from gateway.api.frontend import Frontend, ServedModel, served_encoders
-from gateway.api.guard import open_guards
+from gateway.api.guardrail import open_guardrails
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
@@ -293,7 +293,7 @@ async def serve_engine(
     async with (
         open_service(settings, model, engine, core_telemetry, tenants, server.table, encoders) as service,
         open_body_reader(settings, model.engine_config.max_model_len) as body_reader,
-        open_guards(engine.clock) as guards,
+        open_guardrails(engine.clock) as guardrails,
     ):
         client = InProcessClient(service, _health(server, engine))
         frontend = Frontend(
@@ -308,7 +308,7 @@ async def serve_engine(
             engine=client,
             sealer=(sealer := Sealer.of(settings, keys.pepper)),
             files=FileBytes(settings.state_dir / "files", sealer),
-            guards=guards,
+            guardrails=guardrails,
             encoders=served_encoders([(one.setup, one.encoder.tokenizer) for one in encoders.values()]),
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",

@@ -9,7 +9,7 @@ ApiError
 ├── GrammarsUnavailable  503  the processes that compile end for reasons of their own
 ├── ContextLengthExceeded 400  the model's context cannot hold prompt and answer
 ├── RequestTimedOut      400  its headers or body did not arrive in time
-├── GuardRefused         400  the guard of the tenant refuses the prompt or the answer
+├── GuardrailRefused         400  the guardrail of the tenant refuses the prompt or the answer
 ├── InvalidApiKey        401
 ├── Forbidden            403  the key lacks a scope
 ├── PolicyChanged        412  on the admin port: a policy file is not as the admin has seen it
@@ -37,7 +37,7 @@ ApiError
 ├── ShuttingDown         503
 ├── Preempted            503  before the first byte; an error event after it
 ├── CancelledByAdmin     503  before the first byte; an error event after it
-├── GuardUnavailable     503  the guard gives no verdict and policy says closed
+├── GuardrailUnavailable     503  the guardrail gives no verdict and policy says closed
 ├── QuotaUnverifiable    503  the quota store is unreachable and policy says closed
 └── DeadlineExceeded     504  while queued
 
@@ -139,6 +139,13 @@ class BadRequest(ApiError):
         return f"{rule}."
 
 
+class GuardrailRefused(BadRequest):
+    """Its `rule` leaves out the guardrail's reason, which may quote what it refuses."""
+
+    code = "content_filter"
+    dropped_reason = "guardrail"
+
+
 class Unsatisfiable(ApiError):
     status = 400
     code = "quota_unsatisfiable"
@@ -149,22 +156,6 @@ class ContextLengthExceeded(ApiError):
     status = 400
     code = "context_length_exceeded"
     dropped_reason = "unsatisfiable"
-
-
-class GuardRefused(ApiError):
-    status = 400
-    code = "content_filter"
-    dropped_reason = "guard"
-
-    def __init__(self, stage: str, reason: str) -> None:
-        """`stage` is prompt or answer; `reason` is the guard's own, in quotes, or empty."""
-        self._rule = f"The guard of your tenant refused the {stage}"
-        super().__init__(f"{self._rule}: {reason}." if reason else f"{self._rule}.")
-
-    @property
-    def discreet_message(self) -> str:
-        """The refusal without the guard's reason, which may quote what it refuses."""
-        return f"{self._rule}."
 
 
 class InvalidApiKey(ApiError):
@@ -449,12 +440,12 @@ class QuotaUnverifiable(ApiError):
     dropped_reason = "quota_store"
 
 
-class GuardUnavailable(ApiError):
+class GuardrailUnavailable(ApiError):
     status = 503
     type = "service_unavailable_error"
-    code = "guard_unavailable"
+    code = "guardrail_unavailable"
     outcome = Outcome.FAILED
-    dropped_reason = "guard"
+    dropped_reason = "guardrail"
 
 
 class DeadlineExceeded(ApiError):

@@ -184,7 +184,7 @@ def test_the_mistakes_that_are_shown_are_what_is_said_of_them() -> None:
 def test_every_field_of_a_policy_is_in_a_table() -> None:
     rows = set(re.findall(r"^\| `([a-z_.]+)` \|", POLICIES, re.MULTILINE))
     queue = {f"queue.{name}" for name in fields_of("class", "queue")}
-    cache = {f"prefix_cache.{name}" for name in fields_of("prefix_cache")}
+    cache = {f"{one}.{name}" for one in ("prefix_cache", "guardrail") for name in fields_of(one)}
     documented = {*fields_of("class"), *fields_of("tenant"), *fields_of("limits"), *fields_of("key")} - {"queue"}
     alone = {*fields_of("")} - {"classes", "defaults", "tenants"}  # each of these is a section
     assert rows == documented | queue | cache | alone

@@ -12,7 +12,7 @@ from backend.sampling_params import MAX_BAD_WORD_TOKENS
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.api.body_reader import BodyReader
 from gateway.api.engine_client import EngineClient
-from gateway.api.guard import Guards
+from gateway.api.guardrail import Guardrails
 from gateway.batches.file_bytes import FileBytes
 from gateway.errors import BadRequest, ContextLengthExceeded, ModelNotFound, context_exceeded
 from gateway.http.cors import Cors
@@ -152,7 +152,7 @@ class Frontend:
     engine: EngineClient
     sealer: Sealer
     files: FileBytes
-    guards: Guards
+    guardrails: Guardrails
     encoders: Mapping[str, ServedEncoder] = field(default_factory=dict)  # by name
     cors: Cors | None = None  # None: no web page of another origin may call
     public_models: bool = False  # /v1/models needs no key

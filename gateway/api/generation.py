@@ -16,7 +16,7 @@ from gateway.api.endpoint import Call, TokensEndpoint
 from gateway.api.engine_client import Generation
 from gateway.api.frontend import Frontend
 from gateway.api.generation_request import GenerationParams
-from gateway.api.guard import AnswerGuard
+from gateway.api.guardrail import AnswerGuardrail
 from gateway.api.text_stream import TextStream
 from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar
 from gateway.http.json_body import JsonBody
@@ -76,12 +76,12 @@ class GenerationEndpoint(TokensEndpoint):
             if request.bad_words:
                 words = await frontend.bad_words(policy.name, request.bad_words)
                 request.sampling = replace(request.sampling, bad_words=words)
-            if policy.tenant.guard is not None:
-                guard = frontend.guards.of(policy.tenant.guard, call.record)
-                if guard.judges("prompt"):
+            if policy.tenant.guardrail is not None:
+                guardrail = frontend.guardrails.of(policy.tenant.guardrail, call.record)
+                if guardrail.judges("prompt"):
                     ids = [prompt.token_ids for prompt in prompts]
-                    await guard.check_prompts([await frontend.decode(policy.name, one, False) for one in ids])
-                params.guard = guard if guard.judges("answer") else None
+                    await guardrail.check_prompts([await frontend.decode(policy.name, one, False) for one in ids])
+                params.guardrail = guardrail if guardrail.judges("answer") else None
             each = [prompt for prompt in prompts for _ in range(request.num_answers)]
             await self._generate(call, scope, params, each)
         if scope.error is not None:
@@ -155,11 +155,11 @@ class GenerationEndpoint(TokensEndpoint):
         texts: Sequence[TextStream],
     ) -> None:
         """Deliver the answer. The quota is settled before its last byte, after which the client may send again."""
-        dialect, request, policy, guard = self._dialect, params.request, params.policy, params.guard
+        dialect, request, policy, guardrail = self._dialect, params.request, params.policy, params.guardrail
         if request.stream:
-            if guard is not None:
+            if guardrail is not None:
                 for index, text in enumerate(texts):
-                    text.guard = AnswerGuard(guard, index)
+                    text.guardrail = AnswerGuardrail(guardrail, index)
             chunks = [
                 dialect.chunks(identity, request.include_usage, index, text.message) for index, text in enumerate(texts)
             ]
@@ -182,8 +182,8 @@ class GenerationEndpoint(TokensEndpoint):
             if not request.is_plain:
                 choices = await told_choices(texts, choices, request.num_answers, request.num_shown)
             await generation.settle()
-            if guard is not None:
-                await _gather([guard.check_answer(choice.text, index) for index, choice in enumerate(choices)])
+            if guardrail is not None:
+                await _gather([guardrail.check_answer(choice.text, index) for index, choice in enumerate(choices)])
             usage = _token_usage(texts, request.num_answers)
             await response.reply(await dialect.whole(policy, identity, choices, usage))
 

@@ -7,7 +7,7 @@ from backend.sampling_params import MAX_LOGPROBS, SamplingParams
 from gateway.api.dialects import Dialect, Prompt
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
 from gateway.api.frontend import ServedModel
-from gateway.api.guard import Guard
+from gateway.api.guardrail import Guardrail
 from gateway.errors import ContextLengthExceeded, Unsatisfiable, context_exceeded
 from gateway.openai.requests import GenerationRequest
 from gateway.replica.fleet_secret import UNKNOWN, Beginnings
@@ -32,7 +32,7 @@ class GenerationParams:
     num_bytes: int
     beginnings: Beginnings = UNKNOWN
     attempt: Attempt | None = None
-    guard: Guard | None = None  # of the answers
+    guardrail: Guardrail | None = None  # of the answers
     clamped_to: int | None = None  # tokens of an answer whose client asked for more than the context leaves
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:

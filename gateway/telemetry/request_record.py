@@ -27,7 +27,7 @@ from gateway.errors import ApiError
 from gateway.http.responses import ResponseWriter
 from gateway.key_mask import masked
 from gateway.replica.fleet_secret import UNKNOWN, Beginnings
-from quotas.policy.policy import GuardStage
+from quotas.policy.policy import GuardrailStage
 from quotas.reservation import Reservation, Usage
 
 log = logging.getLogger(__name__)
@@ -131,20 +131,20 @@ class StoreCall:
     error: str | None  # the class of the exception that it failed with
 
 
-class GuardVerdict(StrEnum):
+class GuardrailVerdict(StrEnum):
     ALLOWED = "allowed"
     REFUSED = "refused"
-    FAILED = "failed"  # the guard gave none
+    FAILED = "failed"  # the guardrail gave none
     CANCELLED = "cancelled"  # the request ended first
 
 
-class GuardCall(NamedTuple):
-    """One question to the guard of a tenant."""
+class GuardrailCall(NamedTuple):
+    """One question to the guardrail of a tenant."""
 
-    stage: GuardStage
+    stage: GuardrailStage
     began: float
     ended: float
-    verdict: GuardVerdict
+    verdict: GuardrailVerdict
 
 
 @dataclass(slots=True, eq=False)
@@ -227,7 +227,7 @@ class RequestRecord:
     ignored: tuple[str, ...] = ()  # its ignored fields, by the metric's names
 
     body_bytes: int = 0  # read so far
-    guard_calls: list[GuardCall] = field(default_factory=list)
+    guardrail_calls: list[GuardrailCall] = field(default_factory=list)
 
     # moments
     authenticated: float | None = None

@@ -20,7 +20,7 @@ import uvloop
 from backend.text.tokenizer import Tokenizer
 from gateway.api.body_reader import open_body_reader
 from gateway.api.frontend import Frontend, served_encoders
-from gateway.api.guard import open_guards
+from gateway.api.guardrail import open_guardrails
 from gateway.api.routes import make_app, make_probes
 from gateway.background import beside
 from gateway.batches.file_bytes import FileBytes
@@ -79,7 +79,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
     await asyncio.get_running_loop().create_unix_connection(lambda: client.link, sock=link)
     async with (
         open_body_reader(settings, setup.model.limits.max_model_len) as body_reader,
-        open_guards(clock) as guards,
+        open_guardrails(clock) as guardrails,
     ):
         frontend = Frontend(
             model=setup.model,
@@ -93,7 +93,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             engine=client,
             sealer=(sealer := Sealer.of(settings, setup.pepper)),
             files=FileBytes(settings.state_dir / "files", sealer),
-            guards=guards,
+            guardrails=guardrails,
             encoders=served_encoders(
                 [(one, Tokenizer.from_dir(one.directory, one.vocab_size)) for one in setup.encoders]
             ),

@@ -22,8 +22,8 @@ NEVER = {  # fields of a tenant without effect in a simulation
     "stored_responses.bytes": "a trace does not say what is stored",
     "stored_responses.retention": "a trace does not say what is stored",
     **dict.fromkeys(
-        ("guard", *(f"guard.{one}" for one in ("url", "stages", "deadline", "on_failure", "hold"))),
-        "a trace does not say what a guard would refuse",
+        ("guardrail", *(f"guardrail.{one}" for one in ("url", "stages", "deadline", "on_failure", "hold"))),
+        "a trace does not say what a guardrail would refuse",
     ),
     "batches.file_bytes": "a trace does not say what files hold",
     "batches.retention": "a trace does not say what files hold",

@@ -15,7 +15,7 @@ from quotas.policy.policy import (
     CLASSES,
     DEFAULTS,
     MAX_BATCH_LINES,
-    MAX_GUARD_HOLD_CHARS,
+    MAX_GUARDRAIL_HOLD_CHARS,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
@@ -25,7 +25,7 @@ from quotas.policy.policy import (
     BatchLimits,
     CacheLimits,
     ClassPolicy,
-    GuardPolicy,
+    GuardrailPolicy,
     KeyPolicy,
     Lateness,
     Policy,
@@ -37,10 +37,10 @@ from quotas.policy.policy import (
 )
 from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
 from quotas.policy.schema import (
-    GUARD_STAGES,
+    GUARDRAIL_STAGES,
     MAX_CLASSES,
     MAX_PINNED_PROMPTS,
-    NO_GUARD,
+    NO_GUARDRAIL,
     NO_PINS,
     NO_PRICE,
     UNLIMITED,
@@ -143,7 +143,7 @@ class TenantReader:
             prefix_cache=_read_cache_limits(section.section("prefix_cache"), base.prefix_cache),
             stored_responses=_read_stored(section.section("stored_responses"), base.stored_responses),
             batches=_read_batches(section.section("batches"), base.batches),
-            guard=_read_guard(section, base.guard),
+            guardrail=_read_guardrail(section, base.guardrail),
             max_n=_read_bound(section, "max_n", base.max_n, 1, MAX_N),
             max_schema_bytes=_read_bound(section, "max_schema_bytes", base.max_schema_bytes, 0, MAX_SCHEMA_BYTES),
             max_top_logprobs=_read_bound(section, "max_top_logprobs", base.max_top_logprobs, 0, MAX_TOP_LOGPROBS),
@@ -274,24 +274,24 @@ def _read_batches(section: Section | None, base: BatchLimits) -> BatchLimits:
     )
 
 
-def _read_guard(section: Section, base: GuardPolicy | None) -> GuardPolicy | None:
-    node = section.node("guard")
-    if node is None or (isinstance(node, Scalar) and node.text == NO_GUARD):
+def _read_guardrail(section: Section, base: GuardrailPolicy | None) -> GuardrailPolicy | None:
+    node = section.node("guardrail")
+    if node is None or (isinstance(node, Scalar) and node.text == NO_GUARDRAIL):
         return base if node is None else None
-    fields = section.section("guard")
+    fields = section.section("guardrail")
     if fields is None:
         return base
-    fields.refuse_unknown(fields_of("guard"))
+    fields.refuse_unknown(fields_of("guardrail"))
     if base is None and "url" not in fields:
-        section.wrong("guard", "has no url: name the address that is asked")
-    known = base or GuardPolicy("")
-    stages = fields.values("stages", words.guard_stage, known.stages)
-    return GuardPolicy(
-        fields.value("url", words.guard_url, known.url),
-        tuple(stage for stage in GUARD_STAGES if stage in stages),
-        fields.value("deadline", words.guard_deadline, known.deadline),
-        fields.value("on_failure", words.guard_failure, known.on_failure),
-        _read_bound(fields, "hold", known.hold, 1, MAX_GUARD_HOLD_CHARS),
+        section.wrong("guardrail", "has no url: name the address that is asked")
+    known = base or GuardrailPolicy("")
+    stages = fields.values("stages", words.guardrail_stage, known.stages)
+    return GuardrailPolicy(
+        fields.value("url", words.guardrail_url, known.url),
+        tuple(stage for stage in GUARDRAIL_STAGES if stage in stages),
+        fields.value("deadline", words.guardrail_deadline, known.deadline),
+        fields.value("on_failure", words.guardrail_failure, known.on_failure),
+        _read_bound(fields, "hold", known.hold, 1, MAX_GUARDRAIL_HOLD_CHARS),
     )
 
 

@@ -17,15 +17,15 @@ MAX_N = 128  # answers to one prompt
 MAX_SCHEMA_BYTES = 2**18  # of an answer's constraint: a schema, a pattern or another grammar
 MAX_BATCH_LINES = 1_000_000  # of one batch
 MAX_OPEN_BATCHES = 1000  # of one tenant
-MAX_GUARD_DEADLINE_SECONDS = 60.0
-MAX_GUARD_HOLD_CHARS = 100_000
+MAX_GUARDRAIL_DEADLINE_SECONDS = 60.0
+MAX_GUARDRAIL_HOLD_CHARS = 100_000
 MAX_TOP_LOGPROBS = 20  # of the most likely tokens at each position, as OpenAI's
 
 Outage = Literal["closed", "open", "lease"]
 Lateness = Literal["wait", "refuse"]
 Unnamed = Literal["allow", "refuse"]
-GuardStage = Literal["prompt", "answer"]
-GuardFailure = Literal["closed", "open"]
+GuardrailStage = Literal["prompt", "answer"]
+GuardrailFailure = Literal["closed", "open"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,15 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class GuardPolicy:
-    """The guard of a tenant: a service that judges each prompt before it is computed, and each answer before it is
+class GuardrailPolicy:
+    """The guardrail of a tenant: a service that judges each prompt before it is computed, and each answer before it is
     sent.
     """
 
     url: str
-    stages: tuple[GuardStage, ...] = ("prompt", "answer")
+    stages: tuple[GuardrailStage, ...] = ("prompt", "answer")
     deadline: float = 1.0  # seconds of one call
-    on_failure: GuardFailure = "closed"
+    on_failure: GuardrailFailure = "closed"
     hold: int = 400  # characters of a streamed answer that wait for a verdict at a time
 
 
@@ -141,7 +141,7 @@ class TenantPolicy:
     prefix_cache: CacheLimits = CacheLimits()
     stored_responses: StoredResponseLimits = StoredResponseLimits()
     batches: BatchLimits = BatchLimits()
-    guard: GuardPolicy | None = None
+    guardrail: GuardrailPolicy | None = None
     max_n: int = MAX_N  # answers to one prompt, hidden ones of best_of included
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of an answer's constraint; 0: no constraints
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens at each position
@@ -275,7 +275,7 @@ def _digest(tenant: TenantPolicy) -> int:
     content = (
         (tenant.name, tenant.highest_class, tenant.default_class, tenant.weight, tenant.models, _said(tenant.limits)),
         (tenant.on_store_outage, tenant.price, tenant.prefix_cache, tenant.stored_responses, tenant.batches),
-        (tenant.guard, tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
+        (tenant.guardrail, tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
     )
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])
 

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from quotas.policy.limit import TENANT_ONLY, Limit, Rate, Resource
-from quotas.policy.policy import CacheLimits, ClassPolicy, GuardPolicy, KeyPolicy, Policy, Price, TenantPolicy
-from quotas.policy.schema import NO_GUARD, NO_PINS, NO_PRICE, UNLIMITED
+from quotas.policy.policy import CacheLimits, ClassPolicy, GuardrailPolicy, KeyPolicy, Policy, Price, TenantPolicy
+from quotas.policy.schema import NO_GUARDRAIL, NO_PINS, NO_PRICE, UNLIMITED
 from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_size
 
 Plain = dict[str, Any]
@@ -73,7 +73,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
             "lines": tenant.batches.lines,
             "open": tenant.batches.open,
         },
-        "guard": _guard(tenant.guard) if tenant.guard else NO_GUARD,
+        "guardrail": _guardrail(tenant.guardrail) if tenant.guardrail else NO_GUARDRAIL,
         "max_n": tenant.max_n,
         "max_schema_bytes": tenant.max_schema_bytes,
         "max_top_logprobs": tenant.max_top_logprobs,
@@ -121,13 +121,13 @@ def _price(price: Price) -> Plain:
     }
 
 
-def _guard(guard: GuardPolicy) -> Plain:
+def _guardrail(guardrail: GuardrailPolicy) -> Plain:
     return {
-        "url": guard.url,
-        "stages": list(guard.stages),
-        "deadline": show_duration(guard.deadline),
-        "on_failure": guard.on_failure,
-        "hold": _count(guard.hold),
+        "url": guardrail.url,
+        "stages": list(guardrail.stages),
+        "deadline": show_duration(guardrail.deadline),
+        "on_failure": guardrail.on_failure,
+        "hold": _count(guardrail.hold),
     }
 
 

@@ -14,15 +14,15 @@ from typing import Any, get_args
 from quotas.policy.limit import TENANT_ONLY, Resource
 from quotas.policy.policy import (
     MAX_BATCH_LINES,
-    MAX_GUARD_HOLD_CHARS,
+    MAX_GUARDRAIL_HOLD_CHARS,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
     MAX_TOP_LOGPROBS,
     SCOPES,
     SERVICE_TIERS,
-    GuardFailure,
-    GuardStage,
+    GuardrailFailure,
+    GuardrailStage,
     Lateness,
     Outage,
     Unnamed,
@@ -32,15 +32,15 @@ from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PRICE, RA
 UNLIMITED = "unlimited"
 NO_PRICE = "none"
 NO_PINS = "none"
-NO_GUARD = "none"
+NO_GUARDRAIL = "none"
 MAX_CLASSES = 16
 MAX_PINNED_PROMPTS = 16  # system prompts of a tenant
 MAX_PROMPT_CHARS = 65_536  # characters of one
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
 LATENESS: tuple[Lateness, ...] = get_args(Lateness)
 UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
-GUARD_STAGES: tuple[GuardStage, ...] = get_args(GuardStage)
-GUARD_FAILURES: tuple[GuardFailure, ...] = get_args(GuardFailure)
+GUARDRAIL_STAGES: tuple[GuardrailStage, ...] = get_args(GuardrailStage)
+GUARDRAIL_FAILURES: tuple[GuardrailFailure, ...] = get_args(GuardrailFailure)
 
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 GROUP_NAME = TENANT_NAME
@@ -50,7 +50,7 @@ KEY_ID = r"[A-Za-z0-9]{1,64}"  # a dash ends the id within a key
 HMAC = r"[0-9A-Fa-f]{64}"
 MODEL = r"[!-~]([ -~]{0,254}[!-~])?"
 CURRENCY = r"[A-Z]{3}"
-GUARD_URL = r"https?://[A-Za-z0-9.:\[\]-]{1,255}(/[!-~]{0,1024})?"
+GUARDRAIL_URL = r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?(/[!-~]{0,1024})?"
 
 Schema = dict[str, Any]
 
@@ -185,14 +185,14 @@ def _prefix_cache() -> Schema:
     )
 
 
-def _guard() -> Schema:
+def _guardrail() -> Schema:
     return _fields(
         "A service that judges prompts and answers.",
-        url=_text(GUARD_URL, "Where it is asked, by POST, such as http://guard:8080/check."),
-        stages=_words(GUARD_STAGES, "What it judges; default: both."),
+        url=_text(GUARDRAIL_URL, "Where it is asked, by POST, such as http://guardrail:8080/check."),
+        stages=_words(GUARDRAIL_STAGES, "What it judges; default: both."),
         deadline=_positive(_text(DURATION, "The most time of one call, such as 500ms; default: 1s.")),
         on_failure={
-            "enum": list(GUARD_FAILURES),
+            "enum": list(GUARDRAIL_FAILURES),
             "description": "What becomes of a request without a verdict: closed refuses it, open lets it pass.",
         },
         hold=_number(
@@ -200,7 +200,7 @@ def _guard() -> Schema:
             COUNT,
             "Characters of a stream that wait for one verdict; default: 400.",
             minimum=1,
-            maximum=MAX_GUARD_HOLD_CHARS,
+            maximum=MAX_GUARDRAIL_HOLD_CHARS,
         ),
     )
 
@@ -217,7 +217,10 @@ def _defaults() -> dict[str, Schema]:
         "prefix_cache": _ref("prefix_cache"),
         "stored_responses": _ref("stored_responses"),
         "batches": _ref("batches"),
-        "guard": {"anyOf": [_ref("guard"), {"const": NO_GUARD}], "description": "none lifts that of defaults."},
+        "guardrail": {
+            "anyOf": [_ref("guardrail"), {"const": NO_GUARDRAIL}],
+            "description": "none lifts the default.",
+        },
         "max_n": _number("integer", COUNT, "The most answers to one prompt: n, or best_of.", minimum=1, maximum=MAX_N),
         "max_schema_bytes": _number(
             "integer",
@@ -289,7 +292,7 @@ def _schema() -> Schema:
                 lines=_number("integer", COUNT, "The most lines of a batch.", minimum=1, maximum=MAX_BATCH_LINES),
                 open=_number("integer", COUNT, "The most batches at once.", minimum=1, maximum=MAX_OPEN_BATCHES),
             ),
-            "guard": _guard(),
+            "guardrail": _guardrail(),
             "rate": _rate(),
             "key": _key(),
         },

@@ -8,14 +8,14 @@ from datetime import UTC, date, datetime, time
 from functools import partial
 
 from quotas.policy import units
-from quotas.policy.policy import MAX_GUARD_DEADLINE_SECONDS, SCOPES, SERVICE_TIERS
+from quotas.policy.policy import MAX_GUARDRAIL_DEADLINE_SECONDS, SCOPES, SERVICE_TIERS
 from quotas.policy.schema import (
     CLASS_NAME,
     CURRENCY,
     GROUP_NAME,
-    GUARD_FAILURES,
-    GUARD_STAGES,
-    GUARD_URL,
+    GUARDRAIL_FAILURES,
+    GUARDRAIL_STAGES,
+    GUARDRAIL_URL,
     HMAC,
     KEY_ID,
     KEY_PREFIX,
@@ -57,10 +57,12 @@ scope = one_of(SCOPES, "a scope")
 outage = one_of(OUTAGES, "an outage policy")
 lateness = one_of(LATENESS, "a treatment of late requests")
 unnamed = one_of(UNNAMED, "a treatment of unnamed tenants")
-guard_stage = one_of(GUARD_STAGES, "a stage of a guard")
-guard_failure = one_of(GUARD_FAILURES, "a treatment of requests without a verdict")
-guard_url = partial(
-    _matching, GUARD_URL, "is no address of a guard such as http://guard:8080/check, without a name and a password"
+guardrail_stage = one_of(GUARDRAIL_STAGES, "a stage of a guardrail")
+guardrail_failure = one_of(GUARDRAIL_FAILURES, "a treatment of requests without a verdict")
+guardrail_url = partial(
+    _matching,
+    GUARDRAIL_URL,
+    "is no address such as http://guardrail:8080/check, without a name and a password",
 )
 
 
@@ -94,10 +96,10 @@ def weight(text: str) -> float:
     return weight
 
 
-def guard_deadline(text: str) -> float:
+def guardrail_deadline(text: str) -> float:
     seconds = units.positive_duration(text)
-    if seconds > MAX_GUARD_DEADLINE_SECONDS:
-        raise ValueError(f"is longer than {MAX_GUARD_DEADLINE_SECONDS:g}s, for which no client would wait")
+    if seconds > MAX_GUARDRAIL_DEADLINE_SECONDS:
+        raise ValueError(f"is longer than {MAX_GUARDRAIL_DEADLINE_SECONDS:g}s, for which no client would wait")
     return seconds
 
 

@@ -22,7 +22,7 @@ from quotas.policy.limit import (
 )
 from quotas.policy.policy import (
     MAX_BATCH_LINES,
-    MAX_GUARD_HOLD_CHARS,
+    MAX_GUARDRAIL_HOLD_CHARS,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
@@ -32,7 +32,7 @@ from quotas.policy.policy import (
     BatchLimits,
     CacheLimits,
     ClassPolicy,
-    GuardPolicy,
+    GuardrailPolicy,
     KeyPolicy,
     Lateness,
     Policy,
@@ -149,13 +149,13 @@ def cache_limits(draw: st.DrawFn) -> CacheLimits:
     return CacheLimits(floor if ceiling is None else min(floor, ceiling), ceiling, tuple(pinned))
 
 
-guards = st.builds(
-    GuardPolicy,
-    st.sampled_from(["http://guard:8080/check", "https://[::1]/a?b=c#d", "http://g"]),
+guardrails = st.builds(
+    GuardrailPolicy,
+    st.sampled_from(["http://guardrail:8080/check", "https://[::1]/a?b=c#d", "http://g"]),
     st.sampled_from([("prompt", "answer"), ("prompt",), ("answer",)]),
     st.integers(1, 6000).map(lambda hundredths: hundredths / 100),
     st.sampled_from(["closed", "open"]),
-    st.integers(1, MAX_GUARD_HOLD_CHARS),
+    st.integers(1, MAX_GUARDRAIL_HOLD_CHARS),
 )
 
 
@@ -180,7 +180,7 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> Ten
             draw(st.integers(1, MAX_BATCH_LINES)),
             draw(st.integers(1, MAX_OPEN_BATCHES)),
         ),
-        guard=draw(st.none() | guards),
+        guardrail=draw(st.none() | guardrails),
         max_n=draw(st.integers(1, MAX_N)),
         max_schema_bytes=draw(st.integers(0, MAX_SCHEMA_BYTES)),
         max_top_logprobs=draw(st.integers(0, MAX_TOP_LOGPROBS)),

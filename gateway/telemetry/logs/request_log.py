@@ -47,9 +47,9 @@ class RequestLog:
         }
         if request.ignored:
             fields["ignored"] = ", ".join(sorted(set(request.ignored)))[:MAX_TEXT_CHARS]
-        if request.guard_calls:
-            fields["guard_calls"] = len(request.guard_calls)
-            fields["guard_seconds"] = round(sum([call.ended - call.began for call in request.guard_calls]), 6)
+        if request.guardrail_calls:
+            fields["guardrail_calls"] = len(request.guardrail_calls)
+            fields["guardrail_seconds"] = round(sum([call.ended - call.began for call in request.guardrail_calls]), 6)
         if request.operation is not None:
             fields |= self._generation(request, ended)
         return fields

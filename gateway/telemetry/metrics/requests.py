@@ -12,8 +12,8 @@ from gateway.openai.foreign_fields import OTHERS
 from gateway.telemetry.metrics.delivery import TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN
 from gateway.telemetry.metrics.labels import ClassNames, all_reasons, reason_of
 from gateway.telemetry.metrics.registry import Registry
-from gateway.telemetry.request_record import GuardVerdict, RequestRecord, SequenceTimeline
-from quotas.policy.policy import GuardStage
+from gateway.telemetry.request_record import GuardrailVerdict, RequestRecord, SequenceTimeline
+from quotas.policy.policy import GuardrailStage
 
 # upper bounds of buckets in seconds
 REQUEST_DURATION = tuple(round(0.01 * 2**power, 2) for power in range(14))  # to 81.92
@@ -148,8 +148,8 @@ class RequestMetrics:
             labels,
         )
 
-        self._guard_calls = registry.histogram(
-            "sluice.guard.duration", "Time of a guard's verdict.", TIME_TO_FIRST_TOKEN, ("stage", "verdict")
+        self._guardrail_calls = registry.histogram(
+            "sluice.guardrail.duration", "Time of a guardrail's verdict.", TIME_TO_FIRST_TOKEN, ("stage", "verdict")
         )
 
     def _begin(self, classes: list[str]) -> None:
@@ -165,8 +165,8 @@ class RequestMetrics:
             self._goodput.at(name)
             for target in LatencyTarget:
                 self._misses.at(name, target)
-        for stage, verdict in product(get_args(GuardStage), GuardVerdict):
-            self._guard_calls.at(stage, verdict)
+        for stage, verdict in product(get_args(GuardrailStage), GuardrailVerdict):
+            self._guardrail_calls.at(stage, verdict)
         for operation in OPERATIONS:
             labels = (operation, self._model, PROVIDER)
             self._durations.at(*labels, "")
@@ -180,8 +180,8 @@ class RequestMetrics:
         self._requests[record.outcome, record.service_class or ""].value += 1
         for field in record.ignored:
             self._ignored[field,].value += 1
-        for call in record.guard_calls:
-            self._guard_calls[call.stage, call.verdict].observe(call.ended - call.began)
+        for call in record.guardrail_calls:
+            self._guardrail_calls[call.stage, call.verdict].observe(call.ended - call.began)
         if record.num_retries:
             self._note_retry(record)
         if record.error is not None:

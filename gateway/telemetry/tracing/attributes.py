@@ -8,7 +8,7 @@ from admission.outcome import Outcome
 from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from gateway.telemetry.core_observer import CompletedStep
-from gateway.telemetry.request_record import Chunk, GuardCall, RequestRecord, SequenceTimeline, StoreCall
+from gateway.telemetry.request_record import Chunk, GuardrailCall, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing.http_attributes import of_http
 from gateway.telemetry.tracing.span_tree import Attributes
 from gateway.tenants.effective_policy import KVShape
@@ -109,8 +109,8 @@ def of_generation(record: RequestRecord) -> Attributes:
     }
 
 
-def of_guard_call(call: GuardCall) -> Attributes:
-    return {"sluice.guard.stage": call.stage, "sluice.guard.verdict": call.verdict.value}
+def of_guardrail_call(call: GuardrailCall) -> Attributes:
+    return {"sluice.guardrail.stage": call.stage, "sluice.guardrail.verdict": call.verdict.value}
 
 
 def _of_sampling(sampling: SamplingParams) -> Attributes:
