@@ -58,6 +58,7 @@ from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.logs.logs import STDERR
+from gateway.telemetry.logs.otlp_log import open_otlp_log
 from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.metrics.grammars import GrammarSources
 from gateway.telemetry.metrics.metrics import Metrics, Sources
@@ -117,6 +118,7 @@ async def open_service(
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
+        open_otlp_log(settings) as otlp_log,
         open_quotas(settings, tenants.store_url) as quotas,
     ):
         if tracing is not None:
@@ -144,8 +146,8 @@ async def open_service(
                 grammars=GrammarSources(grammars, masks) if grammars is not None and masks is not None else None,
             )
         )
-        count_losses(metrics.process, tracing)
-        telemetry.on_end.append(RequestLog(kv_shape.block_bytes))
+        count_losses(metrics.process, tracing, otlp_log)
+        telemetry.on_end.append(RequestLog(kv_shape.block_bytes, otlp_log))
         yield Service(
             model=settings.served_name,
             created=int(time.time()),

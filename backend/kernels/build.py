@@ -44,7 +44,7 @@ COMMON_FLAGS = (
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86-64, and of Arm
 WIDE_FLAG = "-mprefer-vector-width=512"
 MACHINE_FLAGS = {"x86_64": ("-march=native", WIDE_FLAG), "aarch64": ("-mcpu=native",)}
-_AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_AVX2 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 PORTABLE = {  # the machine, flags and needed features of each level of processors, the best first
     "x86-64-v4": ("x86_64", ("-march=x86-64-v4", WIDE_FLAG), _AVX2 | _AVX512),
@@ -89,7 +89,7 @@ def recipe() -> Recipe:
     return _recipe(flags, _cpu_features(), cache_directory())
 
 
-def portable_recipe(level: str, directory: Path = BROUGHT) -> Recipe:
+def portable_recipe(level: str, directory: Path) -> Recipe:
     return _recipe((*COMMON_FLAGS, *PORTABLE[level][1]), level, directory)
 
 
@@ -125,7 +125,7 @@ def brought(features: str) -> list[Path]:
     """Return the libraries of the wheel that run on a processor with these features, the best first."""
     known, machine = {*features.split()}, platform.machine()
     levels = [level for level, (kind, _, needed) in PORTABLE.items() if kind == machine and needed <= known]
-    return [path for level in levels for path in _candidates(portable_recipe(level))]
+    return [path for level in levels for path in _candidates(portable_recipe(level, BROUGHT))]
 
 
 def _candidates(made: Recipe) -> list[Path]:
@@ -224,7 +224,7 @@ def build_command() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.portable:
         levels = [level for level, (machine, *_) in PORTABLE.items() if machine == platform.machine()]
-        return 0 if all([build(portable_recipe(level, options.portable)) for level in levels]) else 1
+        return 0 if all(build(portable_recipe(level, options.portable)) for level in levels) else 1
     try:
         path = cached()
     except (OSError, ConfigError) as error:
