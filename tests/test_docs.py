@@ -1,6 +1,7 @@
 """What the documents name, link to and show is there and is true."""
 
 import ast
+import json
 import re
 from functools import cache
 from importlib import import_module
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from admission.event_logs import names as event_log_names
+from gateway.admin import request_database
+from gateway.tenants import key_store
 from quotas.policy.schema import fields_of
 from tests.deploy.dashboard import PANELS
 from tests.quotas.policies import parsed, problems_of
@@ -248,3 +252,13 @@ def test_the_constants_of_the_rule_are_those_of_the_source() -> None:
     for names, value, module in shown:
         source = import_module(module.replace("/", "."))
         assert {getattr(source, one) for one in re.findall(r"\w+", names)} == {float(value)}, names
+
+
+def test_the_versions_of_stored_data_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| `([^`]+)` \| (\d+) \|", text, re.MULTILINE)
+    assert {place: int(version) for place, version in rows} == {
+        "keys.json": json.loads(key_store.FORMAT)["version"],
+        request_database.FILE: request_database.VERSION,
+        "--event-log": event_log_names.VERSION,
+    }
