@@ -28,9 +28,11 @@ class Admission:
         self._core.raise_token_limit(stream.sequence, tokens, self.clock())
         self._engine.schedule_soon()
 
-    def charge_side_work(self, tenant: str, seconds: float) -> None:
-        """Charge a tenant for processor seconds spent beside the engine; a request of it has been admitted before."""
-        self._core.charge_side_work(tenant, seconds, self.clock())
+    def charge_side_work(self, tenant: str, seconds: float, is_spare: bool = False) -> None:
+        """Charge a tenant for processor seconds spent beside the engine; a request of it, of the spare class if
+        `is_spare`, has been admitted before.
+        """
+        self._core.charge_side_work(tenant, seconds, self.clock(), is_spare)
 
     def debts_changed(self, served: Mapping[str, float], replicas: int) -> None:
         """Charge tenants for the engine time that the other replicas have served them since the last call; `replicas`

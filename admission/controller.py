@@ -121,12 +121,12 @@ class Controller:
             self.scheduler.raise_token_limit(sequence, tokens)
         self._tell(lambda observer: observer.extended(sequence, tokens, now))
 
-    def charge_side_work(self, tenant: str, seconds: float, now: float) -> None:
+    def charge_side_work(self, tenant: str, seconds: float, now: float, is_spare: bool = False) -> None:
         """Charge a tenant for work beside the steps: batches of inputs to embed, and processor seconds, which count as
-        engine seconds.
+        engine seconds. Work of the spare class is charged to the tenant's account there.
         """
-        self.ledger.charge_side_work(tenant, seconds, now)
-        self._tell(lambda observer: observer.charged(tenant, seconds, now))
+        self.ledger.charge_side_work(tenant, seconds, now, is_spare)
+        self._tell(lambda observer: observer.charged(tenant, seconds, now, is_spare))
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
         """Take from tenants' credits the engine seconds that other replicas have served them since the last call;

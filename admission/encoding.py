@@ -68,8 +68,9 @@ class BatchTime:
 class EncodingRequest:
     """One request: the lengths of its inputs in tokens, and its progress."""
 
-    def __init__(self, tenant: str, lengths: Sequence[int], arrival: float) -> None:
-        self.tenant, self.lengths, self.arrival = tenant, lengths, arrival
+    def __init__(self, tenant: str, lengths: Sequence[int], arrival: float, is_spare: bool = False) -> None:
+        """`is_spare`: it is a line of a batch, behind all other requests."""
+        self.tenant, self.lengths, self.arrival, self.is_spare = tenant, lengths, arrival, is_spare
         self.num_taken = self.tokens_taken = 0
         self.is_cancelled = False
 
@@ -84,11 +85,12 @@ class BatchInput(NamedTuple):
 class EncodingQueue:
     """The inputs that wait. Times are seconds of the engine's clock."""
 
-    def __init__(self, share: Share, limits: EncodingLimits) -> None:
+    def __init__(self, share: Share, limits: EncodingLimits, time: BatchTime) -> None:
+        """`share` has the accounts that its requests are charged to."""
         self.limits = limits
-        self.time = BatchTime()
+        self.time = time
         self.num_tokens = 0  # waiting
-        self._share = share
+        self.share = share
         self._waiting: dict[str, list[tuple[int, float, int, EncodingRequest]]] = {}  # heaps, by tenant
         self._tokens_of: dict[str, int] = {}  # waiting, by tenant
         self._arrivals = deque[EncodingRequest]()  # the oldest first; taken requests leave it lazily
@@ -110,10 +112,10 @@ class EncodingQueue:
         """Return the seconds until a newcomer is computed, if only inputs are: behind its tenant's waiting inputs,
         while every other tenant is served by weight, at most its own waiting inputs.
         """
-        weight = self._share.weight_for(request.tenant)
+        weight = self.share.weight_for(request.tenant)
         own = self._tokens_of.get(request.tenant, 0) + sum(request.lengths)
         others = [
-            min(tokens, own * self._share.weight_for(tenant) / weight)
+            min(tokens, own * self.share.weight_for(tenant) / weight)
             for tenant, tokens in self._tokens_of.items()
             if tenant != request.tenant
         ]
@@ -138,7 +140,7 @@ class EncodingQueue:
 
     def least_payback(self) -> float:
         """Return the least payback (`Share.payback`) of a tenant whose inputs wait; inf: none do."""
-        return min([self._share.payback_of(tenant) for tenant in self._waiting], default=inf)
+        return min([self.share.payback_of(tenant) for tenant in self._waiting], default=inf)
 
     def taken_at(self, now: float) -> float:
         """Return the time at which a batch is taken if no request comes before: now, or later; inf: no input waits."""
@@ -171,7 +173,7 @@ class EncodingQueue:
             tokens += length
             self._advance(request, length)
             self._count(tenant, -length)
-            cost = length * self.time.token_s * self._share.scale / self._share.weight_for(tenant)
+            cost = length * self.time.token_s * self.share.scale / self.share.weight_for(tenant)
             self._rank(tenant, owed + cost, ranked)
         return batch
 
@@ -210,7 +212,7 @@ class EncodingQueue:
         if not heap:
             del self._waiting[tenant]
             return
-        due = owed or self._share.payback_of(tenant)
+        due = owed or self.share.payback_of(tenant)
         heappush(ranked, (due, heap[0][1], tenant))
 
     @staticmethod

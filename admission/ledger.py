@@ -130,11 +130,12 @@ class Ledger:
         account = _account_of(promise)
         account.share.spend(account, cost)
 
-    def charge_side_work(self, tenant: str, seconds: float, now: float) -> None:
+    def charge_side_work(self, tenant: str, seconds: float, now: float, is_spare: bool) -> None:
         """Charge a tenant for seconds of work beside the steps, for which it counts as asking."""
-        account = self.share.account(tenant)
-        self.share.asked(account, now)
-        self.share.charge(account, seconds)
+        share = self.spare if is_spare else self.share
+        account = share.account(tenant)
+        share.asked(account, now)
+        share.charge(account, seconds)
 
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a planned step; returns its predicted seconds."""

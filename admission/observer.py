@@ -44,8 +44,10 @@ class CoreObserver:
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         """The sequence may generate this many tokens more than so far."""
 
-    def charged(self, tenant: str, seconds: float, now: float) -> None:
-        """The tenant was charged `seconds` of a processor for its requests' work beside the engine."""
+    def charged(self, tenant: str, seconds: float, now: float, is_spare: bool) -> None:
+        """The tenant was charged `seconds` of a processor for its requests' work beside the engine; `is_spare`: of
+        requests of the spare class.
+        """
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
         """The other replicas have served tenants this much more, in the unit of account; `replicas` counts all."""

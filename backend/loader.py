@@ -85,8 +85,9 @@ def load_model(
     precision = select_dtype(dtype, config, target)
     shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
     check_size(options, config, precision, target, shard)  # contradictions show before the long load
-    if target.type == "cuda" or options.kv_cache_dtype != "auto":
-        select_ops(target, precision, kernels, cache_dtype(options, precision))  # and so does a lack of kernels
+    if target.type == "cuda" or options.kv_cache_dtype != "auto" or options.quantization != "none":
+        # and so does a lack of kernels
+        select_ops(target, precision, kernels, cache_dtype(options, precision), options.quantization)
     advance = _advance(Shards(directory).num_bytes, progress)
     runner: ModelRunner
     with placing(target):

@@ -78,7 +78,7 @@ def place_part(
     whole model.
     """
     kv_dtype = cache_dtype(options, dtype)
-    ops = select_ops(device, dtype, kernels, kv_dtype)
+    ops = select_ops(device, dtype, kernels, kv_dtype, options.quantization)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels are launched on the current one
         num_bytes = weights.num_parameters * dtype.itemsize

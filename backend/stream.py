@@ -70,6 +70,11 @@ class TokenStream:
                 self._waiter = self._receiver = None
         return self.rest()
 
+    @property
+    def has_delivered(self) -> bool:
+        """Whether the consumer has taken a token."""
+        return self._num_taken > 0
+
     def rest(self) -> list[int]:
         """Return the tokens since the last call, without waiting."""
         tokens = self.sequence.output[self._num_taken :]
@@ -126,23 +131,31 @@ class TokenStream:
 
 
 class Delivery:
-    """Delivers to streams a few at a time, so that planning the next step never waits behind hundreds of writes."""
+    """Delivers to streams a few at a time, so that planning the next step never waits behind hundreds of writes.
+
+    First tokens are delivered before others: the writes of hundreds of decodes are milliseconds of a newcomer's wait.
+    """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
-        self._ready: dict[TokenStream, None] = {}  # each once, oldest first
-        self.add: Callable[[TokenStream], object] = self._ready.setdefault
+        self._first: dict[TokenStream, None] = {}  # streams of which nothing was taken; each once, oldest first
+        self._later: dict[TokenStream, None] = {}  # the other streams with tokens, likewise
         self._scheduled = False
+
+    def add(self, stream: TokenStream) -> None:
+        """Deliver the stream's tokens at the next flush."""
+        (self._later if stream.has_delivered else self._first)[stream] = None
 
     def flush(self) -> None:
         """Deliver soon to the streams added so far."""
-        if self._ready and not self._scheduled:
+        if (self._first or self._later) and not self._scheduled:
             self._scheduled = True
             self._call_soon(self._drain)
 
     def _drain(self) -> None:
         self._scheduled = False
-        for stream in list(islice(self._ready, STREAMS_PER_CALLBACK)):
-            del self._ready[stream]
+        ready = self._first or self._later
+        for stream in list(islice(ready, STREAMS_PER_CALLBACK)):
+            del ready[stream]
             stream.deliver()
         self.flush()

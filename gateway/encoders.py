@@ -26,9 +26,10 @@ class LoadedEncoder:
     measured: Sequence[tuple[int, float]]
     stream: DeviceStream
 
-    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[bytes]:
-        rows = self.encoder.run(inputs)
-        return [row.numpy().tobytes() for row in rows.reshape(len(inputs), -1)]
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[bytes | None]:
+        rows = self.encoder.run(inputs).reshape(len(inputs), -1)
+        finite = rows.isfinite().all(1).tolist()
+        return [row.numpy().tobytes() if sound else None for row, sound in zip(rows, finite, strict=True)]
 
 
 MEASURED_INPUTS, MEASURED_TOKENS = (1, 16), 16  # sizes of the batches measured at startup, and tokens of each input

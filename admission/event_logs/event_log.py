@@ -19,7 +19,8 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["cache", t, tenant, floor, ceiling or null]     of its idle cached blocks
     ["pin", t, tenant, blocks]       of its prompts: they stay cached on its account, and its other blocks no longer do
     ["extend", t, id, tokens]
-    ["charge", t, tenant, seconds]       of a processor, for work of its requests beside the engine
+    ["charge", t, tenant, seconds]       of a processor, for work of its requests beside the engine; a `true` behind
+     them: of requests of the spare class
     ["debts", t, {tenant: service by other replicas since the last entry, in the unit of account}, replicas]
     ["policy", t, [weights, offsets, bounds, may_wait]]
     ["calibrate", t, decodes, context of each, prefills, computed tokens before each, tokens of each]
@@ -158,8 +159,9 @@ class EventLog(CoreObserver):
     def extended(self, sequence: Sequence, tokens: int, now: float) -> None:
         self._log("extend", now, sequence.id, tokens)
 
-    def charged(self, tenant: str, seconds: float, now: float) -> None:
-        self._log("charge", now, tenant, seconds)
+    def charged(self, tenant: str, seconds: float, now: float, is_spare: bool) -> None:
+        entry = ("charge", now, tenant, seconds)
+        self._log(*entry, True) if is_spare else self._log(*entry)
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
         self._log("debts", now, served, replicas)
@@ -358,7 +360,7 @@ class _Replay:
         elif kind == "extend":
             core.raise_token_limit(self._sequences[entry[2]], entry[3], now)
         elif kind in {"charge", "debts"}:
-            (core.charge_side_work if kind == "charge" else core.debts_changed)(entry[2], entry[3], now)
+            (core.charge_side_work if kind == "charge" else core.debts_changed)(entry[2], entry[3], now, *entry[4:])
         elif kind == "plan":
             core.schedule(now)
             core.take_ended()

@@ -26,6 +26,8 @@ KINDS = ("auto", "native", "triton", "torch", "reference")
 class CpuOps:
     """`Ops` by the library of `csrc`, for contiguous CPU tensors of the types in `native.DTYPES`.
 
+    With `quantizes`, weights of products are kept in 8 bits, with a scale for each output, and multiplied in fp32.
+
     Raises AttributeError when the library lacks a function. Heads of a shape that its attention does not take (see
     `supports`) go to `TorchOps`.
     """
@@ -33,8 +35,9 @@ class CpuOps:
     captures = False
     sample = None
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, quantizes: bool = False) -> None:
         self._library = declare(library)
+        self._quantizes = quantizes
         self._rms_norm = library.sluice_rms_norm
         self._add_rms_norm = library.sluice_add_rms_norm
         self._silu_mul = library.sluice_silu_mul
@@ -54,7 +57,9 @@ class CpuOps:
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if weight.dtype == torch.float16:
-            return widened(PackedLinear(self._library, weight.float(), bias))
+            return widened(PackedLinear(self._library, weight.float(), bias, self._quantizes))
+        if self._quantizes:
+            return PackedLinear(self._library, weight, bias, quantizes=True)
         if weight.dtype == torch.bfloat16 and build.multiplies_in_bfloat16() and packs(torch.bfloat16):
             product = TiledLinear(weight, bias)
             self.batch_invariant &= product.batch_invariant
@@ -211,7 +216,11 @@ class CpuOps:
 
 
 def select_ops(
-    device: torch.device, dtype: torch.dtype, kind: str = "auto", kv_dtype: torch.dtype | None = None
+    device: torch.device,
+    dtype: torch.dtype,
+    kind: str = "auto",
+    kv_dtype: torch.dtype | None = None,
+    quantization: str = "none",
 ) -> Ops:
     """Return the operations for `device` and `dtype`, chosen before the first step and never swapped. `kind` is one of:
 
@@ -222,8 +231,11 @@ def select_ops(
     torch      plain torch
     reference  the oracle, slow
 
-    `kv_dtype`: that of cached keys and values, if it is another: compiled kernels of a CPU take none.
+    `kv_dtype`: that of cached keys and values, if it is another: compiled kernels of a CPU take none. `quantization` of
+    the products' weights, `int8` or `none`: compiled kernels of a CPU alone have it, and `auto` compiles them for it.
     """
+    if quantization != "none":
+        return _quantizing(device, dtype, kind, kv_dtype)
     if kind not in KINDS:
         raise ConfigError(f"kernels must be one of {', '.join(KINDS)}, got {kind!r}")
     if kind == "reference":
@@ -238,6 +250,18 @@ def select_ops(
     if native is None and kind == "native":
         raise ConfigError(f"no compiled kernels for {device.type} and {dtype}: the log above says why")
     return native or TorchOps()
+
+
+def _quantizing(device: torch.device, dtype: torch.dtype, kind: str, kv_dtype: torch.dtype | None) -> Ops:
+    if device.type != "cpu" or kind not in ("auto", "native") or dtype not in DTYPES or kv_dtype not in (None, dtype):
+        raise ConfigError(
+            "quantization int8 is of the compiled kernels of a CPU: choose device cpu, kernels auto or native, dtype "
+            f"float32, bfloat16 or float16, and kv_cache_dtype auto; got {device.type}, {kind}, {dtype} and {kv_dtype}"
+        )
+    native = _native(dtype, wait=True, quantizes=True)
+    if native is None:
+        raise ConfigError("quantization int8 needs compiled kernels, and there are none: the log above says why")
+    return native
 
 
 def _triton(device: torch.device) -> Ops:
@@ -256,12 +280,12 @@ def _triton(device: torch.device) -> Ops:
     return ops
 
 
-def _native(dtype: torch.dtype, wait: bool) -> CpuOps | None:
+def _native(dtype: torch.dtype, wait: bool, quantizes: bool = False) -> CpuOps | None:
     library = build.load_library(wait)
     if library is None:
         return None
     try:
-        ops = CpuOps(library)
+        ops = CpuOps(library, quantizes)
     except AttributeError as error:
         log.error("the kernel library lacks a function, torch kernels serve instead: %s", error)
         return None

@@ -13,6 +13,8 @@ from backend.kernels.ops import DecoderLayer, DecoderStack, StepInputs
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The numbers by which `csrc/storage.h` knows the storage types."""
 
+WEIGHT_DTYPES = DTYPES | {torch.int8: 3}
+
 NO_WINDOW = 2**62
 
 SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -52,13 +54,14 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "sluice_apply_token_bitmask": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int),
     # dtype, packed, weight, outputs, inputs, threads
     "sluice_pack_weight": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
-    # dtype, out, x, packed, bias, rows, outputs, inputs, threads
-    "sluice_linear": (c_int, *(c_void_p,) * 4, *(c_int64,) * 3, c_int),
+    # dtype, out, x, packed, scale, bias, rows, outputs, inputs, threads
+    "sluice_linear": (c_int, *(c_void_p,) * 5, *(c_int64,) * 3, c_int),
     # decoder, tokens
     "sluice_layers_scratch": (c_void_p, c_int64),
     # decoder, pool, step, out, residual, scratch, threads
     "sluice_layers": (*(c_void_p,) * 6, c_int),
     "sluice_linear_panel": (),
+    "sluice_inputs_per_scale": (),
     "sluice_max_group": (),
     "sluice_max_head_dim": (),
     "sluice_head_dim_multiple": (),
@@ -75,21 +78,37 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-class PackedLinear:
-    """The product with a weight that is packed for the library, in the weight's type."""
+def quantized(weight: Tensor, inputs_per_scale: int) -> tuple[Tensor, Tensor]:
+    """Return `weight` [outputs, inputs] as integers of 8 bits, and the scales [outputs, groups] fp32 by which a group's
+    are multiplied: the largest number of a group becomes 127 or -127. The last group may have fewer inputs.
+    """
+    outputs, inputs = weight.shape
+    wide = functional.pad(weight.float(), (0, -inputs % inputs_per_scale)).view(outputs, -1, inputs_per_scale)
+    scale = (wide.abs().amax(2) / torch.iinfo(torch.int8).max).clamp_min_(torch.finfo(torch.float32).tiny)
+    numbers = (wide / scale.unsqueeze(2)).round_().to(torch.int8)
+    return numbers.flatten(1)[:, :inputs].contiguous(), scale
 
-    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
-        """Copy `weight` [out_features, in_features], which is fp32 or bf16."""
+
+class PackedLinear:
+    """The product with a weight that is packed for the library, in the weight's type or in 8 bits."""
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, quantizes: bool = False) -> None:
+        """Copy `weight` [out_features, in_features], which is fp32 or bf16; with `quantizes`, in 8 bits."""
         self.dtype = weight.dtype
         self.outputs, self.inputs = weight.shape
         panel: int = library.sluice_linear_panel()
         padded = -(-self.outputs // panel) * panel
+        self._scale: Tensor | None = None  # [panels, groups, panel]
+        if quantizes:
+            weight, scale = quantized(weight, library.sluice_inputs_per_scale())
+            scale = functional.pad(scale, (0, 0, 0, padded - self.outputs))
+            self._scale = scale.view(-1, panel, scale.shape[1]).transpose(1, 2).contiguous()
         self._weight = weight.new_empty((padded, self.inputs))
         self._bias = None if bias is None else functional.pad(bias.float(), (0, padded - self.outputs))
-        self.pointers = (self._weight.data_ptr(), pointer(self._bias))
+        self.pointers = (self._weight.data_ptr(), pointer(self._scale), pointer(self._bias))
         source, threads = weight.contiguous(), torch.get_num_threads()
         library.sluice_pack_weight(
-            DTYPES[self.dtype], self.pointers[0], source.data_ptr(), self.outputs, self.inputs, threads
+            WEIGHT_DTYPES[weight.dtype], self.pointers[0], source.data_ptr(), self.outputs, self.inputs, threads
         )
         self._multiply = library.sluice_linear
         self._code = DTYPES[self.dtype]
@@ -99,12 +118,13 @@ class PackedLinear:
         assert x.dtype == self.dtype
         rows = x.shape[0]
         out = x.new_empty((rows, self.outputs))
-        weight, bias = self.pointers
+        weight, scale, bias = self.pointers
         self._multiply(
             self._code,
             out.data_ptr(),
             x.data_ptr(),
             weight,
+            scale,
             bias,
             rows,
             self.outputs,
@@ -117,7 +137,10 @@ class PackedLinear:
 class _LinearStruct(Structure):
     """`PackedLinear` of layers.cpp; each of these structures has a counterpart there, and the same fields."""
 
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64))
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "scale", "bias")),
+        *((name, c_int64) for name in ("outputs", "inputs")),
+    )
 
     @classmethod
     def of(cls, linear: PackedLinear) -> Self:

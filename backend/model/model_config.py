@@ -93,8 +93,6 @@ _WINDOW = 4096  # where a windowed family's config.json does not mention sliding
 
 # Keys that change the arithmetic, and the values with which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "quantization_config": (),
-    "compression_config": (),
     "num_local_experts": (0,),
     "num_experts": (0,),
     "hidden_act": ("silu", "swish"),

@@ -5,7 +5,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 from pathlib import Path, PurePath
 from typing import Any
@@ -16,6 +16,8 @@ from backend.errors import ModelLoadError
 from backend.gguf.architecture import Architecture
 from backend.gguf.reader import GgufFile
 from backend.json_file import JsonFile
+from backend.model.quantization import QuantizedWeight, combined, read_quantization
+from backend.model.tensor_info import TensorInfo
 
 NAME_MAX = 255  # bytes of a file name on Linux
 _SINGLE = "model.safetensors"
@@ -23,17 +25,8 @@ _INDEX = "model.safetensors.index.json"
 GGUF_LINK = "model.gguf"  # in the folder that `gguf_folder` makes of a file
 _BASE, _HEAD = "model.", "lm_head."
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A tensor as a shard's header describes it."""
-
-    shard: Path
-    stored_as: str  # its name in the shard
-    shape: tuple[int, ...]
-    dtype: str  # in safetensors' words: "F32", "BF16", "I8"
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_DEQUANTISED_BYTES = 4  # of a number
 
 
 class Shards:
@@ -41,7 +34,7 @@ class Shards:
 
     The constructor reads every header, so that a missing, truncated or contradictory file is found before any tensor is
     read. ModelLoadError names the file. Tensors have the names of a causal language model: tensors of a base model that
-    was saved by itself get the prefix that they lack.
+    was saved by itself get the prefix that they lack. The parts of a quantised weight count as one tensor.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,12 +48,20 @@ class Shards:
             stored.update(infos)
         self._is_base = not any(name.startswith(_BASE) for name in stored)
         self.infos = {self.full_name(name): info for name, info in stored.items()}
-        if is_gguf(self.source):  # bytes are counted as they come out of it
-            self.num_bytes = sum(prod(info.shape) * _BYTES[info.dtype] for info in stored.values())
+        self.quantized: dict[str, QuantizedWeight] = {}
+        quantization = read_quantization(directory)
+        if quantization is not None:
+            self.infos, self.quantized = combined(self.infos, quantization)
+        if is_gguf(self.source) or self.quantized:  # bytes are counted as they come out of it
+            self.num_bytes = sum(prod(info.shape) * self._num_size(name) for name, info in self.infos.items())
 
     def full_name(self, stored_as: str) -> str:
         """Return the full name of the tensor that a shard stores under this name."""
         return _BASE + stored_as if self._is_base and not stored_as.startswith(_HEAD) else stored_as
+
+    def _num_size(self, name: str) -> int:
+        """Return the bytes of each number of a tensor as it is read."""
+        return _DEQUANTISED_BYTES if name in self.quantized else _BYTES.get(self.infos[name].dtype, 1)
 
     @property
     def dtype(self) -> str | None:
@@ -145,7 +146,10 @@ def _read_header(shard: Path) -> dict[str, TensorInfo]:
         return {name: TensorInfo(shard, name, one.shape, one.format.torch_dtype) for name, one in names}
     with opened(shard, "np") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        return {name: TensorInfo(shard, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+        infos = {name: TensorInfo(shard, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+        for name in [name for name, info in infos.items() if name.endswith(".weight_shape") and info.shape == (2,)]:
+            infos[name] = replace(infos[name], values=tuple(file.get_tensor(name).tolist()))
+        return infos
 
 
 def _compare_with_index(source: Path, shard: Path, held: set[str], listed: set[str] | None) -> None:

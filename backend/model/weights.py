@@ -12,8 +12,10 @@ from torch import Tensor
 
 from backend.errors import ModelLoadError
 from backend.gguf.checkpoint import opened_gguf
+from backend.model.dequantization import dequantised
 from backend.model.model_config import ModelConfig
-from backend.model.shards import Shards, TensorInfo, is_gguf, opened
+from backend.model.shards import Shards, is_gguf, opened
+from backend.model.tensor_info import TensorInfo
 from backend.parallel.shard import Shard, Slices, rows_per_rank
 
 
@@ -22,23 +24,37 @@ class Checkpoint(Shards):
 
     def are_equal(self, name: str, other: str) -> bool:
         """Return True if two tensors hold the same numbers in the same type."""
-        infos = self.infos[name], self.infos[other]
-        if infos[0].dtype != infos[1].dtype:
+        if self.infos[name].dtype != self.infos[other].dtype:
             return False
-        with _opened(infos[0].shard) as file, _opened(infos[1].shard) as other_file:
-            return torch.equal(file.get_tensor(infos[0].stored_as), other_file.get_tensor(infos[1].stored_as))
+        one, two = (self._whole(each, self.infos[each]) for each in (name, other))
+        return torch.equal(one, two)
 
     def tensors(self, part: Callable[[str], Slices] = lambda _: ()) -> Iterator[tuple[str, Tensor]]:
         """Yield every tensor with its name, file by file: views of the mapped file, to be copied before the next.
 
-        If `part` returns slices for a tensor's name, only they are read.
+        If `part` returns slices for a tensor's name, only they are read. A quantised weight is dequantised as a whole.
         """
         for path in self.paths:
+            names = {info.stored_as: name for name, info in self.infos.items() if info.shard == path}
             with _opened(path) as file:
-                for stored_as in file.keys():  # noqa: SIM118 (not a dict)
-                    name = self.full_name(stored_as)
+                for stored_as, name in names.items():
                     slices = part(name)
-                    yield name, file.get_slice(stored_as)[slices] if slices else file.get_tensor(stored_as)
+                    if name in self.quantized:
+                        whole = self._whole(name, self.infos[name])
+                        yield name, whole[slices] if slices else whole
+                    else:
+                        yield name, file.get_slice(stored_as)[slices] if slices else file.get_tensor(stored_as)
+
+    def _whole(self, name: str, info: TensorInfo) -> Tensor:
+        weight = self.quantized.get(name)
+        return _read(info) if weight is None else dequantised(weight, _read)
+
+
+def _read(info: TensorInfo) -> Tensor:
+    """Read a tensor as it is stored."""
+    with _opened(info.shard) as file:
+        tensor: Tensor = file.get_tensor(info.stored_as)
+        return tensor
 
 
 def _opened(path: Path) -> AbstractContextManager[Any]:
@@ -246,7 +262,8 @@ def check_tensors(
 def _check_tensor(name: str, info: TensorInfo, expected: tuple[int, ...]) -> None:
     if info.dtype not in _FLOATS:
         raise ModelLoadError(
-            f"{info.shard}: {name} is stored as {info.dtype}; {', '.join(_FLOATS)} are supported, quantised weights not"
+            f"{info.shard}: {name} is stored as {info.dtype}; {', '.join(_FLOATS)} are supported, and "
+            "quantised weights as config.json describes them in quantization_config"
         )
     if info.shape != expected:
         raise ModelLoadError(

@@ -34,6 +34,8 @@ from gateway.tenants.effective_policy import EffectivePolicy
 
 MAX_INPUT_CHARS = 2**22  # of all texts of a request
 CHARS_PER_TURN = 2**16  # of texts to encode, one longer text excepted
+INPUT_CHARS = 64  # of text that are encoded in the time of an input without any
+IDS_PER_CHAR = 16  # token ids that are checked in the time of a character
 Texts = Sequence[str | tuple[str, str] | tuple[int, ...]]
 
 
@@ -108,20 +110,23 @@ class EncodingEndpoint(TokensEndpoint):
                 "encoded in one request: send fewer or shorter ones."
             )
         encode, found = partial(encoder.token_ids, kept=params.kept_tokens), list[list[int]]()
-        if size <= INLINE_CHARS:
+        costs = [_cost(one, encoder.setup.default_prompt) for one in given]
+        if sum(costs) <= INLINE_CHARS:
             return encode(given, params=fields)
-        for part in _parts(given):
+        for part in _parts(costs):
             one = partial(encode, given[part], params=fields[part])
             found += await self.frontend.body_reader.encode(policy.name, encoder.tokenizer, one)
         return found
 
 
-def _parts(given: Texts) -> Iterator[slice]:
-    """Cut inputs into parts that are encoded at once: between two of them other tenants have their turn."""
+def _parts(costs: Sequence[int]) -> Iterator[slice]:
+    """Cut inputs, by their costs in characters, into parts that are encoded at once: between two of them other tenants
+    have their turn.
+    """
     first, size = 0, 0
-    for number, one in enumerate(given):
-        size += _size(one)
-        if size >= CHARS_PER_TURN or number == len(given) - 1:
+    for number, cost in enumerate(costs):
+        size += cost
+        if size >= CHARS_PER_TURN or number == len(costs) - 1:
             yield slice(first, number + 1)
             first, size = number + 1, 0
 
@@ -129,6 +134,12 @@ def _parts(given: Texts) -> Iterator[slice]:
 def _size(given: str | tuple[str, str] | tuple[int, ...]) -> int:
     """Characters to tokenize, approximately."""
     return len(given) if isinstance(given, str) else sum([len(one) for one in given if isinstance(one, str)])
+
+
+def _cost(given: str | tuple[str, str] | tuple[int, ...], default_prompt: str) -> int:
+    """The characters of text that take as long to encode."""
+    ids = 0 if isinstance(given, str) else len(given)
+    return INPUT_CHARS + len(default_prompt) + _size(given) + ids // IDS_PER_CHAR
 
 
 class EmbeddingsEndpoint(EncodingEndpoint):

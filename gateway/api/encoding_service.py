@@ -1,21 +1,26 @@
 """Runs encoder batches on the engine's device, between its steps.
 
 A tenant's batch runs once its weighted service is no more than that of the tenants in the steps in flight; the batch is
-charged like a step.
+charged like a step. Inputs of the spare class, lines of batches, are encoded while the device has no other work, and
+take turns with its other sequences by the accounts of that class.
 """
 
 import asyncio
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from admission.controller import Controller
-from admission.encoding import BatchInput, EncodingLimits, EncodingQueue, EncodingRequest
+from admission.encoding import BatchInput, BatchTime, EncodingLimits, EncodingQueue, EncodingRequest
+from admission.spare import SPARE_STEP_S
 from backend.engine import Engine
 from backend.errors import DeviceError
 from backend.worker.side_job import SideJob, WorkStream
 from gateway.api.engine_client import EncodingAsk
-from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
+from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, ModelFailed, Overloaded
+
+log = logging.getLogger(__name__)
 
 Vector = bytes  # of 32-bit floats
 
@@ -33,8 +38,8 @@ class EncoderRunner(Protocol):
         """Token counts and seconds of the batches that were measured at startup."""
         ...
 
-    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[Vector]:
-        """Return the vector of each input. Called on a device thread."""
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[Vector | None]:
+        """Return the vector of each input; None for one that is not finite. Called on a device thread."""
         ...
 
 
@@ -55,10 +60,15 @@ class EncodingService:
         self, encoders: Mapping[str, EncoderRunner], engine: Engine, core: Controller, limits: EncodingLimits
     ) -> None:
         self._engine, self._core, self._encoders = engine, core, encoders
-        self.queues = {name: EncodingQueue(core.share, limits) for name in encoders}
+        self.queues: dict[str, EncodingQueue] = {}
+        self.spare_queues: dict[str, EncodingQueue] = {}
+        short = limits._replace(longest_wait_s=0.0, beside_s=SPARE_STEP_S, alone_s=SPARE_STEP_S)
         for name, encoder in encoders.items():
+            batch_time = BatchTime()
             for tokens, seconds in encoder.measured:
-                self.queues[name].time.measured(tokens, seconds)
+                batch_time.measured(tokens, seconds)
+            self.queues[name] = EncodingQueue(core.share, limits, batch_time)
+            self.spare_queues[name] = EncodingQueue(core.ledger.spare, short, batch_time)
         self._waiting: dict[EncodingRequest, Waiting] = {}
         self._wake: asyncio.TimerHandle | None = None
         if encoders:
@@ -67,9 +77,9 @@ class EncodingService:
 
     async def encode(self, asked: EncodingAsk, queued: EncodingRequest) -> list[Vector]:
         """Return the vector of each input. Raises `Overloaded` if the queue is full, `DeadlineUnmeetable`,
-        `DeadlineExceeded`, `InternalError`, and `DeviceError` if the engine has failed.
+        `DeadlineExceeded`, `InternalError`, `ModelFailed`, and `DeviceError` if the engine has failed.
         """
-        queue = self.queues[asked.model]
+        queue = (self.spare_queues if queued.is_spare else self.queues)[asked.model]
         if self._engine.failed.done():
             raise self._engine.failed.result()
         expected = queue.wait_s(queued)
@@ -98,45 +108,63 @@ class EncodingService:
             if not waiting.done.done():
                 waiting.done.set_exception(failed.result())
 
-    def next_job(self) -> SideJob[list[Vector]] | None:
+    def next_job(self) -> SideJob[list[Vector | None]] | None:
         """Return the batch to encode now; None while none is due, or a tenant that is owed more runs."""
         now = self._engine.clock()
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
+        # no paused answer is waited for
+        running = [one for step in self._core.in_flight for one in step.sequences]
+        others = {one.tenant for one in running if not one.is_spare}
         at = min([queue.taken_at(now) for queue in self.queues.values()])
-        if at > now:
-            if at < math.inf:
-                self._wake = asyncio.get_running_loop().call_later(at - now, self._engine.side_work_soon)
+        if at <= now:
+            return self._job(self.queues, now, others)
+        if at < math.inf:
+            self._wake = asyncio.get_running_loop().call_later(at - now, self._engine.side_work_soon)
             return None
-        due = [(queue.least_payback(), name) for name, queue in self.queues.items() if queue.taken_at(now) <= now]
+        head = self._core.scheduler.waiting.head()
+        if others or not (head is None or head.is_spare):
+            return None
+        return self._job(self.spare_queues, now, {one.tenant for one in running})
+
+    def _job(
+        self, queues: Mapping[str, EncodingQueue], now: float, running: Set[str]
+    ) -> SideJob[list[Vector | None]] | None:
+        """Return a batch of the tenant that is owed most; None if one of these `running` tenants is owed more."""
+        due = [(queue.least_payback(), name) for name, queue in queues.items() if queue.taken_at(now) <= now]
+        if not due:
+            return None
         payback, name = min(due)
-        running = {
-            one.tenant for step in self._core.in_flight for one in step.sequences
-        }  # no paused answer is waited for
-        if running and payback > min(map(self._core.share.payback_of, running)):
+        queue = queues[name]
+        if running and payback > min(map(queue.share.payback_of, running)):
             return None  # asked again after the next step
-        batch = self.queues[name].take_batch(is_beside=bool(running))
+        batch = queue.take_batch(is_beside=bool(running))
         inputs = [self._waiting[taken.request].inputs[taken.ordinal] for taken in batch]
         encoder = self._encoders[name]
-        return SideJob(lambda: encoder.vectors(inputs), self._delivery(name, batch), encoder.stream)
+        return SideJob(lambda: encoder.vectors(inputs), self._delivery(queue, batch), encoder.stream)
 
-    def _delivery(self, name: str, batch: Sequence[BatchInput]) -> Callable[[list[Vector] | Exception, float], None]:
-        def done(result: list[Vector] | Exception, elapsed: float) -> None:
+    def _delivery(
+        self, queue: EncodingQueue, batch: Sequence[BatchInput]
+    ) -> Callable[[list[Vector | None] | Exception, float], None]:
+        def done(result: list[Vector | None] | Exception, elapsed: float) -> None:
             now = self._engine.clock()
-            for tenant, seconds in self.queues[name].measured(batch, elapsed).items():
-                self._core.charge_side_work(tenant, seconds, now)
+            for tenant, seconds in queue.measured(batch, elapsed).items():
+                self._core.charge_side_work(tenant, seconds, now, batch[0].request.is_spare)
             for number, taken in enumerate(batch):
                 waiting = self._waiting.get(taken.request)
                 if waiting is None or waiting.done.done():
                     continue
                 if isinstance(result, Exception):
                     waiting.done.set_exception(_failure(result))
-                    continue
-                waiting.vectors[taken.ordinal] = result[number]
-                waiting.num_missing -= 1
-                if not waiting.num_missing:
-                    waiting.done.set_result(None)
+                elif (vector := result[number]) is None:
+                    log.error("the model computed no numbers for an input: its weights or its dtype are at fault")
+                    waiting.done.set_exception(ModelFailed())
+                else:
+                    waiting.vectors[taken.ordinal] = vector
+                    waiting.num_missing -= 1
+                    if not waiting.num_missing:
+                        waiting.done.set_result(None)
 
         return done
 

@@ -151,7 +151,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def limit_states(self, policy: EffectivePolicy) -> Sequence[LimitState]:
+    async def limit_states(self, policy: EffectivePolicy, session: str | None) -> Sequence[LimitState]:
         """Returns the state of each limit that the key is charged to."""
         ...
 

@@ -27,6 +27,7 @@ from gateway.replica.state import LoadTotals
 from gateway.telemetry.request_record import RequestRecord, current
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.errors import QuotaError, QuotaRefused, StoreUnavailable
+from quotas.policy.limit import Limit
 from quotas.quotas import Grant
 from quotas.reservation import Ask, LimitState, Usage
 
@@ -168,8 +169,9 @@ class InProcessClient:
             if self.service.prompt_names is not None:
                 await self.service.prompt_names.name(sequences)
             grant, headers = None, _NONE
-            if policy.charged or request.attempt is not None:  # a router's request is settled where its replica is lost
-                grant = await self._reserve(request, sequences, policy, record)
+            limits = policy.charged_in(record.session)
+            if limits or request.attempt is not None:  # a router's request is settled where its replica is lost
+                grant = await self._reserve(request, sequences, policy, limits, record)
                 headers = policy.rate_headers.of(grant.states)
             return self._admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
 
@@ -206,18 +208,23 @@ class InProcessClient:
         return sequences
 
     async def _reserve(
-        self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy, record: RequestRecord
+        self,
+        request: EngineRequest,
+        sequences: list[Sequence],
+        policy: EffectivePolicy,
+        limits: tuple[Limit, ...],
+        record: RequestRecord,
     ) -> Grant:
         """Reserve the maximum that the sequences may use. Raises `ApiError`, and records the refusal in the event log.
         A request without limits is served even when the store is away.
         """
         record.engine.reserving = self.service.telemetry.clock()
-        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if limits else "open"
         try:
             ask = ask_of(sequences, request.num_answers, request.attempt)
-            return await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
+            return await quotas.reserve(policy.name, policy.key, limits, ask, outage)
         except QuotaError as error:
-            if not policy.charged:
+            if not limits:
                 log.warning("a request is booked when it ends, and not if this replica is lost before: %s", error)
                 return Grant(quotas, policy.name, policy.key)
             self.service.core.requested(request.as_recorded(name_in_log(error)), self.service.engine.clock())
@@ -249,7 +256,7 @@ class InProcessClient:
             for sequence in sequences:
                 generation.admit(sequence, make_stream)
             if self._unpaid:
-                self._charge_compiling(request.tenant)
+                self._charge_compiling(request.tenant, is_line)
             generation.begin(fail)
         except AdmissionRefused as error:
             generation.close()
@@ -265,9 +272,9 @@ class InProcessClient:
         """
         self._unpaid[tenant] = self._unpaid.get(tenant, 0.0) + seconds
 
-    def _charge_compiling(self, tenant: str) -> None:
+    def _charge_compiling(self, tenant: str, is_line: bool) -> None:
         if seconds := self._unpaid.pop(tenant, 0.0):
-            self.service.admission.charge_side_work(tenant, seconds)
+            self.service.admission.charge_side_work(tenant, seconds, is_line)
 
     def charge_masks(self, tenant: str) -> None:
         """Charge the processor time of masks for the tenant's rows since the last charge."""
@@ -341,13 +348,16 @@ class InProcessClient:
             raise refusal_of(error) from None
 
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Headers, list[bytes]]:
-        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
-        queued = EncodingRequest(policy.name, [len(one) for one in asked.inputs], self.service.telemetry.clock())
+        record = current.get()
+        limits = policy.charged_in(record.session if record is not None else None)
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if limits else "open"
+        lengths, now = [len(one) for one in asked.inputs], self.service.telemetry.clock()
+        queued = EncodingRequest(policy.name, lengths, now, policy.is_line)
         try:
             ask = Ask(0 if policy.is_line else 1, sum(queued.lengths))
-            grant = await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
+            grant = await quotas.reserve(policy.name, policy.key, limits, ask, outage)
         except QuotaError as error:
-            if policy.charged:
+            if limits:
                 raise _refusal(error, policy) from None
             grant = Grant(quotas, policy.name, policy.key)
         try:
@@ -357,16 +367,16 @@ class InProcessClient:
             _with_headers(error, policy.rate_headers.of(grant.states), None)
             raise
         finally:
-            if queued.tokens_taken and policy.is_line and (record := current.get()) is not None:
+            if queued.tokens_taken and policy.is_line and record is not None:
                 record.engine.measure = partial(Usage, queued.tokens_taken)
             elif queued.tokens_taken:
                 grant.measure = partial(Usage, queued.tokens_taken)
             grant.close()
         return policy.rate_headers.of(grant.states), vectors
 
-    async def limit_states(self, policy: EffectivePolicy) -> tuple[LimitState, ...]:
+    async def limit_states(self, policy: EffectivePolicy, session: str | None) -> tuple[LimitState, ...]:
         try:
-            return await self.service.quotas.states(policy.name, policy.key, policy.charged)
+            return await self.service.quotas.states(policy.name, policy.key, policy.charged_in(session))
         except QuotaError as error:
             raise refusal_of(error) from None
 
@@ -385,7 +395,7 @@ class InProcessClient:
         return self._health.of(probe), details
 
     async def metrics_text(self) -> bytes:
-        return self.service.metrics.prometheus_text()
+        return await self.service.metrics.prometheus_text()
 
 
 def readiness(service: Service) -> dict[str, object]:

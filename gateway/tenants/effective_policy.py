@@ -1,16 +1,18 @@
 """The policy as it applies to one principal: class, targets and limits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Protocol
 
 from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
 from gateway.quoting import quoted
 from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
-from quotas.policy.limit import Limit, Resource
+from quotas.policy.limit import Limit, PerSession, Resource
 from quotas.policy.policy import ClassPolicy, Policy, TenantPolicy
 from quotas.policy.units import show_size
 
+SESSION_DIGITS = 32  # hexadecimal, of the name of a session as the store has it
 GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS, Resource.COST})
 
 
@@ -33,6 +35,7 @@ class EffectivePolicy:
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
         self.limits: tuple[Limit, ...] = self.tenant.limits_of(principal.key_id)
         self.charged = tuple(limit for limit in self.limits if limit.is_charged)
+        self._of_session = tuple(limit for limit in self.limits if isinstance(limit.window, PerSession))
         self.rate_headers = RateHeaders(self.charged)
         self.models = self.tenant.models_of(principal.key_id)  # None: all
         self.scopes = _scopes(principal, self.tenant)
@@ -45,6 +48,13 @@ class EffectivePolicy:
         self._is_served = policy.admits(principal.tenant)
         self._policy = policy
         self._classes: dict[str | None, ClassPolicy] = {}  # by tier
+
+    def charged_in(self, session: str | None) -> tuple[Limit, ...]:
+        """All limits that a request of this session is charged to: those of the session last."""
+        if session is None or not self._of_session:
+            return self.charged
+        digest = sha256(session.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
+        return self.charged + tuple(replace(limit, session=digest) for limit in self._of_session)
 
     def require(self, scope: str) -> None:
         """Raise `Forbidden` unless the policy admits the tenant and the key has the scope."""

@@ -244,8 +244,8 @@ class ServedWorker:
         contents = await self._client.read_responses(tenant, name, alone)
         return None if contents is None else _Bulk([*map(len, contents)], b"".join(contents))
 
-    async def _limit_states(self, tenant: str, key: str) -> list[Message]:
-        states = await self._client.limit_states(self._policy(tenant, key))
+    async def _limit_states(self, tenant: str, key: str, session: str | None) -> list[Message]:
+        states = await self._client.limit_states(self._policy(tenant, key), session)
         return [[state.limit.name, *state[1:]] for state in states]
 
     async def _load(self) -> dict[str, float]:

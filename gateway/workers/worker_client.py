@@ -215,9 +215,9 @@ class WorkerClient:
         (headers, sizes), vectors = await self._ask("encode", told, token_ids)
         return headers, parts(vectors, sizes)
 
-    async def limit_states(self, policy: EffectivePolicy) -> list[LimitState]:
-        limits = {limit.name: limit for limit in policy.charged}
-        states = await self.ask("limit_states", policy.name, policy.key)
+    async def limit_states(self, policy: EffectivePolicy, session: str | None) -> list[LimitState]:
+        limits = {limit.name: limit for limit in policy.charged_in(session)}
+        states = await self.ask("limit_states", policy.name, policy.key, session)
         return [LimitState(limits[name], *known) for name, *known in states if name in limits]
 
     async def kv_memory(self, policy: EffectivePolicy) -> KVMemory:

@@ -25,6 +25,7 @@ from backend.paged_kv.kv_cache import KVCache
 
 BLOCK_SIZE = 16
 KINDS = ("native", "torch", "reference")
+OF_STEPS = {"native": "none", "int8": "int8", "torch": "none"}  # implementations, each with its quantization
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU = torch.device("cpu")
 
@@ -143,8 +144,9 @@ def report_kernels(bench: Bench, peak: float) -> None:
 
 
 def report_steps(dtype: torch.dtype, batches: list[int], context: int) -> None:
-    for kind in KINDS[:2]:
-        decoder = Decoder(LLAMA_32M, random_weights(LLAMA_32M, dtype), select_ops(CPU, dtype, kind), 8192)
+    for kind, quantization in OF_STEPS.items():
+        ops = select_ops(CPU, dtype, kind if kind in KINDS else "native", None, quantization)
+        decoder = Decoder(LLAMA_32M, random_weights(LLAMA_32M, dtype), ops, 8192)
         for rows in batches:
             bench = Bench(dtype, rows, 1, context)
             seconds = best_seconds(partial(decode_step, decoder, bench), 0.5)

@@ -148,7 +148,9 @@ class Bench:
         return self._measure(name, workload, lambda: next(linears)(x), moved, 2 * rows * width * height, copies)
 
     def sampling(self, workload: Workload) -> Iterator[Measured]:
-        """One row a sequence: unfiltered, with top-k and top-p, of flat logits, and with penalties besides."""
+        """One row a sequence: unfiltered, with top-k and top-p, of flat logits, one row alone of the flattest among
+        unfiltered ones, and with penalties besides.
+        """
         rows, vocab = workload.sequences, self.shape.vocab_size
         logits = self.normal(rows, vocab, dtype=torch.float32) * 4
         penalties = RowPenalties(
@@ -162,6 +164,9 @@ class Bench:
         yield self._measure("sampling, top-k and top-p", workload, lambda: sample_rows(logits, filtered), logits.nbytes)
         flat, nucleus = 0.8 * logits, rows_drawn(rows, 0, 0.95, self.device)  # some 15,000 candidates of 128,256
         yield self._measure("sampling, top-p, flat", workload, lambda: sample_rows(flat, nucleus), logits.nbytes)
+        hostile = rows_drawn(rows, 0, 1.0, self.device)
+        hostile.temperature[0], hostile.top_p[0] = 2.0, 0.99  # more candidates than are gathered
+        yield self._measure("sampling, one hostile row", workload, lambda: sample_rows(flat, hostile), logits.nbytes)
         moved = 2 * logits.nbytes + 5 * logits.numel()
         penalised = lambda: sample_rows(logits, filtered, penalties)  # noqa: E731
         yield self._measure("sampling, penalties too", workload, penalised, moved)

@@ -50,6 +50,7 @@ class Script(StrEnum):
     CLAIM_BATCH = "claim_batch"
     UPDATE_BATCH = "update_batch"
     FINISH_LINE = "finish_line"
+    CLAIM_ALERT = "claim_alert"
 
 
 ACCOUNT = ("clock", "life", "level", "spec", "record", "account")
@@ -79,6 +80,7 @@ PARTS = {
     Script.CLAIM_BATCH: ("clock",),
     Script.UPDATE_BATCH: ("clock",),
     Script.FINISH_LINE: (*ACCOUNT, "ledger"),
+    Script.CLAIM_ALERT: ("clock",),
 }
 
 

@@ -13,7 +13,7 @@ BATCH_S, TOKEN_S = 1e-3, 1e-5
 
 
 def a_queue(weights: dict[str, float] | None = None, limits: EncodingLimits = LIMITS) -> EncodingQueue:
-    queue = EncodingQueue(Share(weights), limits)
+    queue = EncodingQueue(Share(weights), limits, BatchTime())
     queue.time.batch_s, queue.time.token_s = BATCH_S, TOKEN_S
     return queue
 
@@ -36,13 +36,13 @@ def test_a_short_request_passes_a_long_list_of_its_tenant() -> None:
 def test_tenants_share_a_batch_by_weight_and_who_owes_waits() -> None:
     queue = a_queue({"heavy": 3.0})
     for tenant in ("a", "heavy"):
-        queue._share.asked(queue._share.account(tenant), 0.0)
+        queue.share.asked(queue.share.account(tenant), 0.0)
         added(queue, tenant, *[5] * 60)
     tokens = {"a": 0, "heavy": 0}
     for taken in queue.take_batch(is_beside=False):
         tokens[taken.request.tenant] += 5
     assert tokens == {"a": 25, "heavy": 75}
-    queue._share.charge(queue._share.account("a"), 10.0)
+    queue.share.charge(queue.share.account("a"), 10.0)
     assert {taken.request.tenant for taken in queue.take_batch(is_beside=False)} == {"heavy"}
 
 

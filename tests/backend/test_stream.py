@@ -137,6 +137,29 @@ async def test_few_streams_are_delivered_to_in_one_callback_and_all_in_turn() ->
     await asyncio.wait(tasks)
 
 
+async def test_a_first_token_is_delivered_before_the_tokens_of_streams_that_have_begun() -> None:
+    callbacks: list[Callable[[], None]] = []
+    delivery, streams = Delivery(callbacks.append), [new_stream() for _ in range(STREAMS_PER_CALLBACK + 2)]
+    receivers = [Receiver(stream) for stream in streams]
+    tasks = [await waiting(*pair) for pair in zip(streams, receivers, strict=True)]
+    *decoding, newcomer = streams
+    for round_of in (decoding, streams):
+        for stream in round_of:
+            stream.sequence.output.append(10)
+            stream.put(None)
+            delivery.add(stream)
+        delivery.flush()
+        callbacks.pop(0)()
+        if round_of is decoding:
+            assert not newcomer.has_delivered
+            callbacks.pop(0)()
+    assert newcomer.has_delivered
+    assert receivers[0].taken == [[10]]  # its second token waits for the next callback
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
 def test_a_stream_is_told_of_no_token_that_nothing_depends_on() -> None:
     stream = new_stream()
     assert stream.due == 0

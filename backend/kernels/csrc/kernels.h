@@ -38,11 +38,14 @@ void sluice_apply_token_bitmask(
     float* logits, int64_t row_stride, const uint32_t* bitmasks, int64_t words, const int32_t* indices, int64_t rows,
     int64_t vocab, int threads);
 
-// A packed weight has room for a multiple of `linear_panel` outputs, and so has its bias. fp16 is not among the types.
+// A packed weight has room for a multiple of `linear_panel` outputs, and so has its bias. A weight of 8 bits has scales
+// [panels, groups, linear_panel] for groups of `inputs_per_scale` inputs; without scales it is of `dtype`. fp16 is not
+// among the types.
 int sluice_linear_panel();
+int sluice_inputs_per_scale();
 void sluice_pack_weight(int dtype, void* packed, const void* weight, int64_t outputs, int64_t inputs, int threads);
 void sluice_linear(
-    int dtype, void* out, const void* x, const void* packed, const float* bias, int64_t rows, int64_t outputs,
-    int64_t inputs, int threads);
+    int dtype, void* out, const void* x, const void* packed, const float* scale, const float* bias, int64_t rows,
+    int64_t outputs, int64_t inputs, int threads);
 
 }  // extern "C"

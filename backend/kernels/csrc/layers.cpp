@@ -17,7 +17,7 @@ constexpr int64_t CACHE_LINE = 64;
 
 struct PackedLinear {
     const void* weight;
-    const float* bias;
+    const float *scale, *bias;
     int64_t outputs, inputs;
 };
 
@@ -85,7 +85,8 @@ struct Run {
 
     void multiply(const PackedLinear& linear, void* out, const void* in) const {
         sluice_linear(
-            decoder.dtype, out, in, linear.weight, linear.bias, step.tokens, linear.outputs, linear.inputs, threads);
+            decoder.dtype, out, in, linear.weight, linear.scale, linear.bias, step.tokens, linear.outputs, linear.inputs,
+            threads);
     }
 
     // x = norm(residual + branch), and the sum stays in `residual`.

@@ -1,7 +1,7 @@
 // Products with weights that never change: x @ weight.T + bias, for any number of rows.
 //
 // A number of the result is one chain of multiplications and additions in fp32, from the first input to the last, then
-// the bias. However many rows there are, wherever a row stands and however many threads there are, the chain is the same:
+// the bias. Weights of 8 bits are multiplied by their scales first, and then are fp32 like others. However many rows there are, wherever a row stands and however many threads there are, the chain is the same:
 // the blocks below decide which numbers are computed together, never in what order one is summed.
 
 #include <algorithm>
@@ -20,13 +20,15 @@ constexpr int TILE = REGISTERS == 32 ? 12 : 6;  // rows at a time: with PANEL co
 constexpr int VECS = 2;
 constexpr int PANEL = VECS * LANES;             // outputs whose weights are packed together
 constexpr int AHEAD = 32;                       // inputs whose weights are prefetched before their turn
+constexpr int64_t INPUTS_PER_SCALE = 32;        // of an output's weights of 8 bits, as in GGUF's Q8_0
 constexpr int64_t PARALLEL_FROM = 1 << 20;      // multiplications that are worth waking threads for
 
-template <class T>
+template <class T, class W>
 struct Product {
     T* out;              // [rows, outputs]
     const float* x;      // [rows, inputs]
-    const T* weight;     // [panels, inputs, PANEL] in the order of `place`, zero past the last output
+    const W* weight;     // [panels, inputs, PANEL] in the order of `place`, zero past the last output
+    const float* scale;  // [panels, groups, PANEL] of weights of 8 bits, a group of INPUTS_PER_SCALE inputs; else null
     const float* bias;   // [panels * PANEL], or null
     int64_t rows, outputs, inputs;
 };
@@ -36,6 +38,7 @@ static_assert(VECS == 2, "a word holds two weights of bf16");
 // Where a panel keeps the weight of one of its outputs, and how the registers get them. Two of bf16 share a word, those
 // of a lane in the first register and in the second: a shift widens the one, a mask the other.
 inline int64_t place(const float*, int64_t column) { return column; }
+inline int64_t place(const int8_t*, int64_t column) { return column; }
 inline int64_t place(const BFloat16*, int64_t column) { return column % LANES * VECS + column / LANES; }
 
 inline void load_panel(Vec* w, const float* panel) {
@@ -49,21 +52,37 @@ inline void load_panel(Vec* w, const BFloat16* panel) {
     w[1] = (Vec)(words & 0xffff0000u);
 }
 
+inline void load_panel(Vec* w, const int8_t* panel) {
+    for (int v = 0; v < VECS; ++v) w[v] = load(panel + v * LANES);
+}
+
 // R rows from `row` on times P panels from `panel` on. Few rows take several panels: one would leave the chains too few.
-template <int R, int P, class T>
-__attribute__((noinline)) void multiply_tile(const Product<T>& product, int64_t row, int64_t panel) {
+template <int R, int P, class T, class W>
+__attribute__((noinline)) void multiply_tile(const Product<T, W>& product, int64_t row, int64_t panel) {
     constexpr int COLUMNS = P * VECS;
     const int64_t inputs = product.inputs, first = panel * PANEL;
     const float* x = product.x + row * inputs;
-    const T* weight = product.weight + first * inputs;
+    const W* weight = product.weight + first * inputs;
     Vec acc[R][COLUMNS] = {};
-    for (int64_t i = 0; i < inputs; ++i, weight += PANEL) {
-        Vec w[COLUMNS];
-        for (int p = 0; p < P; ++p) load_panel(w + p * VECS, weight + p * PANEL * inputs);
-        for (int p = 0; p < P; ++p) __builtin_prefetch(weight + p * PANEL * inputs + AHEAD * PANEL);
-        for (int r = 0; r < R; ++r) {
-            const Vec input = spread(x[r * inputs + i]);
-            for (int c = 0; c < COLUMNS; ++c) acc[r][c] = fused(w[c], input, acc[r][c]);
+    constexpr bool HAS_SCALES = std::is_same_v<W, int8_t>;
+    const int64_t group = HAS_SCALES ? INPUTS_PER_SCALE : inputs, groups = (inputs + group - 1) / group;
+    for (int64_t begin = 0; begin < inputs; begin += group) {
+        Vec scale[COLUMNS];
+        if constexpr (HAS_SCALES) {
+            const float* scales = product.scale + first * groups + begin / group * PANEL;
+            for (int c = 0; c < COLUMNS; ++c) scale[c] = load(scales + c / VECS * PANEL * groups + c % VECS * LANES);
+        }
+        for (int64_t i = begin; i < std::min(begin + group, inputs); ++i, weight += PANEL) {
+            Vec w[COLUMNS];
+            for (int p = 0; p < P; ++p) load_panel(w + p * VECS, weight + p * PANEL * inputs);
+            for (int p = 0; p < P; ++p) __builtin_prefetch(weight + p * PANEL * inputs + AHEAD * PANEL);
+            if constexpr (HAS_SCALES) {
+                for (int c = 0; c < COLUMNS; ++c) w[c] *= scale[c];
+            }
+            for (int r = 0; r < R; ++r) {
+                const Vec input = spread(x[r * inputs + i]);
+                for (int c = 0; c < COLUMNS; ++c) acc[r][c] = fused(w[c], input, acc[r][c]);
+            }
         }
     }
     const int64_t columns = std::min<int64_t>(P * PANEL, product.outputs - first);
@@ -80,8 +99,8 @@ __attribute__((noinline)) void multiply_tile(const Product<T>& product, int64_t 
 }
 
 // A tile of as many rows as `rows` says, which R bounds.
-template <int R, int P, class T>
-void multiply_rows(const Product<T>& product, int64_t row, int rows, int64_t panel) {
+template <int R, int P, class T, class W>
+void multiply_rows(const Product<T, W>& product, int64_t row, int rows, int64_t panel) {
     if constexpr (R > 1) {
         if (rows < R) return multiply_rows<R - 1, P>(product, row, rows, panel);
     }
@@ -89,8 +108,8 @@ void multiply_rows(const Product<T>& product, int64_t row, int rows, int64_t pan
 }
 
 // All rows times `count` panels, P if there are as many. Tiles are of almost equal height: a low one is slow.
-template <int R, int P, class T>
-void multiply_panels(const Product<T>& product, int64_t panel, int64_t count) {
+template <int R, int P, class T, class W>
+void multiply_panels(const Product<T, W>& product, int64_t panel, int64_t count) {
     const int64_t tiles = (product.rows + R - 1) / R;
     for (int64_t t = 0; t < tiles; ++t) {
         const int64_t row = product.rows * t / tiles;
@@ -103,8 +122,8 @@ void multiply_panels(const Product<T>& product, int64_t panel, int64_t count) {
     }
 }
 
-template <int R, int P, class T>
-void multiply(const Product<T>& product, int threads) {
+template <int R, int P, class T, class W>
+void multiply(const Product<T, W>& product, int threads) {
     const int64_t panels = (product.outputs + PANEL - 1) / PANEL;
     parallel_for((panels + P - 1) / P, threads, [&](int64_t group) {
         multiply_panels<R, P>(product, group * P, std::min<int64_t>(P, panels - group * P));
@@ -145,6 +164,18 @@ void with_weight(int dtype, Visit visit) {
     }
 }
 
+template <class T, class W>
+void multiply_all(const Product<T, W>& product, int threads) {
+    const int team = product.rows * product.outputs * product.inputs < PARALLEL_FROM ? 1 : threads;
+    if (product.rows == 1) {
+        multiply<1, 4>(product, team);
+    } else if (product.rows <= 3) {
+        multiply<3, 2>(product, team);
+    } else {
+        multiply<TILE, 1>(product, team);
+    }
+}
+
 }  // namespace
 }  // namespace sluice
 
@@ -154,7 +185,10 @@ extern "C" {
 
 int sluice_linear_panel() { return PANEL; }
 
+int sluice_inputs_per_scale() { return INPUTS_PER_SCALE; }
+
 void sluice_pack_weight(int dtype, void* packed, const void* weight, int64_t outputs, int64_t inputs, int threads) {
+    if (dtype == INT8) return pack((int8_t*)packed, (const int8_t*)weight, outputs, inputs, threads);
     with_weight(dtype, [&](auto* storage) {
         using T = std::remove_pointer_t<decltype(storage)>;
         pack((T*)packed, (const T*)weight, outputs, inputs, threads);
@@ -162,20 +196,16 @@ void sluice_pack_weight(int dtype, void* packed, const void* weight, int64_t out
 }
 
 void sluice_linear(
-    int dtype, void* out, const void* x, const void* packed, const float* bias, int64_t rows, int64_t outputs,
-    int64_t inputs, int threads) {
+    int dtype, void* out, const void* x, const void* packed, const float* scale, const float* bias, int64_t rows,
+    int64_t outputs, int64_t inputs, int threads) {
     with_weight(dtype, [&](auto* storage) {
         using T = std::remove_pointer_t<decltype(storage)>;
         const float* wide = widened((const T*)x, rows * inputs);
-        const Product<T> product{(T*)out, wide, (const T*)packed, bias, rows, outputs, inputs};
-        const int team = rows * outputs * inputs < PARALLEL_FROM ? 1 : threads;
-        if (rows == 1) {
-            multiply<1, 4>(product, team);
-        } else if (rows <= 3) {
-            multiply<3, 2>(product, team);
-        } else {
-            multiply<TILE, 1>(product, team);
-        }
+        const auto times = [&](auto* weight) {
+            using W = std::remove_pointer_t<decltype(weight)>;
+            multiply_all(Product<T, W>{(T*)out, wide, (const W*)packed, scale, bias, rows, outputs, inputs}, threads);
+        };
+        scale == nullptr ? times(storage) : times(static_cast<int8_t*>(nullptr));
     });
 }
 

@@ -46,6 +46,19 @@ inline Vec load(const Float16* p) {
     return load(wide);
 }
 
+// Compilers take the vector extension's conversion apart.
+inline Vec load(const int8_t* p) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    float wide[LANES];
+    for (int i = 0; i < LANES; ++i) wide[i] = p[i];
+    return load(wide);
+#endif
+}
+
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
 inline void store(BFloat16* p, Vec v) {

@@ -60,6 +60,12 @@ class TenantServer:
     def state(self) -> dict[str, Any]:
         return self._read("state")
 
+    def moments(self, tenant: str, count: int) -> list[dict[str, float]]:
+        """Seconds from the beginning of each of the tenant's latest requests to the start of its phases, by phase."""
+        rows = self._read(f"request-log?tenant={tenant}&limit={count}")["requests"]
+        timelines = [self._read(f"requests/{row['response_id']}")["timeline"] for row in rows]
+        return [{span["what"]: span["at"] for span in timeline} for timeline in timelines]
+
     def _read(self, what: str) -> dict[str, Any]:
         url = f"{self.admin}/admin/v1/{what}"
         request = urllib.request.Request(url, headers={"authorization": f"Bearer {self.admin_key}"})

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise, repeat
 from pathlib import Path
 from random import Random
+from statistics import mean
 
 import torch
 
@@ -46,6 +47,8 @@ DEADLINE_STEPS = (25, 50, 100)  # full steps, until the first token
 REFUSALS = (429, 503, 504)
 GIVEN_UP = 504
 DESCRIPTORS = 65_536
+MOMENTS = 100  # requests whose phases are told
+PHASES = ("body", "reserve", "queue", "prefill", "first token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +211,9 @@ class _Phases:
         yield Finding(f"{who}: median first token, alone, beside", _milliseconds(medians), "ms")
         came, steps = first_tokens(lines_since(self._server.event_log, begun))
         yield from _explain([one for one in came if one.tenant == "light" and one.came is not None])
+        if moments := self._server.moments("light", MOMENTS):  # they are written twice a second
+            told = ", ".join(f"{what} {1e3 * mean(one[what] for one in moments):.1f}" for what in PHASES)
+            yield Finding("  its phases, from the first byte at the gateway: means", told, "ms")
         yield Finding("mean step beside the flood", 1e3 * sum(steps) / max(1, len(steps)), "ms")
         yield Finding("share of a core that the clients used", beside.busy)
 

@@ -156,7 +156,7 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     ),
     "integers": (
         tensors(lambda held: held.update({"embeddings.LayerNorm.bias": torch.zeros(32, dtype=torch.int8)})),
-        "embeddings.LayerNorm.bias is stored as I8; F64, F32, F16, BF16 are supported, quantised weights not",
+        "embeddings.LayerNorm.bias is stored as I8; F64, F32, F16, BF16 are supported, and quantised weights as",
     ),
     "damaged numbers": (
         tensors(lambda held: held["embeddings.LayerNorm.bias"].fill_(torch.nan)),

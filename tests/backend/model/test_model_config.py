@@ -185,7 +185,6 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
         (LLAMA | {"architectures": [{}]}, "architectures is [{}]; one of LlamaForCausalLM"),
         (LLAMA | {"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; one of"),
         (LLAMA | {"model_type": "gemma"}, "model_type is 'gemma'; LlamaForCausalLM is a 'llama'; correct whichever"),
-        (LLAMA | {"quantization_config": {"quant_method": "awq"}}, "quantization_config is {'quant_method': 'awq'}"),
         (LLAMA | {"num_local_experts": 8}, "num_local_experts is 8; 0 is supported"),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act is 'gelu'; 'silu' or 'swish' is supported"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; 1 is supported"),

@@ -102,6 +102,22 @@ def test_a_text_that_is_cut_has_the_tokens_that_it_has_as_a_whole(embedded_token
     assert encoder.token_ids(pairs, 7, ["a", "b"]) == found
 
 
+@pytest.mark.parametrize("given", [["a"] * 40, [[5] * 500] * 40])
+async def test_many_short_inputs_are_not_encoded_on_the_event_loop(
+    site: Site, monkeypatch: pytest.MonkeyPatch, given: list[Any]
+) -> None:
+    threads = set[int]()
+    token_ids = ServedEncoder.token_ids
+
+    def noted(*said: Any, **named: Any) -> list[list[int]]:
+        threads.add(threading.get_ident())
+        return token_ids(*said, **named)
+
+    monkeypatch.setattr(ServedEncoder, "token_ids", noted)
+    head, _ = await site.embed(given)
+    assert head["status"] == 200 and threads and threading.get_ident() not in threads
+
+
 async def test_long_texts_to_embed_keep_no_other_tenants_body_or_text_waiting(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

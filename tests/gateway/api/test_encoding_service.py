@@ -12,17 +12,18 @@ from admission.core import CoreConfig, make_core
 from admission.encoding import EncodingLimits, EncodingRequest
 from backend.engine import Engine
 from backend.errors import DeviceError
+from backend.scheduler.sequence import SPARE_CLASS
 from backend.worker.device_stream import CpuStream
 from backend.worker.side_job import WorkStream
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import EncodingAsk
-from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, Overloaded
+from gateway.errors import DeadlineExceeded, DeadlineUnmeetable, InternalError, ModelFailed, Overloaded
 from tests.backend.sequences import make_sequence
 from tests.gateway.paper_gateway import CONFIG, PaperExecutor
 
 
 class PaperEncoder:
-    """An input's vector is its sum and its length. It can be held, and fails on a negative id."""
+    """An input's vector is its sum and its length. It can be held, and fails on a negative id; 666 has no vector."""
 
     measured = ((1, 1e-3), (100, 2e-3))
 
@@ -33,13 +34,13 @@ class PaperEncoder:
         self.may_go = threading.Event()
         self.may_go.set()
 
-    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[bytes]:
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[bytes | None]:
         self.may_go.wait(60)
         self.batches.append(len(inputs))
         self.num_tokens += sum(map(len, inputs))
         if any(min(one) < 0 for one in inputs):
             raise ValueError("a planted secret")
-        return [struct.pack("ff", sum(one), len(one)) for one in inputs]
+        return [None if sum(one) == 666 else struct.pack("ff", sum(one), len(one)) for one in inputs]
 
 
 class Rig:
@@ -52,9 +53,9 @@ class Rig:
         self.engine.start()
 
     async def encode(
-        self, *inputs: list[int], tenant: str = "acme", within: float = math.inf
+        self, *inputs: list[int], tenant: str = "acme", within: float = math.inf, is_spare: bool = False
     ) -> list[tuple[float, ...]]:
-        queued = EncodingRequest(tenant, [len(one) for one in inputs], 0.0)
+        queued = EncodingRequest(tenant, [len(one) for one in inputs], 0.0, is_spare)
         vectors = await self.service.encode(EncodingAsk("e", inputs, within), queued)
         return [struct.unpack("ff", vector) for vector in vectors]
 
@@ -110,6 +111,11 @@ async def test_a_failed_input_reveals_nothing_of_the_inside_and_others_go_on(rig
     assert await rig.encode([7]) == [(7.0, 1.0)]
 
 
+async def test_an_input_without_a_vector_fails_alone(rig: Rig) -> None:
+    failed, found = await asyncio.gather(rig.encode([666]), rig.encode([7], tenant="globex"), return_exceptions=True)
+    assert isinstance(failed, ModelFailed) and found == [(7.0, 1.0)]
+
+
 async def test_a_full_queue_and_deadlines_are_refusals_and_a_client_that_leaves_is_forgotten(rig: Rig) -> None:
     with pytest.raises(DeadlineUnmeetable):
         await rig.encode([1] * 50, within=1e-9)
@@ -137,6 +143,33 @@ async def test_batches_alternate_with_the_steps_of_answers(rig: Rig) -> None:
     while stream.finish_reason is None:
         await stream.take()
     assert stream.sequence.output and [one[0][0] for one in found] == list(map(float, range(20)))
+
+
+async def test_answers_of_a_batch_never_hold_up_inputs_however_much_their_tenant_has_used(rig: Rig) -> None:
+    rig.core.charge_side_work("embeds", 5.0, rig.engine.clock())
+    stream = rig.engine.submit(make_sequence("s", "night", 4, 50, priority_class=SPARE_CLASS))
+    await stream.take()
+    assert await rig.encode([7], tenant="embeds") == [(7.0, 1.0)]
+    assert stream.finish_reason is None
+
+
+async def test_lines_to_encode_wait_for_answers_and_inputs_and_cost_their_tenant_nothing_among_these(rig: Rig) -> None:
+    stream = rig.engine.submit(make_sequence("s", "chat", 4, 40))
+    line = asyncio.create_task(rig.encode([1], tenant="embeds", is_spare=True))
+    assert await rig.encode([2], tenant="embeds") == [(2.0, 1.0)]
+    while stream.finish_reason is None:
+        assert not line.done()
+        await stream.take()
+    charged = rig.core.share.account("embeds").charged
+    assert await line == [(1.0, 1.0)]
+    assert rig.core.share.account("embeds").charged == charged
+    assert rig.core.ledger.spare.account("embeds").charged > 0.0
+
+
+async def test_lines_to_encode_take_turns_with_the_answers_of_batches(rig: Rig) -> None:
+    stream = rig.engine.submit(make_sequence("s", "night", 4, 50, priority_class=SPARE_CLASS))
+    assert await rig.encode([1], tenant="embeds", is_spare=True) == [(1.0, 1.0)]
+    assert stream.finish_reason is None
 
 
 async def test_of_an_engine_that_has_failed_nothing_is_expected(rig: Rig) -> None:

@@ -142,6 +142,15 @@ def test_leases_and_extensions_are_events_too() -> None:
     check_replay(stage.lines)
 
 
+def test_work_beside_the_steps_is_replayed_on_the_account_of_its_class() -> None:
+    stage = StagedCore(CONFIGS["fair"])
+    stage.core.charge_side_work("a", 2.0, stage.now)
+    stage.core.charge_side_work("a", 3.0, stage.now, is_spare=True)
+    stage.run()
+    assert [share.account("a").charged for share in (stage.core.share, stage.core.ledger.spare)] == [2.0, 3.0]
+    check_replay(stage.lines)
+
+
 def test_a_change_of_policy_is_an_event_too() -> None:
     stage = StagedCore(CONFIGS["fair"])
     policy = SchedulingPolicy({"a": 3.0}, (0.0, 5.0), (QueueBounds(count=9),), {"": 7})
