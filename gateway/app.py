@@ -37,6 +37,7 @@ from gateway.api.body_reader import open_body_reader
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import Health
 from gateway.api.frontend import Frontend, ServedModel, served_encoders
+from gateway.api.guardrail import open_guardrails
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
@@ -59,6 +60,7 @@ from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.logs.logs import STDERR
+from gateway.telemetry.logs.otlp_log import open_otlp_log
 from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.metrics.grammars import GrammarSources
 from gateway.telemetry.metrics.metrics import Metrics, Sources
@@ -122,6 +124,7 @@ async def open_service(
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
+        open_otlp_log(settings) as otlp_log,
         open_quotas(settings, tenants.store_url) as quotas,
         open_alert_sender(settings, quotas.store.alerts) as alerts,
     ):
@@ -150,9 +153,9 @@ async def open_service(
                 grammars=GrammarSources(grammars, masks) if grammars is not None and masks is not None else None,
             )
         )
-        count_losses(metrics.process, tracing)
+        count_losses(metrics.process, tracing, otlp_log)
         count_alerts(metrics.process, alerts)
-        telemetry.on_end.append(RequestLog(kv_shape.block_bytes))
+        telemetry.on_end.append(RequestLog(kv_shape.block_bytes, otlp_log))
         yield Service(
             model=settings.served_name,
             created=int(time.time()),
@@ -301,6 +304,7 @@ async def serve_engine(
     async with (
         open_service(settings, model, engine, core_telemetry, tenants, server.table, encoders) as service,
         open_body_reader(settings, model.engine_config.max_model_len) as body_reader,
+        open_guardrails(engine.clock) as guardrails,
     ):
         client = InProcessClient(service, _health(server, engine))
         frontend = Frontend(
@@ -315,6 +319,7 @@ async def serve_engine(
             engine=client,
             sealer=(sealer := Sealer.of(settings, keys.pepper)),
             files=FileBytes(settings.state_dir / "files", sealer),
+            guardrails=guardrails,
             encoders=served_encoders([(one.setup, one.encoder.tokenizer) for one in encoders.values()]),
             adapters=service.adapters.cards,
             cors=Cors.of(settings.cors_origins),

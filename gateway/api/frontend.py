@@ -12,6 +12,7 @@ from backend.sampling_params import MAX_BAD_WORD_TOKENS
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.api.body_reader import BodyReader
 from gateway.api.engine_client import EngineClient
+from gateway.api.guardrail import Guardrails
 from gateway.batches.file_bytes import FileBytes
 from gateway.errors import BadRequest, ContextLengthExceeded, ModelNotFound, context_exceeded
 from gateway.http.cors import Cors
@@ -160,6 +161,7 @@ class Frontend:
     engine: EngineClient
     sealer: Sealer
     files: FileBytes
+    guardrails: Guardrails
     encoders: Mapping[str, ServedEncoder] = field(default_factory=dict)  # by name
     adapters: Mapping[str, AdapterCard] = field(default_factory=dict)  # by name, as they are loaded now
     cors: Cors | None = None  # None: no web page of another origin may call

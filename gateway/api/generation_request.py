@@ -8,6 +8,7 @@ from backend.sampling_params import MAX_LOGPROBS, SamplingParams
 from gateway.api.dialects import Dialect, Prompt
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
 from gateway.api.frontend import AdapterCard, ServedModel
+from gateway.api.guardrail import Guardrail
 from gateway.errors import ContextLengthExceeded, Unsatisfiable, context_exceeded
 from gateway.openai.requests import GenerationRequest
 from gateway.replica.fleet_secret import UNKNOWN, Beginnings
@@ -33,6 +34,7 @@ class GenerationParams:
     beginnings: Beginnings = UNKNOWN
     attempt: Attempt | None = None
     on_admitted: Callable[[], Awaitable[None]] | None = None  # called once the engine has taken the request
+    guardrail: Guardrail | None = None  # of the answers
     clamped_to: int | None = None  # tokens of an answer whose client asked for more than the context leaves
     adapter: AdapterCard | None = None  # None: the model alone
 

@@ -17,7 +17,7 @@ from gateway.api.frontend import AdapterCard, EncoderSetup, ServedModel
 from gateway.errors import ApiError
 from gateway.replica.fleet_secret import Beginnings
 from gateway.settings.settings import Settings
-from gateway.telemetry.request_record import RequestRecord, TraceContext
+from gateway.telemetry.request_record import GuardrailCall, GuardrailVerdict, RequestRecord, TraceContext
 from gateway.tenants.key_store import KeyRecord
 from quotas.policy.policy import Policy
 from quotas.policy.policy_diff import PolicyEdit
@@ -83,7 +83,7 @@ _OF_SAMPLING = (  # and `stop_token_ids`
 )  # fmt: skip
 _OF_RECORD = (  # when the engine is asked, or when it ends without that
     "request_id", "method", "path", "began", "began_ns", "num_retries", "session", "tenant", "key", "model",
-    "operation", "streams", "num_choices", "num_answers", "service_class", "policy_version", "response_id",
+    "operation", "streams", "num_answers", "service_class", "policy_version", "response_id",
     "body_bytes", "authenticated", "body_read",
 )  # fmt: skip
 _asked = attrgetter("logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs")
@@ -179,12 +179,15 @@ def end_message(record: RequestRecord) -> Message:
     """The record of a request as known at its end."""
     error = None if record.error is None else error_message(record.error)
     ended_early = None if record.scope is None else record.scope.ended_early
-    return [record.outcome, record.status, record.first_byte, record.ended, record.body_bytes, ended_early, error]
+    moments, asked = [record.first_byte, record.ended], [[*call] for call in record.guardrail_calls]
+    return [record.outcome, record.status, moments, record.body_bytes, asked, ended_early, error]
 
 
 def end(record: RequestRecord, message: Message) -> tuple[Outcome, float]:
     """Complete a record by its end; returns its outcome and moment."""
-    outcome, record.status, record.first_byte, ended, record.body_bytes, ended_early, error = message
+    outcome, record.status, (record.first_byte, ended), record.body_bytes, asked, ended_early, error = message
+    calls = [(stage, began, over, GuardrailVerdict(one)) for stage, began, over, one in asked]
+    record.guardrail_calls = [GuardrailCall(*call) for call in calls]
     if record.scope is not None:
         record.scope.ended_early = ended_early
     record.error = None if error is None else error_of(error)

@@ -20,6 +20,7 @@ import uvloop
 from backend.text.tokenizer import Tokenizer
 from gateway.api.body_reader import open_body_reader
 from gateway.api.frontend import Frontend, served_encoders
+from gateway.api.guardrail import open_guardrails
 from gateway.api.routes import make_app, make_probes
 from gateway.background import beside
 from gateway.batches.file_bytes import FileBytes
@@ -77,7 +78,10 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
     telemetry.on_end.append(client.ended)
     link.setblocking(False)
     await asyncio.get_running_loop().create_unix_connection(lambda: client.link, sock=link)
-    async with open_body_reader(settings, setup.model.limits.max_model_len) as body_reader:
+    async with (
+        open_body_reader(settings, setup.model.limits.max_model_len) as body_reader,
+        open_guardrails(clock) as guardrails,
+    ):
         frontend = Frontend(
             model=setup.model,
             tokenizer=tokenizer,
@@ -90,6 +94,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             engine=client,
             sealer=(sealer := Sealer.of(settings, setup.pepper)),
             files=FileBytes(settings.state_dir / "files", sealer),
+            guardrails=guardrails,
             encoders=served_encoders(
                 [(one, Tokenizer.from_dir(one.directory, one.vocab_size)) for one in setup.encoders]
             ),

@@ -22,6 +22,10 @@ NEVER = {  # fields of a tenant without effect in a simulation
     "max_top_logprobs": "a trace does not say what is told of tokens",
     "stored_responses.bytes": "a trace does not say what is stored",
     "stored_responses.retention": "a trace does not say what is stored",
+    **dict.fromkeys(
+        ("guardrail", *(f"guardrail.{one}" for one in ("url", "stages", "deadline", "on_failure", "hold"))),
+        "a trace does not say what a guardrail would refuse",
+    ),
     "batches.file_bytes": "a trace does not say what files hold",
     "batches.retention": "a trace does not say what files hold",
     "batches.lines": "a trace does not say which batch a line is of",

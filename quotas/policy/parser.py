@@ -17,6 +17,7 @@ from quotas.policy.policy import (
     DEFAULTS,
     MAX_BACKGROUND_RESPONSES,
     MAX_BATCH_LINES,
+    MAX_GUARDRAIL_HOLD_CHARS,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
@@ -29,6 +30,7 @@ from quotas.policy.policy import (
     BatchLimits,
     CacheLimits,
     ClassPolicy,
+    GuardrailPolicy,
     KeyPolicy,
     Lateness,
     Policy,
@@ -42,9 +44,11 @@ from quotas.policy.policy import (
 )
 from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
 from quotas.policy.schema import (
+    GUARDRAIL_STAGES,
     MAX_CLASSES,
     MAX_PINNED_PROMPTS,
     NO_ADAPTER,
+    NO_GUARDRAIL,
     NO_PINS,
     NO_PRICE,
     NO_TEAM,
@@ -178,6 +182,7 @@ class TenantReader:
             stored_responses=_read_stored(section.section("stored_responses"), base.stored_responses),
             batches=_read_batches(section.section("batches"), base.batches),
             usage=_read_usage(section.section("usage"), base.usage),
+            guardrail=_read_guardrail(section, base.guardrail),
             max_n=_read_bound(section, "max_n", base.max_n, 1, MAX_N),
             max_schema_bytes=_read_bound(section, "max_schema_bytes", base.max_schema_bytes, 0, MAX_SCHEMA_BYTES),
             max_top_logprobs=_read_bound(section, "max_top_logprobs", base.max_top_logprobs, 0, MAX_TOP_LOGPROBS),
@@ -346,6 +351,27 @@ def _read_tags(section: Section | None) -> tuple[tuple[str, str], ...]:
     for name in section.names:
         section.convert(Scalar(section.mark, name, is_plain=False), section.path, words.tag_name, "")
     return tuple((name, section.value(name, words.tag_value, "")) for name in sorted(section.names))
+
+
+def _read_guardrail(section: Section, base: GuardrailPolicy | None) -> GuardrailPolicy | None:
+    node = section.node("guardrail")
+    if node is None or (isinstance(node, Scalar) and node.text == NO_GUARDRAIL):
+        return base if node is None else None
+    fields = section.section("guardrail")
+    if fields is None:
+        return base
+    fields.refuse_unknown(fields_of("guardrail"))
+    if base is None and "url" not in fields:
+        section.wrong("guardrail", "has no url: name the address that is asked")
+    known = base or GuardrailPolicy("")
+    stages = fields.values("stages", words.guardrail_stage, known.stages)
+    return GuardrailPolicy(
+        fields.value("url", words.guardrail_url, known.url),
+        tuple(stage for stage in GUARDRAIL_STAGES if stage in stages),
+        fields.value("deadline", words.guardrail_deadline, known.deadline),
+        fields.value("on_failure", words.guardrail_failure, known.on_failure),
+        _read_bound(fields, "hold", known.hold, 1, MAX_GUARDRAIL_HOLD_CHARS),
+    )
 
 
 def _read_pinned(section: Section, base: tuple[str, ...]) -> tuple[str, ...]:

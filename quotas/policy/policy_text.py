@@ -8,8 +8,17 @@ from typing import Any
 import yaml
 
 from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Calendar, Limit, Rate, Resource
-from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TeamPolicy, TenantPolicy
-from quotas.policy.schema import NO_ADAPTER, NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED
+from quotas.policy.policy import (
+    CacheLimits,
+    ClassPolicy,
+    GuardrailPolicy,
+    KeyPolicy,
+    Policy,
+    Price,
+    TeamPolicy,
+    TenantPolicy,
+)
+from quotas.policy.schema import NO_ADAPTER, NO_GUARDRAIL, NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED
 from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_share, show_size
 
 Plain = dict[str, Any]
@@ -88,6 +97,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
             "open": tenant.batches.open,
         },
         "usage": {"by": list(tenant.usage.by), "rows": tenant.usage.rows},
+        "guardrail": _guardrail(tenant.guardrail) if tenant.guardrail else NO_GUARDRAIL,
         "max_n": tenant.max_n,
         "max_schema_bytes": tenant.max_schema_bytes,
         "max_top_logprobs": tenant.max_top_logprobs,
@@ -142,6 +152,16 @@ def _price(price: Price) -> Plain:
         "output": show_price(price.output),
         "cached_input": show_price(price.cached_input),
         "currency": price.currency,
+    }
+
+
+def _guardrail(guardrail: GuardrailPolicy) -> Plain:
+    return {
+        "url": guardrail.url,
+        "stages": list(guardrail.stages),
+        "deadline": show_duration(guardrail.deadline),
+        "on_failure": guardrail.on_failure,
+        "hold": _count(guardrail.hold),
     }
 
 

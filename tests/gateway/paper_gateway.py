@@ -31,6 +31,7 @@ from gateway.api.body_reader import BodyReader
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import Health
 from gateway.api.frontend import Frontend, ServedModel
+from gateway.api.guardrail import Guardrails
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.prompt_names import PromptNames
 from gateway.api.prompt_pinner import PromptPinner
@@ -204,6 +205,7 @@ class Gateway:
             engine=self.client,
             sealer=Sealer([pepper]),
             files=FileBytes(Path("/nonexistent"), Sealer([pepper])),
+            guardrails=cast(Guardrails, None),
         )
         self.app: ASGIApp = make_app(self.frontend, {})
 
