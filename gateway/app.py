@@ -60,10 +60,11 @@ from gateway.telemetry.logs.logs import STDERR
 from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.metrics.grammars import GrammarSources
 from gateway.telemetry.metrics.metrics import Metrics, Sources
-from gateway.telemetry.metrics.process import count_losses, memory_by_use
+from gateway.telemetry.metrics.process import count_alerts, count_losses, memory_by_use
 from gateway.telemetry.metrics.push import pushing
 from gateway.telemetry.request_record import Telemetry, record_store_call
 from gateway.telemetry.tracing.tracing import open_tracing
+from gateway.tenants.alert_sender import open_alert_sender
 from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problems
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kept_usage import KeptUsage
@@ -117,6 +118,7 @@ async def open_service(
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
         open_quotas(settings, tenants.store_url) as quotas,
+        open_alert_sender(settings, quotas.store.alerts) as alerts,
     ):
         if tracing is not None:
             quotas.store.on_command.append(record_store_call)
@@ -144,6 +146,7 @@ async def open_service(
             )
         )
         count_losses(metrics.process, tracing)
+        count_alerts(metrics.process, alerts)
         telemetry.on_end.append(RequestLog(kv_shape.block_bytes))
         yield Service(
             model=settings.served_name,

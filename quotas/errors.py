@@ -4,7 +4,8 @@ QuotaError
 ├── QuotaRefused         the policy says no; nothing was charged
 │   ├── NeverFits        the request is larger than the limit
 │   ├── LimitExceeded    a rate is spent for now, or a concurrency limit is reached
-│   └── BudgetSpent      the budget of this period is spent
+│   ├── BudgetSpent      the budget of this period is spent
+│   └── SessionSpent     the session has spent what it may
 ├── StoreUnavailable     no answer in time, or none at all
 │   ├── NotSent          there was no connection to send the call on
 │   └── ConnectionLost   it broke while the call was under way
@@ -15,7 +16,7 @@ QuotaError
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from quotas.policy.limit import Budget, Limit, Rate
+from quotas.policy.limit import Budget, Limit, PerSession, Rate
 from quotas.policy.units import show_amount, show_wait
 from quotas.reservation import Ask, LimitState
 
@@ -65,6 +66,13 @@ class BudgetSpent(QuotaRefused):
         self.resets_at = resets_at
 
 
+class SessionSpent(QuotaRefused):
+    """The limit of a session is used up, for as long as the session goes on."""
+
+    def __init__(self, limit: Limit, asked: int, left: int) -> None:
+        super().__init__(limit, asked, left, "another session begins with all of it")
+
+
 class StoreUnavailable(QuotaError):
     pass
 
@@ -93,9 +101,9 @@ def refusals(states: Iterable[LimitState], ask: Ask, now: float) -> list[QuotaRe
 
 def _forecast_refusal(state: LimitState, asked: int, now: float) -> QuotaRefused | None:
     limit, left = state.limit, state.remaining
-    if asked > limit.capacity:
+    if asked > limit.capacity and not limit.is_soft:
         return NeverFits(limit, asked)
-    if asked <= left:
+    if asked <= left or limit.is_soft:
         return None
     match limit.window:
         case Rate(seconds=seconds):
@@ -103,4 +111,6 @@ def _forecast_refusal(state: LimitState, asked: int, now: float) -> QuotaRefused
             return LimitExceeded(limit, asked, left, max(state.reset - since_then, 0.0))
         case Budget():
             return BudgetSpent(limit, asked, left, round(now + state.reset))
+        case PerSession():
+            return SessionSpent(limit, asked, left)
     return LimitExceeded(limit, asked, left, None)

@@ -58,7 +58,7 @@ class Grant:
 
 
 class Quotas:
-    """Holds requests to the limits of their tenants and keys. One event loop owns it; `run` is a task beside it."""
+    """Holds requests to the limits of tenants, keys and teams. One event loop owns it; `run` is a task beside it."""
 
     def __init__(self, store: RedisStore, heartbeat: float) -> None:
         """`heartbeat` is the seconds between two heartbeats: a third of the store's lease, or less."""
@@ -72,7 +72,7 @@ class Quotas:
         self.on_refused: list[Callable[[str, str | None], object]] = []  # called with each addition
 
     async def reserve(self, name: str, key: str | None, limits: tuple[Limit, ...], ask: Ask, outage: Outage) -> Grant:
-        """Charge `ask` to `limits`, all limits of the tenant `name` and this key, or raise `QuotaRefused`.
+        """Charge `ask` to `limits`, all limits of the tenant `name`, this key and the team, or raise `QuotaRefused`.
 
         An attempt among several is stored even if no limit counts it. While the store is away, `outage` decides: it
         then raises `StoreUnavailable`, or grants (quotas/store/outage.py).
@@ -94,7 +94,7 @@ class Quotas:
         Nothing is charged. Raises `StoreUnavailable`.
         """
         states = await self.store.states(name, key, limits) if limits else ()
-        spent = [state for state in states if state.remaining < ask.of(state.limit)]
+        spent = [state for state in states if state.remaining < ask.of(state.limit) and not state.limit.is_soft]
         if spent:
             refusal = _refusal(max(spent, key=_wait), ask)
             refusal.measure = lambda: states
@@ -110,6 +110,10 @@ class Quotas:
     async def states(self, name: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
         """Return the state of each limit now. Raises `StoreUnavailable`."""
         return await self.store.states(name, key, limits)
+
+    async def states_of_team(self, team: str, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
+        """Return the state of each limit of the team now. Raises `StoreUnavailable`."""
+        return await self.store.states_of_team(team, limits)
 
     def settle(self, grant: Grant) -> None:
         usage = grant.measure()

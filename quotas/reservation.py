@@ -67,6 +67,9 @@ class Usage(NamedTuple):
     kv_byte_seconds: float = 0.0
     requests: int = 1
     engine_seconds: float = 0.0  # of the tenant, whose requests' parts are not booked apart
+    batch_input_tokens: int = 0  # of the above, in batches, where tokens have a price of their own
+    batch_output_tokens: int = 0
+    batch_cached_tokens: int = 0
 
     def of(self, limit: Limit) -> int:
         """The amount that it takes of a limit; 0 of resources leased otherwise."""
@@ -80,6 +83,9 @@ class Usage(NamedTuple):
             self.kv_byte_seconds + other.kv_byte_seconds,
             self.requests + other.requests,
             self.engine_seconds + other.engine_seconds,
+            self.batch_input_tokens + other.batch_input_tokens,
+            self.batch_output_tokens + other.batch_output_tokens,
+            self.batch_cached_tokens + other.batch_cached_tokens,
         )
 
 

@@ -50,6 +50,7 @@ class Tenants:
         counts = _TenantCounts(service, self._history, self._requests, [name])
         return self._row(name, counts) | {
             "class": policy.default_class,
+            "team": policy.team,
             "limits": await self._limits(name, policy, counts),
             "keys": [{"id": key.key_id, "scopes": key.scopes} for key in service.keys.of_tenant(name)],
             "live": self._requests.live_of_tenant(name, MAX_REQUEST_ROWS),
@@ -86,8 +87,9 @@ class Tenants:
         }
 
     async def _limits(self, name: str, policy: TenantPolicy, counts: "_TenantCounts") -> list[Row]:
-        """The tenant's own limits with the rest of each; limits of its keys are shown with the policy."""
-        charged = tuple(limit for limit in policy.limits if limit.is_charged)
+        """The limits of the tenant and its team with the rest of each; limits of its keys are shown with the policy."""
+        limits = policy.limits_of()
+        charged = tuple(limit for limit in limits if limit.is_charged)
         try:
             states = await self._service.quotas.states(name, None, charged) if charged else ()
         except QuotaError:  # the store does not answer
@@ -98,7 +100,7 @@ class Tenants:
             * self._service.kv_shape.block_bytes,
             Resource.QUEUED_REQUESTS: counts.waiting[name],
         }
-        return [self._limit(limit, known.get(limit), held.get(limit.resource)) for limit in policy.limits]
+        return [self._limit(limit, known.get(limit), held.get(limit.resource)) for limit in limits]
 
     def _limit(self, limit: Limit, state: LimitState | None, held: int | None) -> Row:
         """Describe a limit; `held` is this process's part, for limits outside the store."""

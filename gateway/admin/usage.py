@@ -1,13 +1,15 @@
 """Usage on the admin port: use and cost of tenants and keys, and the rest of their budgets."""
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from heapq import nsmallest
-from typing import Protocol
+from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from gateway.admin.rows import MAX_ROWS, Row
 from gateway.api.service import Service
@@ -31,7 +33,7 @@ from gateway.tenants.usage import (
     usage_csv,
 )
 from quotas.errors import QuotaError
-from quotas.policy.limit import Budget, Limit
+from quotas.policy.limit import QUARTER_SECONDS, Budget, Limit
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.reservation import LimitState, Usage
 
@@ -141,7 +143,7 @@ class UsageReader:
         return Grouping(by, await asyncio.to_thread(tag_values, name, self._keys.in_force.values(), policy))
 
     async def budgets(self, words: str = "") -> Row:
-        """The rest of the budgets of tenants and of keys in the policy, least first, of names that contain `words`."""
+        """The rest of the budgets of teams, tenants and keys in the policy, least first; names contain `words`."""
         service = self._service
         named, records = [*service.keys.tenants()], self._keys.in_force.values()
         owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, records, words.lower())
@@ -149,7 +151,7 @@ class UsageReader:
         async with self._reading:
             for start in range(0, len(owners), OWNERS_PER_TURN):
                 some = owners[start : start + OWNERS_PER_TURN]
-                for found in await asyncio.gather(*(self._left(*owner) for owner in some)):
+                for found in await asyncio.gather(*(self._left(owner) for owner in some)):
                     rows += found
                     num_rows += len(found)
                 if len(rows) > 2 * MAX_BUDGETS:
@@ -157,18 +159,40 @@ class UsageReader:
         shown = await asyncio.to_thread(nsmallest, MAX_BUDGETS, rows, key=_what_is_left)
         return {"budgets": shown, "truncated": num_rows - len(shown) + num_owners - len(owners)}
 
-    async def _left(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> list[Row]:
+    async def _left(self, owner: "BudgetOwner") -> list[Row]:
+        quotas, limits = self._service.quotas, owner.limits
         try:
-            states: Sequence[LimitState] = await self._service.quotas.states(tenant, key, limits)
+            if owner.tenant is None:
+                states: Sequence[LimitState] = await quotas.states_of_team(owner.team or "", limits)
+            else:
+                states = await quotas.states(owner.tenant, owner.key, limits)
         except QuotaError:
             states = ()
         known = {state.limit: state for state in states}
-        own = [limit for limit in limits if isinstance(limit.window, Budget) and limit.key == key]
-        return [_budget_row(tenant, key, limit, known.get(limit)) for limit in own]
+        own = [limit for limit in limits if _is_budget(limit) and (limit.key, limit.team) == (owner.key, owner.team)]
+        return [_budget_row(owner, limit, known.get(limit)) | await self._alerts(owner, limit) for limit in own]
+
+    async def _alerts(self, owner: "BudgetOwner", limit: Limit) -> Row:
+        """The alerts of a budget: the share, the receiver's host, and how it stands, null if it is not due."""
+        try:
+            quarter = int(time.time()) // QUARTER_SECONDS
+            states = await self._service.quotas.store.alerts.states(owner.tenant or "", limit, quarter)
+        except QuotaError:
+            states = [None] * len(limit.alerts)
+        rows = zip(limit.alerts, states, strict=True)
+        alerts = [
+            {"at_percent": alert.percent, "host": urlsplit(alert.url).hostname, "state": state} for alert, state in rows
+        ]
+        return {"soft": limit.is_soft, "alerts": alerts}
 
 
-BudgetOwner = tuple[str, str | None, tuple[Limit, ...]]
-"""A tenant or one of its keys that has a budget, with all limits that its requests are charged to."""
+class BudgetOwner(NamedTuple):
+    """A team, a tenant or a key that has a budget, with all limits that its requests are charged to."""
+
+    tenant: str | None  # None: of a team
+    key: str | None
+    team: str | None
+    limits: tuple[Limit, ...]
 
 
 def _owners(
@@ -179,31 +203,33 @@ def _owners(
         one for one in records if '"limits"' in one.settings and words in f"{one.tenant} {one.id} {one.name}".lower()
     ]
     names = {*policy.tenants, *named} if any(map(_is_budget, policy.default.limits)) else policy.tenants.keys()
-    owners = [owner for name in names if words in name.lower() for owner in _of_tenant(name, policy.tenant(name))]
+    teams = [BudgetOwner(None, None, name, team.limits) for name, team in policy.teams.items() if words in name.lower()]
+    owners = [owner for owner in teams if any(map(_is_budget, owner.limits))]
+    owners += [owner for name in names if words in name.lower() for owner in _of_tenant(name, policy.tenant(name))]
     room = MAX_BUDGET_OWNERS - len(owners)
     of_keys = [owner for record in own[: max(room, 0)] for owner in _of_key(policy, record)]
-    known = {(tenant, key) for tenant, key, _ in of_keys}
-    shown = [owner for owner in owners[:MAX_BUDGET_OWNERS] if owner[:2] not in known] + of_keys
+    known = {(owner.tenant, owner.key) for owner in of_keys}
+    shown = [owner for owner in owners[:MAX_BUDGET_OWNERS] if (owner.tenant, owner.key) not in known] + of_keys
     return shown, len(shown) + max(0, len(owners) + len(own) - MAX_BUDGET_OWNERS)
 
 
 def _what_is_left(row: Row) -> tuple[bool, float, str, str]:
-    return row["left"] is None, (row["left"] or 0) / row["amount"], row["tenant"], row["key"] or ""
+    return row["left"] is None, (row["left"] or 0) / row["amount"], row["tenant"] or "", row["key"] or ""
 
 
 def _of_tenant(name: str, tenant: TenantPolicy) -> Iterator[BudgetOwner]:
     if any(map(_is_budget, tenant.limits)):
-        yield name, None, _charged(tenant.limits)
+        yield BudgetOwner(name, None, None, _charged(tenant.limits))
     for key_id, key in tenant.keys.items():
         if any(map(_is_budget, key.limits)):
-            yield name, key_id, _charged(tenant.limits_of(key_id))
+            yield BudgetOwner(name, key_id, None, _charged(tenant.limits_of(key_id)))
 
 
 def _of_key(policy: Policy, record: KeyRecord) -> Iterator[BudgetOwner]:
     """A key with settings of its own, if it has a budget."""
     limits = EffectivePolicy(policy, Principal(record.tenant, record.id, record.scopes, record.settings)).charged
     if any(limit.key and _is_budget(limit) for limit in limits):
-        yield record.tenant, record.id, limits
+        yield BudgetOwner(record.tenant, record.id, None, limits)
 
 
 def _is_budget(limit: Limit) -> bool:
@@ -214,11 +240,12 @@ def _charged(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     return tuple(limit for limit in limits if limit.is_charged)
 
 
-def _budget_row(tenant: str, key: str | None, limit: Limit, state: LimitState | None) -> Row:
+def _budget_row(owner: BudgetOwner, limit: Limit, state: LimitState | None) -> Row:
     """Describe a budget; `left` is null if the store does not answer."""
     return {
-        "tenant": tenant,
-        "key": key,
+        "team": owner.team,
+        "tenant": owner.tenant,
+        "key": owner.key,
         "resource": limit.resource,
         "period": limit.window.unit if limit.window else None,
         "amount": limit.number(limit.amount),

@@ -31,10 +31,11 @@ from quotas.reservation import LimitState
 
 def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitState], kv: KVMemory) -> dict[str, Any]:
     """The body of /v1/limits. A limit without a state is listed without its remainder."""
-    known = {state.limit: state for state in states}
+    known = {state.limit.name: state for state in states}
     return {
         "object": "list",
         "tenant": policy.name,
+        "team": policy.tenant.team,
         "policy_version": version,
         "default_class": policy.service_class(None).name,
         "highest_class": policy.highest_class.name,
@@ -46,7 +47,7 @@ def limits_report(policy: EffectivePolicy, version: str, states: Sequence[LimitS
             "limit_bytes": policy.kv_bytes,
             "remaining_bytes": None if policy.kv_bytes is None else max(0, policy.kv_bytes - kv.held),
         },
-        "data": [_entry(limit, known.get(limit)) for limit in policy.limits],
+        "data": [_entry(limit, known.get(limit.name)) for limit in policy.limits],
     }
 
 
@@ -54,10 +55,11 @@ def _entry(limit: Limit, state: LimitState | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "object": "limit",
         "resource": limit.resource.value,
-        "applies_to": "key" if limit.key else "tenant",
+        "applies_to": limit.owner,
         "amount": limit.number(limit.amount),
         "currency": limit.currency,
         "per": limit.window.unit if limit.window else None,
+        "soft": limit.is_soft,
         "burst": limit.window.burst if isinstance(limit.window, Rate) else None,
     }
     if state is not None:
@@ -127,7 +129,7 @@ class LimitsEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
         frontend = self.frontend
         policy = frontend.policy(self.authenticate(call), "limits")
-        states = await frontend.engine.limit_states(policy)
+        states = await frontend.engine.limit_states(policy, call.record.session)
         kv = await frontend.engine.kv_memory(policy)
         body = limits_report(policy, frontend.effective_policies.version, states, kv)
         return await self.complete(call, orjson.dumps(body))

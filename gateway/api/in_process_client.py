@@ -5,7 +5,9 @@ import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from admission.encoding import EncodingRequest
@@ -27,8 +29,10 @@ from gateway.replica.state import LoadTotals
 from gateway.telemetry.request_record import RequestRecord, current
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.errors import QuotaError, QuotaRefused, StoreUnavailable
+from quotas.policy.limit import Limit
 from quotas.quotas import Grant
 from quotas.reservation import Ask, LimitState, Usage
+from quotas.stored import Held, Stored
 
 log = logging.getLogger(__name__)
 
@@ -168,8 +172,9 @@ class InProcessClient:
             if self.service.prompt_names is not None:
                 await self.service.prompt_names.name(sequences)
             grant, headers = None, _NONE
-            if policy.charged or request.attempt is not None:  # a router's request is settled where its replica is lost
-                grant = await self._reserve(request, sequences, policy, record)
+            limits = policy.charged_in(record.session)
+            if limits or request.attempt is not None:  # a router's request is settled where its replica is lost
+                grant = await self._reserve(request, sequences, policy, limits, record)
                 headers = policy.rate_headers.of(grant.states)
             return self._admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
 
@@ -206,18 +211,23 @@ class InProcessClient:
         return sequences
 
     async def _reserve(
-        self, request: EngineRequest, sequences: list[Sequence], policy: EffectivePolicy, record: RequestRecord
+        self,
+        request: EngineRequest,
+        sequences: list[Sequence],
+        policy: EffectivePolicy,
+        limits: tuple[Limit, ...],
+        record: RequestRecord,
     ) -> Grant:
         """Reserve the maximum that the sequences may use. Raises `ApiError`, and records the refusal in the event log.
         A request without limits is served even when the store is away.
         """
         record.engine.reserving = self.service.telemetry.clock()
-        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if limits else "open"
         try:
             ask = ask_of(sequences, request.num_answers, request.attempt, request.usage_row)
-            return await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
+            return await quotas.reserve(policy.name, policy.key, limits, ask, outage)
         except QuotaError as error:
-            if not policy.charged:
+            if not limits:
                 log.warning("a request is booked when it ends, and not if this replica is lost before: %s", error)
                 return Grant(quotas, policy.name, policy.key, row=request.usage_row)
             self.service.core.requested(request.as_recorded(name_in_log(error)), self.service.engine.clock())
@@ -303,18 +313,28 @@ class InProcessClient:
     async def refused(self, error: ApiError, tenant: str | None, key: str | None, peer: str, num_bytes: int) -> float:
         return self.service.refusal_limiter.count(error, tenant, key, peer, num_bytes)
 
-    async def charge(self, policy: EffectivePolicy) -> InProcessCharge:
+    async def charge(self, policy: EffectivePolicy, in_passing: bool = False) -> InProcessCharge:
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage
+        limits = policy.charged_in_passing if in_passing else policy.charged
         try:
-            grant = await quotas.reserve(policy.name, policy.key, policy.charged, Ask(), outage)
+            grant = await quotas.reserve(policy.name, policy.key, limits, Ask(), outage)
         except QuotaError as error:
             raise _refusal(error, policy) from None
         return InProcessCharge(grant, policy.rate_headers.of(grant.states))
 
-    async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
+    async def store_response(
+        self,
+        policy: EffectivePolicy,
+        name: str,
+        previous: str | None,
+        contents: bytes,
+        replaced: str | None = None,
+        life: float = inf,
+    ) -> Stored:
         limits = policy.tenant.stored_responses
+        limits = replace(limits, retention=min(life, limits.retention))
         try:
-            return await self.service.responses.store(policy.name, name, previous, contents, limits)
+            return await self.service.responses.store(policy.name, name, previous, contents, limits, replaced)
         except QuotaError as error:
             raise refusal_of(error) from None
 
@@ -334,6 +354,12 @@ class InProcessClient:
         except QuotaError as error:
             raise refusal_of(error) from None
 
+    async def open_response(self, tenant: str, what: str, name: str, most: int = 0) -> Held:
+        try:
+            return await self.service.responses.ask_lease(tenant, what, name, most)
+        except QuotaError as error:
+            raise refusal_of(error) from None
+
     async def batches(self, what: str, *told: Any) -> Any:
         try:
             return await self.service.batches.call(what, *told)
@@ -341,14 +367,16 @@ class InProcessClient:
             raise refusal_of(error) from None
 
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Headers, list[bytes]]:
-        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if policy.charged else "open"
+        record = current.get()
+        limits = policy.charged_in(record.session if record is not None else None)
+        quotas, outage = self.service.quotas, policy.tenant.on_store_outage if limits else "open"
         lengths, now = [len(one) for one in asked.inputs], self.service.telemetry.clock()
         queued = EncodingRequest(policy.name, lengths, now, policy.is_line)
         try:
             ask = Ask(0 if policy.is_line else 1, sum(queued.lengths), row=asked.usage_row)
-            grant = await quotas.reserve(policy.name, policy.key, policy.charged, ask, outage)
+            grant = await quotas.reserve(policy.name, policy.key, limits, ask, outage)
         except QuotaError as error:
-            if policy.charged:
+            if limits:
                 raise _refusal(error, policy) from None
             grant = Grant(quotas, policy.name, policy.key, row=asked.usage_row)
         try:
@@ -358,16 +386,16 @@ class InProcessClient:
             _with_headers(error, policy.rate_headers.of(grant.states), None)
             raise
         finally:
-            if queued.tokens_taken and policy.is_line and (record := current.get()) is not None:
+            if queued.tokens_taken and policy.is_line and record is not None:
                 record.engine.measure, record.engine.usage_row = partial(Usage, queued.tokens_taken), asked.usage_row
             elif queued.tokens_taken:
                 grant.measure = partial(Usage, queued.tokens_taken)
             grant.close()
         return policy.rate_headers.of(grant.states), vectors
 
-    async def limit_states(self, policy: EffectivePolicy) -> tuple[LimitState, ...]:
+    async def limit_states(self, policy: EffectivePolicy, session: str | None) -> tuple[LimitState, ...]:
         try:
-            return await self.service.quotas.states(policy.name, policy.key, policy.charged)
+            return await self.service.quotas.states(policy.name, policy.key, policy.charged_in(session))
         except QuotaError as error:
             raise refusal_of(error) from None
 
@@ -386,7 +414,7 @@ class InProcessClient:
         return self._health.of(probe), details
 
     async def metrics_text(self) -> bytes:
-        return self.service.metrics.prometheus_text()
+        return await self.service.metrics.prometheus_text()
 
 
 def readiness(service: Service) -> dict[str, object]:

@@ -30,6 +30,7 @@ from quotas.errors import (
     NotSent,
     QuotaError,
     QuotaRefused,
+    SessionSpent,
     StoreFault,
     StoreUnavailable,
     StoreUnsuitable,
@@ -123,27 +124,28 @@ def _of_quota(error: QuotaError) -> ApiError:
             resets = datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
             message = f"{_figures(error)} and {show_amount(limit, error.left)} are left until it resets at {resets}."
             return InsufficientQuota(message, details=_details(error))
+        case SessionSpent(limit=limit):
+            left = show_amount(limit, error.left)
+            message = f"{_figures(error)} and {left} are left of it. Begin another session, or have the limit raised."
+            return InsufficientQuota(message, details=_details(error))
     message = "Your quota cannot be verified at the moment. Try again shortly."
     return QuotaUnverifiable(message, retry_after=_spread(STORE_RETRY_SECONDS, 2))
 
 
 def _figures(error: QuotaRefused) -> str:
     limit = error.limit
-    whose = "Your API key's" if limit.key else "Your tenant's"
+    whose = "API key" if limit.owner == "key" else limit.owner
     amount, asked = show_amount(limit, limit.amount), show_amount(limit, error.asked)
-    return f"{whose} limit {_name(error)} is {amount}: this request asks for {asked}"
+    return f"Your {whose}'s limit {limit.label} is {amount}: this request asks for {asked}"
 
 
 def _details(error: QuotaRefused) -> dict[str, int | float | str]:
     return {
-        "limit": _name(error),
+        "limit": error.limit.label,
+        "applies_to": error.limit.owner,
         "asked": error.limit.number(error.asked),
         "left": error.limit.number(error.left),
     }
-
-
-def _name(error: QuotaRefused) -> str:
-    return error.limit.name.removeprefix(f"key:{error.limit.key}:")
 
 
 def _spread(seconds: float, most: float) -> float:

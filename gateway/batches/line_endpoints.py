@@ -5,6 +5,7 @@ class and without a connection.
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import orjson
@@ -120,9 +121,10 @@ class LineEndpoints:
         reply = orjson.loads(exchange.answer)
         measure = record.engine.measure
         used = measure() if measure is not None and exchange.status == 200 else NOTHING
-        is_final = exchange.status not in TEMPORARY or not exchange.may_retry
-        wait = None if is_final else exchange.retry_after
-        return LineAnswer(exchange.status, reply, record.request_id, used, wait, record.engine.usage_row)
+        is_spent = exchange.status == 429 and not exchange.may_retry  # a budget, whose next period may begin in time
+        is_final = exchange.status not in TEMPORARY or not (exchange.may_retry or is_spent)
+        retry_after = inf if is_spent else None if is_final else exchange.retry_after
+        return LineAnswer(exchange.status, reply, record.request_id, used, retry_after, record.engine.usage_row)
 
 
 class _Exchange:

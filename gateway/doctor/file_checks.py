@@ -17,7 +17,7 @@ from quotas.policy.units import counted
 
 MIN_FREE_BYTES = 2**30  # for the store's log, the audit log and an event log
 EXPIRY_WARNING_DAYS = 30  # days before a certificate ends
-SECRETS = ("pepper", "admin-key", "keys.json")
+SECRETS = ("pepper", "admin-key", "webhook-secret", "keys.json")
 
 
 def open_files(settings: Settings, limits: tuple[int, int] | None = None) -> Check:

@@ -67,6 +67,7 @@ class GenerationRequest:
     bad_words: tuple[str, ...] = ()  # texts that the answer must not contain
     kept_tokens: int | None = None  # of the prompt, its last; -1: as many as leave room for the answer
     cache_salt: str | None = None  # blocks are shared only with requests of the same salt
+    cached_for: float | None = None  # seconds for which the client wishes that its prompt stays cached
     top_field: str = "logprobs"  # the field of the number of most likely tokens
     length_field: str = "max_tokens"  # the field that bounds the answer
     grammar_field: str | None = None  # the field of the answer's constraint; None: any text
@@ -76,6 +77,11 @@ class GenerationRequest:
     @property
     def may_end(self) -> bool:
         """True if the gateway may end the answer before the model does, unknown to the engine."""
+        return False
+
+    @property
+    def is_in_background(self) -> bool:
+        """True if the answer is computed whether or not the client stays connected."""
         return False
 
     @property

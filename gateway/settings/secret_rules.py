@@ -1,11 +1,13 @@
 """Checks an operator's secrets: the form of a key, and signs of a weak one."""
 
+import base64
 import re
 from itertools import pairwise
 
 MAX_KEY_CHARS = 512  # characters, each a byte
 MIN_ADMIN_KEY_CHARS = 16
 MIN_DISTINCT_CHARS = 8  # 32 random hexadecimal digits have fewer once in 10^8
+WEBHOOK_PREFIX = "whsec_"  # of Standard Webhooks
 MAKE_ONE = "`openssl rand -hex 32` prints a good one"
 _PLACEHOLDER = re.compile(
     r"replace|change[-_ ]?(me|it)|placeholder|your[-_ ]|example|fill[-_ ]?in|hexadecimal|password|letmein"
@@ -17,6 +19,17 @@ _PLACEHOLDER = re.compile(
 def placeholder(secret: str) -> str | None:
     """A message if `secret` looks like a template's placeholder; else None."""
     return f"is a placeholder that was never replaced; {MAKE_ONE}" if _PLACEHOLDER.search(secret) else None
+
+
+def webhook_secret(text: str) -> bytes:
+    """The bytes of a secret as Standard Webhooks write it. Raises `ValueError`."""
+    try:
+        secret = base64.b64decode(text.removeprefix(WEBHOOK_PREFIX), validate=True)
+    except ValueError:
+        secret = b""
+    if not text.startswith(WEBHOOK_PREFIX) or not 24 <= len(secret) <= 64:
+        raise ValueError(f"must be {WEBHOOK_PREFIX} and 24 to 64 bytes in base64, as `openssl rand -base64 32` prints")
+    return secret
 
 
 def weakness(secret: str) -> str | None:

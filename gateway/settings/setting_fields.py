@@ -230,6 +230,13 @@ class SecurityFields(SettingRecord):
     old_storage_secrets: SecretOrAuto = setting(
         "security", "", None, "earlier secrets, separated by commas, that still decrypt stored responses"
     )
+    webhook_secret: SecretOrAuto = setting(
+        "security",
+        "",
+        None,
+        "secret that alerts of budgets are signed with, whsec_ and base64, where replicas share it; auto: "
+        "DIR/webhook-secret",
+    )
 
     admin_host: str = setting("admin", "HOST", "127.0.0.1", "address of the admin API and its page", min_length=1)
     admin_port: PortOrOff = setting(

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import ByteSize, SecretStr, field_validator, model_validator
 
 from gateway.settings.machine import MAX_DEFAULT_CONNECTIONS, MIN_DEFAULT_CONNECTIONS, SPARE_FILES, most_http_workers
-from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, placeholder, rule, weakness
+from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, placeholder, rule, weakness, webhook_secret
 from gateway.settings.setting_fields import SettingFields
 
 MIN_DEMO_KEY_CHARS = 8
@@ -110,6 +110,13 @@ class Settings(SettingFields):
         if pepper and len(pepper.get_secret_value().encode()) < 32:
             raise ValueError("must be at least 32 bytes, such as `openssl rand -hex 32` prints")
         return _refuse(pepper, weakness)
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _webhook_secret_is_one(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None:
+            webhook_secret(secret.get_secret_value())
+        return _refuse(secret, weakness)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,7 +1,8 @@
 """The policy as it applies to one principal: class, targets and limits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, Protocol
 
 from gateway.errors import ClassNotAllowed, Forbidden, KeySettingsInvalid, ModelNotFound, Unsatisfiable
@@ -10,12 +11,13 @@ from gateway.quoting import quoted
 from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
 from quotas.policy.key_settings import lesser, read_key_settings
-from quotas.policy.limit import Resource
+from quotas.policy.limit import HELD, Limit, PerSession, Resource
 from quotas.policy.policy import ALL_MODELS, ClassPolicy, KeyPolicy, Policy, TenantPolicy
 from quotas.policy.policy_file import PolicyError
 from quotas.policy.units import show_size
 from quotas.usage_row import UsageRow, row_name
 
+SESSION_DIGITS = 32  # hexadecimal, of the name of a session as the store has it
 MAX_NAME_CHARS = 256  # of a user or a value of metadata, of which the ledger is told
 GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS, Resource.COST})
 
@@ -41,6 +43,8 @@ class EffectivePolicy:
         self._narrowing = self._narrowed(policy, principal)
         self.limits = self.tenant.limits + lesser(limit for key in self._narrowing for limit in key.limits)
         self.charged = tuple(limit for limit in self.limits if limit.is_charged)
+        self._of_session = tuple(limit for limit in self.limits if isinstance(limit.window, PerSession))
+        self.charged_in_passing = tuple(limit for limit in self.charged if limit.resource not in HELD)
         self.rate_headers = RateHeaders(self.charged)
         each: list[TenantPolicy | KeyPolicy] = [self.tenant, *self._narrowing]
         models = [frozenset(one.models) for one in each if ALL_MODELS not in one.models]
@@ -57,6 +61,13 @@ class EffectivePolicy:
         highest = [one.highest_class for one in each if one.highest_class is not None]
         self._highest_level = max(policy.class_named(name).level for name in highest)
         self._classes: dict[str | None, ClassPolicy] = {}  # by tier
+
+    def charged_in(self, session: str | None) -> tuple[Limit, ...]:
+        """All limits that a request of this session is charged to: those of the session last."""
+        if session is None or not self._of_session:
+            return self.charged
+        digest = sha256(session.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
+        return self.charged + tuple(replace(limit, session=digest) for limit in self._of_session)
 
     def _narrowed(self, policy: Policy, principal: Principal) -> list[KeyPolicy]:
         """What narrows the key: the policy's entry for it, and its own settings."""

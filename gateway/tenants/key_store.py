@@ -1,6 +1,7 @@
 """Stores the gateway's API keys between starts: a pepper and the keys' hashes, in one directory.
 
     DIR/pepper     32 random bytes that every hash is keyed with, made at first start
+    DIR/webhook-secret  the secret that alerts of budgets are signed with, made at first start
     DIR/admin-key  the key of the admin API, made at the first start that needs it
     DIR/keys.json  a line for each change of a key: id, tenant, hmac, created, expires, scopes, name, its settings, and
                    after a rotation the hmac and expiry of the secret that it replaced; or its id and that it is
@@ -10,6 +11,7 @@ The directory is open to its owner alone. Secrets are replaced whole, and a line
 never sees half of one.
 """
 
+import base64
 import errno
 import json
 import os
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, rule
+from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, WEBHOOK_PREFIX, is_token, rule
 from quotas.policy.policy import SCOPES
 from quotas.policy.problems import quoted
 from quotas.policy.words import stored_tenant_name
@@ -34,6 +36,7 @@ from quotas.policy.words import stored_tenant_name
 PEPPER_BYTES = 32
 ADMIN_PREFIX = "sluice-admin-"
 ADMIN_BYTES = 20
+WEBHOOK_BYTES = 32
 
 
 class KeyStoreError(Exception):
@@ -108,6 +111,11 @@ class KeyStore:
                 f"{path} must hold {rule(MIN_ADMIN_KEY_CHARS)}: restore it, or delete it to have a new one made"
             )
         return key
+
+    def webhook_secret(self) -> str:
+        """The secret that alerts are signed with, as Standard Webhooks write it, made at the first call."""
+        fresh = f"{WEBHOOK_PREFIX}{base64.b64encode(secrets.token_bytes(WEBHOOK_BYTES)).decode()}\n"
+        return self._secret(self.directory / "webhook-secret", fresh.encode()).decode("latin-1").strip()
 
     def _secret(self, path: Path, fresh: bytes) -> bytes:
         """The contents of the file, which is created with `fresh` if it does not exist."""

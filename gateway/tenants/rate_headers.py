@@ -23,7 +23,8 @@ class RateHeaders:
         windowed = [
             (index, limit)
             for index, limit in enumerate(limits)
-            if limit.window is not None and limit.resource is not Resource.COST  # these headers hold whole numbers
+            # These headers hold whole numbers, of what bounds a client.
+            if limit.window is not None and limit.resource is not Resource.COST and not limit.is_soft
         ]
         self._policy = ", ".join(f'"{limit.name}";q={limit.capacity};w={_window(limit)}' for _, limit in windowed)
         self._names = [(index, f'"{limit.name}"') for index, limit in windowed]

@@ -77,8 +77,14 @@ class Entry:
 
 def cost(usage: Usage, price: Price) -> Decimal:
     with localcontext(EXACT):
-        computed = (usage.input_tokens - usage.cached_tokens) * price.input + usage.cached_tokens * price.cached_input
-        return computed + usage.output_tokens * price.output
+        whole = _cost(usage.input_tokens, usage.cached_tokens, usage.output_tokens, price)
+        in_batches = _cost(usage.batch_input_tokens, usage.batch_cached_tokens, usage.batch_output_tokens, price)
+        return whole - (1 - price.batch) * in_batches
+
+
+def _cost(input_tokens: int, cached_tokens: int, output_tokens: int, price: Price) -> Decimal:
+    computed = (input_tokens - cached_tokens) * price.input + cached_tokens * price.cached_input
+    return computed + output_tokens * price.output
 
 
 def usage_csv(entries: Iterable[Entry], policy: Policy, column: str | None, *, has_heading: bool = True) -> str:

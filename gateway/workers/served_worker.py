@@ -73,6 +73,7 @@ class ServedWorker:
             "store_response": self._store_response,
             "read_responses": self._read_responses,
             "delete_response": client.delete_response,
+            "open_response": client.open_response,
             "batches": client.batches,
             "limit_states": self._limit_states,
             "kv_memory": lambda tenant, key: client.kv_memory(self._policy(tenant, key)),
@@ -218,8 +219,8 @@ class ServedWorker:
         if number in self._requests:
             self._requests[number][0].settle_grant()
 
-    async def _charge(self, tenant: str, key: str, number: int) -> Mapping[str, str]:
-        charge = self._charges[number] = await self._client.charge(self._policy(tenant, key))
+    async def _charge(self, tenant: str, key: str, in_passing: bool, number: int) -> Mapping[str, str]:
+        charge = self._charges[number] = await self._client.charge(self._policy(tenant, key), in_passing)
         return charge.headers
 
     def _close_charge(self, message: Message, _: memoryview) -> None:
@@ -245,15 +246,25 @@ class ServedWorker:
         headers, vectors = await self._client.encode(asked, self._policy(tenant, key))
         return _Bulk([headers, [*map(len, vectors)]], b"".join(vectors))
 
-    async def _store_response(self, tenant: str, key: str, name: str, previous: str | None, contents: bytes) -> bool:
-        return await self._client.store_response(self._policy(tenant, key), name, previous, contents)
+    async def _store_response(
+        self,
+        tenant: str,
+        key: str,
+        name: str,
+        previous: str | None,
+        replaced: str | None,
+        life: float | None,
+        contents: bytes,
+    ) -> str:
+        life = inf if life is None else life
+        return await self._client.store_response(self._policy(tenant, key), name, previous, contents, replaced, life)
 
     async def _read_responses(self, tenant: str, name: str, alone: bool) -> "_Bulk | None":
         contents = await self._client.read_responses(tenant, name, alone)
         return None if contents is None else _Bulk([*map(len, contents)], b"".join(contents))
 
-    async def _limit_states(self, tenant: str, key: str) -> list[Message]:
-        states = await self._client.limit_states(self._policy(tenant, key))
+    async def _limit_states(self, tenant: str, key: str, session: str | None) -> list[Message]:
+        states = await self._client.limit_states(self._policy(tenant, key), session)
         return [[state.limit.name, *state[1:]] for state in states]
 
     async def _load(self) -> dict[str, float]:

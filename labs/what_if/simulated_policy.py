@@ -203,5 +203,5 @@ def _refused_by_limit(refusal: QuotaRefused) -> GatewayRefused:
 
 
 def _name(limit: Limit) -> str:
-    """Returns a limit's name as a reason, which all keys' limits of one kind share."""
-    return f"key's {limit.name.removeprefix(f'key:{limit.key}:')}" if limit.key else limit.name
+    """Returns a limit's name as a reason, which all keys' limits of one kind share, as do all teams'."""
+    return limit.label if limit.owner == "tenant" else f"{limit.owner}'s {limit.label}"

@@ -8,7 +8,7 @@ from itertools import combinations
 from labs.simulation.arrival import Arrival
 from labs.simulation.recording import TraceFacts
 from labs.simulation.summary import Summary
-from quotas.policy.limit import Budget, Limit
+from quotas.policy.limit import Budget, Limit, PerSession
 from quotas.policy.policy import Policy
 from quotas.policy.policy_diff import Change
 from quotas.policy.problems import Mark
@@ -114,12 +114,14 @@ def assumed(policies: Iterable[Policy], facts: TraceFacts) -> list[str]:
         return []
     is_dated = facts.began is not None or not any(isinstance(limit.window, Budget) for limit in limits)
     when = "" if is_dated else ", and budgets on the first day of a month: the trace has no calendar"
-    return [f"assumed: limits begin unused{when}"]
+    has_sessions = any(isinstance(limit.window, PerSession) for limit in limits)
+    more = ["assumed: no request has a session: its limits are not simulated"] if has_sessions else []
+    return [f"assumed: limits begin unused{when}", *more]
 
 
 def _limits(policy: Policy) -> Iterator[Limit]:
     for tenant in (policy.default, *policy.tenants.values()):
-        yield from tenant.limits
+        yield from tenant.limits + tenant.team_limits
         for key in tenant.keys.values():
             yield from key.limits
 

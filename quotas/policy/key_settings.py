@@ -29,7 +29,8 @@ def read_key_settings(text: str, key_id: str, policy: Policy, tenant: str) -> Ke
             if section and name in section:
                 section.wrong(name, "is none of a key's settings: it is set apart from them")
         if section:
-            read = TenantReader(policy.classes, is_whole=True).read_key(section, key_id, policy.tenant(tenant))
+            reader = TenantReader(policy.classes, policy.teams, is_whole=True)
+            read = reader.read_key(section, key_id, policy.tenant(tenant))
     if problems.found:
         raise PolicyError(problems.found)
     return read

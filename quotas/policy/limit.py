@@ -1,14 +1,17 @@
 """Limits: the amounts of a resource that a tenant, or one of its API keys, may use within a window."""
 
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
 MAX_AMOUNT = 10**15  # the store's scripts count in doubles, exact to 2**53; this leaves room for sums
 MAX_RATE = 4 * 10**9  # of a rate and its burst: the scripts count their refills in 1e-6 of a unit
-DAY_MICROSECONDS = 86_400 * 10**6
+QUARTER_SECONDS = 900  # of an hour: the days of every time zone begin at one
+QUARTER_MICROSECONDS = QUARTER_SECONDS * 10**6
 EPOCH = date(1970, 1, 1)
 NANOS = 10**9  # of a currency's unit: money is counted in billionths, so that the price of a token is a whole number
 
@@ -32,7 +35,7 @@ class Resource(StrEnum):
 
 HELD = frozenset({Resource.CONCURRENT_REQUESTS, Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
 TENANT_ONLY = frozenset({Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
-"""Bounded by tenant while serving: the store charges no request to them, and no key has a limit of them."""
+"""Bounded by tenant while serving: the store charges no request to them, and no key or team has a limit of them."""
 
 
 class TokenPrices(NamedTuple):
@@ -52,32 +55,26 @@ class TokenPrices(NamedTuple):
 
 
 class BudgetPeriod(StrEnum):
-    """A period of the calendar in UTC; a week begins on Monday (ISO 8601)."""
+    """A period of the calendar."""
 
     DAY = "day"
     WEEK = "week"
     MONTH = "month"
 
-    def first_day(self, day: int) -> int:
-        """Return the first day of the period that contains `day`; days are counted from the Unix epoch."""
-        match self:
-            case BudgetPeriod.WEEK:
-                return day - (EPOCH + timedelta(day)).weekday()
-            case BudgetPeriod.MONTH:
-                return day - (EPOCH + timedelta(day)).day + 1
-        return day
 
-    def end(self, now: int) -> float:
-        """Return the Unix time at which the period of `now`, in microseconds, ends."""
-        first = EPOCH + timedelta(self.first_day(now // DAY_MICROSECONDS))
-        match self:
-            case BudgetPeriod.WEEK:
-                following = first + timedelta(7)
-            case BudgetPeriod.MONTH:
-                following = (first + timedelta(32)).replace(day=1)
-            case _:
-                following = first + timedelta(1)
-        return (following - EPOCH).days * 86_400.0
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+
+class Calendar(NamedTuple):
+    """The calendar of budgets: the time zone of their days, by its name in the IANA database, and the weekday on which
+    their weeks begin.
+    """
+
+    time_zone: str = "UTC"
+    week_starts: int = 0  # of `WEEKDAYS`
+
+
+UTC_CALENDAR = Calendar()
 
 
 RATE_UNITS = {"s": 1, "min": 60, "h": 3600}
@@ -104,22 +101,76 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A sum to spend in each calendar period; the rest at its end is lost."""
+    """A sum to spend in each period of the calendar; the rest at its end is lost. Quarters of an hour are counted from
+    the Unix epoch on, days of the calendar from 1 January 1970 on.
+    """
 
     period: BudgetPeriod
+    calendar: Calendar = UTC_CALENDAR
 
     @property
     def unit(self) -> str:
         return self.period.value
 
+    def first_day(self, quarter: int) -> int:
+        """Return the first day of the period that contains the quarter of an hour."""
+        today = self._date(quarter)
+        day = (today - EPOCH).days
+        match self.period:
+            case BudgetPeriod.WEEK:
+                return day - (today.weekday() - self.calendar.week_starts) % 7
+            case BudgetPeriod.MONTH:
+                return day - today.day + 1
+        return day
 
-Window = Rate | Budget | None  # None: of held resources
+    def end(self, now: int) -> float:
+        """Return the Unix time at which the period of `now`, in microseconds, ends."""
+        return _end(self, now // QUARTER_MICROSECONDS)
+
+    def _date(self, quarter: int) -> date:
+        zone = UTC if self.calendar.time_zone == "UTC" else ZoneInfo(self.calendar.time_zone)
+        return datetime.fromtimestamp(quarter * QUARTER_SECONDS, zone).date()
+
+
+@lru_cache(maxsize=4096)
+def _end(budget: Budget, quarter: int) -> float:
+    first = EPOCH + timedelta(budget.first_day(quarter))
+    match budget.period:
+        case BudgetPeriod.WEEK:
+            following = first + timedelta(7)
+        case BudgetPeriod.MONTH:
+            following = (first + timedelta(32)).replace(day=1)
+        case _:
+            following = first + timedelta(1)
+    # A midnight that a change of the clocks skips is the moment of the change; of two, the first counts.
+    return datetime.combine(following, time(), ZoneInfo(budget.calendar.time_zone)).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class PerSession:
+    """A sum to spend in each session of a tenant's clients, by their word; one that is idle for a day begins anew."""
+
+    @property
+    def unit(self) -> str:
+        return "session"
+
+
+PER_SESSION = PerSession()
+Window = Rate | Budget | PerSession | None  # None: of held resources
+
+
+class Alert(NamedTuple):
+    """The message to `url` that is sent once in a budget's period, when `percent` of its amount is used or reserved."""
+
+    percent: int
+    url: str
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `amount` of `resource` in each window. `key` is the id of the API key that it applies to, None for the
-    tenant. Amounts of cost are in billionths of the currency of `prices`.
+    """At most `amount` of `resource` in each window. It applies to an API key, by its id, or to a team, by its name, or
+    to a session, by a digest of its name, or else to a tenant. Amounts of cost are in billionths of the currency of
+    `prices`.
     """
 
     resource: Resource
@@ -127,30 +178,50 @@ class Limit:
     window: Window = None
     key: str | None = None
     prices: TokenPrices | None = None  # of cost
+    team: str | None = None
+    alerts: tuple[Alert, ...] = ()  # of a budget
+    is_soft: bool = False  # of a budget: it refuses nothing
+    session: str | None = None  # that a request counts to
 
     def __post_init__(self) -> None:
         is_held = self.resource in HELD
-        if self.resource is Resource.COST and not isinstance(self.window, Budget):
-            raise ValueError(f"cost is limited by the day, week or month, got {self.window}")
+        if self.resource is Resource.COST and not isinstance(self.window, Budget | PerSession):
+            raise ValueError(f"cost is limited by the day, week, month or session, got {self.window}")
         if is_held != (self.window is None):
             raise ValueError(f"{self.resource} has {'no' if is_held else 'a'} window, got {self.window}")
+        if (self.alerts or self.is_soft) and not isinstance(self.window, Budget):
+            raise ValueError(f"only budgets have alerts or are soft, got {self.window}")
         most = MAX_RATE if isinstance(self.window, Rate) else MAX_AMOUNT
         if not (0 if is_held else 1) <= self.amount <= most:
             raise ValueError(f"{self.resource} is limited to at most {most}, got {self.amount}")
 
     @property
+    def label(self) -> str:
+        """The resource and its window, unique among the limits of one owner: "tokens/min"."""
+        return f"{self.resource}/{self.window.unit}" if self.window else self.resource.value
+
+    @property
+    def owner(self) -> str:
+        """The kind of owner that the limit applies to: "tenant", "key", "team" or "session"."""
+        if isinstance(self.window, PerSession):
+            return "session"
+        return "key" if self.key else "team" if self.team else "tenant"
+
+    @property
     def name(self) -> str:
-        """A stable name, unique among the limits of a tenant and its keys: "tokens/min", "key:ab12:requests/day"."""
-        what = f"{self.resource}/{self.window.unit}" if self.window else self.resource.value
-        return f"key:{self.key}:{what}" if self.key else what
+        """A stable name, unique among the limits of a request: "tokens/min", "key:ab12:requests/day"."""
+        owner = self.key or self.team
+        return f"{self.owner}:{owner}:{self.label}" if owner else self.label
 
     @property
     def is_charged(self) -> bool:
-        """True if the store charges requests to it."""
-        return self.resource not in TENANT_ONLY
+        """True if the store charges requests to it; of a session's limit, once the session is known."""
+        return self.resource not in TENANT_ONLY and (self.session is not None or self.window != PER_SESSION)
 
     def most_output(self, input_tokens: int) -> int | None:
-        """The most output tokens that fit besides these input tokens; None if it does not count them."""
+        """The most output tokens that fit besides these input tokens; None if it does not bound them."""
+        if self.is_soft:
+            return None
         match self.resource:
             case Resource.OUTPUT_TOKENS:
                 return self.capacity

@@ -1,57 +1,144 @@
 """Reads the limits of tenants and keys from trees of text. Every mistake is noted, and the limit left out."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
-from quotas.policy import units
-from quotas.policy.limit import Budget, Limit, Rate, Resource
-from quotas.policy.policy import Price, token_prices
+from quotas.policy import units, words
+from quotas.policy.limit import (
+    UTC_CALENDAR,
+    Alert,
+    Budget,
+    BudgetPeriod,
+    Calendar,
+    Limit,
+    PerSession,
+    Rate,
+    Resource,
+    TokenPrices,
+    Window,
+)
+from quotas.policy.policy import Price, TeamPolicy, token_prices
+from quotas.policy.problems import listed
 from quotas.policy.schema import UNLIMITED
 from quotas.policy.section import Section
 from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar
+
+MAX_ALERTS = 8  # of one budget
+BUDGET_FIELDS = ("budget", "soft", "alerts")
+ReadWindow = Callable[[str], tuple[int, Rate | Budget | PerSession]]
 
 _RESOURCES = {resource.value: resource for resource in Resource}
 _RANKS = {resource: rank for rank, resource in enumerate(Resource)}
 
 
 def read_limits(
-    section: Section | None, key: str | None = None, inherited: tuple[Limit, ...] = ()
+    section: Section | None,
+    key: str | None = None,
+    inherited: tuple[Limit, ...] = (),
+    calendar: Calendar = UTC_CALENDAR,
+    team: str | None = None,
 ) -> tuple[Limit, ...]:
-    """The limits of the section, in a canonical order; unnamed ones are inherited."""
+    """The limits of the section, in a canonical order; unnamed ones are inherited. Budgets follow the calendar."""
     if section is None:
-        return inherited
+        return _by_calendar(inherited, calendar)
     limits = [limit for limit in inherited if limit.resource not in section]
     for name in section.names:
         resource, node = _RESOURCES.get(name), section.node(name)
         if resource and node is not None and not (isinstance(node, Scalar) and node.text == UNLIMITED):
-            limits += _held(section, resource, key) if resource.is_held else _spent(section, node, resource, key)
-    return tuple(sorted(limits, key=_order)) if len(limits) > 1 else tuple(limits)
+            read = _held(section, resource) if resource.is_held else _spent(section, node, resource)
+            if (key or team) and any(isinstance(one.window, PerSession) for one in read):
+                section.wrong(resource, "is by the session, which is counted for tenants alone: set it for the tenant")
+            limits += [
+                Limit(resource, one.amount, one.window, key, None, team, one.alerts, one.is_soft) for one in read
+            ]
+    return _by_calendar(tuple(sorted(limits, key=_order)) if len(limits) > 1 else tuple(limits), calendar)
 
 
-def _held(section: Section, resource: Resource, key: str | None) -> list[Limit]:
+def _by_calendar(limits: tuple[Limit, ...], calendar: Calendar) -> tuple[Limit, ...]:
+    if all(not isinstance(limit.window, Budget) or limit.window.calendar == calendar for limit in limits):
+        return limits  # most tenants share those of defaults
+    return tuple(
+        replace(limit, window=Budget(limit.window.period, calendar)) if isinstance(limit.window, Budget) else limit
+        for limit in limits
+    )
+
+
+class Amount(NamedTuple):
+    """What is written of one limit of a resource."""
+
+    amount: int
+    window: Window = None
+    alerts: tuple[Alert, ...] = ()
+    is_soft: bool = False
+
+
+def _held(section: Section, resource: Resource) -> list[Amount]:
     read = _read_size if resource is Resource.KV_BYTES else _read_count
     amount = section.value(resource, read, None)
-    return [] if amount is None else [Limit(resource, amount, None, key)]
+    return [] if amount is None else [Amount(amount)]
 
 
 _read_size, _read_count = partial(units.size, least=0), partial(units.count, least=0)
 
 
-def _spent(section: Section, node: Node, resource: Resource, key: str | None) -> list[Limit]:
+def _spent(section: Section, node: Node, resource: Resource) -> list[Amount]:
     if isinstance(node, Items) and not node.nodes:
         section.wrong(resource, f"is an empty list: write {UNLIMITED} to lift a limit")
-    found: dict[str, Limit] = {}
+    found: dict[str, Amount] = {}
     for item in node.nodes if isinstance(node, Items) else (node,):
         path = f"{section.path}.{resource}"
-        is_cost = resource is Resource.COST
-        read = section.convert(item, path, _money, None) if is_cost else _windowed(section, item, path)
-        if read is None:
+        read = _one_spent(section, item, path, _money if resource is Resource.COST else _rate)
+        if read is None or read.window is None:
             continue
-        amount, window = read
-        if window.unit in found:
-            section.note(item.mark, f"{section.path}.{resource}", f"has two limits per {window.unit}: keep one")
-        found[window.unit] = Limit(resource, amount, window, key)
+        if read.window.unit in found:
+            section.note(item.mark, f"{section.path}.{resource}", f"has two limits per {read.window.unit}: keep one")
+        found[read.window.unit] = read
     return list(found.values())
+
+
+def _one_spent(section: Section, node: Node, path: str, read: ReadWindow) -> Amount | None:
+    """Read a rate or a budget: `100k/min`, `{rate: 100k/min, burst: 20k}`, or a budget with its alerts."""
+    detail = section.as_section(node, path) if isinstance(node, Fields) else None
+    if detail is not None and "budget" in detail:
+        return _budget(detail, read)
+    windowed = _windowed(section, node, path) if read is _rate else section.convert(node, path, read, None)
+    return None if windowed is None else Amount(*windowed)
+
+
+def _budget(detail: Section, read: ReadWindow) -> Amount | None:
+    """Read `{budget: 50M/month, soft: true, alerts: [{at: 80%, url: https://example.com/alerts}]}`."""
+    detail.refuse_unknown(BUDGET_FIELDS)
+    windowed = detail.value("budget", read, None)
+    alerts = tuple(_alert(one) for one in detail.sections_of("alerts", MAX_ALERTS))
+    is_soft = detail.value("soft", _truth, default=False)
+    if windowed is None:
+        return None
+    amount, window = windowed
+    if not isinstance(window, Budget):
+        detail.wrong("budget", f"is by the {window.unit}: alerts are of budgets by the {listed(BudgetPeriod)}")
+        return None
+    if is_soft and not alerts:
+        detail.wrong("soft", "needs alerts: a soft budget refuses nothing")
+    if not is_soft and any(alert is not None and alert.percent > 100 for alert in alerts):
+        detail.wrong("alerts", "are above 100%, which only a soft budget passes")
+    return Amount(amount, window, tuple(alert for alert in alerts if alert is not None), is_soft)
+
+
+def _alert(section: Section) -> Alert | None:
+    section.refuse_unknown(("at", "url"))
+    for name in ("at", "url"):
+        if name not in section:
+            section.note(section.mark, section.path, f"has no {name}")
+    percent, url = section.value("at", units.percent, None), section.value("url", words.alert_url, None)
+    return None if percent is None or url is None else Alert(percent, url)
+
+
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("is not true or false")
+    return text == "true"
 
 
 def priced(
@@ -61,23 +148,50 @@ def priced(
     if all(limit.resource is not Resource.COST for limit in limits):
         return limits
     prices = None if price is None else token_prices(price)
-    problem = None
-    if price is None:
-        problem = "needs a price of the tenant"
-    elif prices is None:
-        problem = "needs prices with three decimals per 1M at most"
-    elif prices.cached_input > prices.input:  # requests reserve their input at the price of what is not cached
-        problem = "needs a price of cached_input that is not above that of input"
+    problem = _problem_with(price, prices)
     if problem is not None:
         if given and Resource.COST in given:
             given.wrong(Resource.COST, problem)
         else:
             section.wrong("price", f"must fit limits.cost of defaults, which {problem}")
         return tuple(limit for limit in limits if limit.resource is not Resource.COST)
+    return with_prices(limits, prices)
+
+
+def with_prices(limits: tuple[Limit, ...], prices: TokenPrices | None) -> tuple[Limit, ...]:
+    """The limits, those of cost with these prices."""
     return tuple(replace(limit, prices=prices) if limit.resource is Resource.COST else limit for limit in limits)
 
 
-def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget] | None:
+def _problem_with(price: Price | None, prices: TokenPrices | None) -> str | None:
+    """The end of a sentence about a limit of cost, which these prices do not suffice for."""
+    if price is None:
+        return "needs a price of the tenant"
+    if prices is None:
+        return "needs prices with three decimals per 1M at most"
+    if token_prices(price.in_batches) is None:
+        return "needs prices with three decimals per 1M at most, also times price.batch"
+    if prices.cached_input > prices.input:  # requests reserve their input at the price of what is not cached
+        return "needs a price of cached_input that is not above that of input"
+    return None
+
+
+def limits_of_team(section: Section, team: TeamPolicy, price: Price | None) -> tuple[Limit, ...]:
+    """The limits of the team of a tenant, at the tenant's price."""
+    if team.currency is None:
+        return team.limits
+    prices = None if price is None else token_prices(price)
+    problem = _problem_with(price, prices)
+    if problem is None and price is not None and price.currency != team.currency:
+        problem = f"counts {team.currency}, and not {price.currency} of the tenant's price"
+    if problem is not None:
+        message = f"is not for this tenant: limits.cost of team {team.name} {problem}"
+        section.wrong("team", message) if "team" in section else section.note(section.mark, section.path, message)
+        return ()
+    return with_prices(team.limits, prices)
+
+
+def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget | PerSession] | None:
     """Read an amount and a window: `100k/min`, or `{rate: 100k/min, burst: 20k}`."""
     if not isinstance(node, Fields):
         return section.convert(node, path, _rate, None)
@@ -90,18 +204,18 @@ def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budg
     if read is None or burst is None:
         return read
     amount, window = read
-    if isinstance(window, Budget):
-        detail.wrong("burst", f"a budget has no burst: what is left of this {window.period} may be spent at once")
+    if not isinstance(window, Rate):
+        detail.wrong("burst", f"a budget has no burst: what is left of this {window.unit} may be spent at once")
         return read
     return amount, replace(window, burst=burst)
 
 
-def _rate(text: str) -> tuple[int, Rate | Budget]:
+def _rate(text: str) -> tuple[int, Rate | Budget | PerSession]:
     _refuse_unlimited(text)
     return units.rate(text)
 
 
-def _money(text: str) -> tuple[int, Rate | Budget]:
+def _money(text: str) -> tuple[int, Rate | Budget | PerSession]:
     _refuse_unlimited(text)
     return units.budget_of_money(text)
 

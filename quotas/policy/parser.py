@@ -3,17 +3,19 @@
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from typing import NamedTuple
 
 from quotas.policy import units, words
-from quotas.policy.limit import TENANT_ONLY
-from quotas.policy.limit_parser import priced, read_limits
+from quotas.policy.limit import TENANT_ONLY, UTC_CALENDAR, WEEKDAYS, Calendar, Resource, TokenPrices
+from quotas.policy.limit_parser import limits_of_team, priced, read_limits, with_prices
 from quotas.policy.policy import (
     AGING_STEP_SECONDS,
     ALL_MODELS,
     CLASSES,
     DEFAULTS,
+    MAX_BACKGROUND_RESPONSES,
     MAX_BATCH_LINES,
     MAX_N,
     MAX_OPEN_BATCHES,
@@ -33,12 +35,13 @@ from quotas.policy.policy import (
     Price,
     QueueLimits,
     StoredResponseLimits,
+    TeamPolicy,
     TenantPolicy,
     Unnamed,
     UsageDetail,
 )
 from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
-from quotas.policy.schema import MAX_CLASSES, MAX_PINNED_PROMPTS, NO_PINS, NO_PRICE, UNLIMITED, fields_of
+from quotas.policy.schema import MAX_CLASSES, MAX_PINNED_PROMPTS, NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED, fields_of
 from quotas.policy.section import Section, one_of
 from quotas.policy.tenant_texts import Form, Indivisible, TenantTexts, form_of, name_and_body, words_of
 from quotas.policy.yaml_nodes import MAX_NODES, Fields, Items, Scalar
@@ -106,10 +109,36 @@ def _read_queue(section: Section | None) -> QueueLimits:
     )
 
 
+def _read_teams(section: Section | None) -> dict[str, TeamPolicy]:
+    return {name: _read_team(fields, name) for name, _, fields in section.sections(words.team_name)} if section else {}
+
+
+def _read_team(section: Section, name: str) -> TeamPolicy:
+    section.refuse_unknown(fields_of("team"))
+    limits, calendar = section.section("limits"), _read_calendar(section, UTC_CALENDAR)
+    if limits:
+        _refuse_tenants_limits(limits)
+    found, currency = read_limits(limits, None, (), calendar, name), section.value("currency", words.currency, None)
+    has_cost = any(limit.resource is Resource.COST for limit in found)
+    if limits and has_cost and "currency" not in section:
+        limits.wrong(Resource.COST, "needs a currency of the team, such as EUR, in which its tenants' prices are")
+    if currency is None or not has_cost:
+        return TeamPolicy(name, found, calendar)
+    prices = TokenPrices(0, 0, 0, currency)  # each tenant has its own
+    return TeamPolicy(name, with_prices(found, prices), calendar, currency)
+
+
+def _read_calendar(section: Section, base: Calendar) -> Calendar:
+    starts = section.value("week_starts", words.weekday, WEEKDAYS[base.week_starts])
+    return Calendar(section.value("time_zone", words.time_zone, base.time_zone), WEEKDAYS.index(starts))
+
+
 class TenantReader:
     """Reads tenants. The ids of their keys must differ across all of them."""
 
-    def __init__(self, classes: tuple[ClassPolicy, ...], is_whole: bool) -> None:
+    def __init__(self, classes: tuple[ClassPolicy, ...], teams: Mapping[str, TeamPolicy], is_whole: bool) -> None:
+        self._teams = teams
+        self._team = one_of([NO_TEAM, *teams], "a team of this policy") if is_whole else words.team_name
         self._levels = {entry.name: entry.level for entry in classes}
         self._first = classes[0].name
         self._class = one_of(list(self._levels), "a class") if is_whole else lambda _: classes[0].name
@@ -123,14 +152,16 @@ class TenantReader:
         limits = section.section("limits")
         if limits:
             limits.refuse_unknown(fields_of("limits"))
-        price = _read_price(section, base.price)
+        price, calendar = _read_price(section, base.price), _read_calendar(section, base.calendar)
+        named = section.value("team", self._team, base.team or NO_TEAM)
+        team, shared = None if named == NO_TEAM else named, self._teams.get(named)
         tenant = TenantPolicy(
             name=name,
             highest_class=highest,
             default_class=self._read_default_class(section, highest, base),
             weight=section.value("weight", words.weight, base.weight),
             models=section.values("models", words.model, base.models),
-            limits=priced(section, limits, read_limits(limits, None, base.limits), price),
+            limits=priced(section, limits, read_limits(limits, None, base.limits, calendar), price),
             on_store_outage=section.value("on_store_outage", words.outage, base.on_store_outage),
             price=price,
             prefix_cache=_read_cache_limits(section.section("prefix_cache"), base.prefix_cache),
@@ -140,6 +171,9 @@ class TenantReader:
             max_n=_read_bound(section, "max_n", base.max_n, 1, MAX_N),
             max_schema_bytes=_read_bound(section, "max_schema_bytes", base.max_schema_bytes, 0, MAX_SCHEMA_BYTES),
             max_top_logprobs=_read_bound(section, "max_top_logprobs", base.max_top_logprobs, 0, MAX_TOP_LOGPROBS),
+            calendar=calendar,
+            team=team,
+            team_limits=limits_of_team(section, shared, price) if shared else (),
         )
         keys = section.section("keys") if name else None
         return replace(tenant, keys=self._read_keys(keys, tenant)) if keys else tenant
@@ -201,7 +235,7 @@ class TenantReader:
             models=models,
             highest_class=highest,
             classes=tuple(sorted(classes, key=self._levels.__getitem__)),
-            limits=priced(section, limits, read_limits(limits, key_id), tenant.price),
+            limits=priced(section, limits, read_limits(limits, key_id, (), tenant.calendar), tenant.price),
             tags=_read_tags(section.section("tags")),
         )
 
@@ -214,7 +248,7 @@ def _read_bound(section: Section, name: str, base: int, least: int, most: int) -
 def _refuse_tenants_limits(limits: Section) -> None:
     for resource in sorted(TENANT_ONLY):
         if resource in limits:
-            limits.wrong(resource, "is counted for tenants, not for keys: set it for the tenant")
+            limits.wrong(resource, "is counted for tenants alone: set it for the tenant")
     limits.refuse_unknown(fields_of("limits"))
 
 
@@ -225,7 +259,7 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     fields = section.section("price")
     if fields is None:
         return base
-    fields.refuse_unknown(("input", "output", "cached_input", "currency"))
+    fields.refuse_unknown(("input", "output", "cached_input", "currency", "batch"))
     missing = [name for name in ("input", "output", "currency") if name not in fields]
     if missing:
         section.wrong("price", f"has no {listed(missing)}")
@@ -235,7 +269,8 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     currency = fields.value("currency", words.currency, None)
     if given is None or output is None or cached is None or currency is None:
         return base
-    return Price(input=given, output=output, cached_input=cached, currency=currency)
+    batch = fields.value("batch", units.share, Decimal(1))
+    return Price(input=given, output=output, cached_input=cached, currency=currency, batch=batch)
 
 
 def _read_cache_limits(section: Section | None, base: CacheLimits) -> CacheLimits:
@@ -261,6 +296,7 @@ def _read_stored(section: Section | None, base: StoredResponseLimits) -> StoredR
     return StoredResponseLimits(
         section.value("bytes", partial(units.size, least=0), base.bytes),
         section.value("retention", units.positive_duration, base.retention),
+        _read_bound(section, "background", base.background, 0, MAX_BACKGROUND_RESPONSES),
     )
 
 
@@ -511,9 +547,10 @@ def parse_files(files: Iterable[PolicyFile], problems: Problems, is_whole: bool,
     for top in sections:
         top.refuse_unknown(fields_of(""))
     classes = read_classes(_only(sections, "classes"))
-    reader = TenantReader(classes, is_whole)
+    teams = _read_teams(_only(sections, "teams"))
+    reader = TenantReader(classes, teams, is_whole)
     default = reader.read(_only(sections, "defaults"), "", DEFAULTS)
-    known.inheriting(classes, default, is_whole)
+    known.inheriting(classes, teams, default, is_whole)
     tenants, sound = _Tenants(reader, default, known), dict[str, KnownFile]()
     for top, file in tops:
         if section := top.section("tenants"):
@@ -525,7 +562,7 @@ def parse_files(files: Iterable[PolicyFile], problems: Problems, is_whole: bool,
     allow: Unnamed = "allow"
     unnamed = having.value("unnamed_tenants", words.unnamed, allow) if having else allow
     sharing = _read_sharing(_only(sections, "prefix_sharing"), tenants.found, is_whole)
-    return Policy.of(classes, default, tenants.found, unnamed, sharing)
+    return Policy.of(classes, default, tenants.found, unnamed, sharing, teams)
 
 
 def _only(tops: list[Section], name: str) -> Section | None:

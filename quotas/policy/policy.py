@@ -8,7 +8,7 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Literal
 
-from quotas.policy.limit import NANOS, Limit, Resource, TokenPrices
+from quotas.policy.limit import NANOS, UTC_CALENDAR, Budget, Calendar, Limit, Resource, TokenPrices
 
 SERVICE_TIERS = ("flex", "scale", "priority", "fast")  # of OpenAI's API; auto and default are a tenant's default class
 SCOPES = ("inference", "limits")
@@ -20,6 +20,7 @@ MAX_OPEN_BATCHES = 1000  # of one tenant
 MAX_USAGE_ROWS = 2000  # of a tenant and a day
 MAX_USAGE_PARTS = 5  # by which use is told apart
 MAX_TAGS = 16  # of a key
+MAX_BACKGROUND_RESPONSES = 1000  # of one tenant, at once
 MAX_TOP_LOGPROBS = 20  # of the most likely tokens at each position, as OpenAI's
 
 Outage = Literal["closed", "open", "lease"]
@@ -60,6 +61,13 @@ class Price:
     output: Decimal
     cached_input: Decimal
     currency: str  # ISO 4217
+    batch: Decimal = Decimal(1)  # share of each price that a token costs in a batch
+
+    @property
+    def in_batches(self) -> "Price":
+        """The price of a token in a batch."""
+        share = self.batch
+        return Price(share * self.input, share * self.output, share * self.cached_input, self.currency)
 
 
 def token_prices(price: Price) -> TokenPrices | None:
@@ -83,10 +91,11 @@ class CacheLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponseLimits:
-    """Retention and size of a tenant's stored responses: the oldest make room."""
+    """Bounds of a tenant's stored responses and conversations: the oldest make room."""
 
     bytes: int = 8 * 2**20  # 0: none are stored
     retention: float = 30 * 86400.0  # seconds
+    background: int = 16  # responses in the background that have not ended; 0: none are computed there
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,16 @@ class KeyPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamPolicy:
+    """The limits that the tenants of a team share."""
+
+    name: str
+    limits: tuple[Limit, ...] = ()  # of cost at prices of 0 in its currency: the prices are each tenant's
+    calendar: Calendar = UTC_CALENDAR
+    currency: str | None = None  # ISO 4217, of limits of cost
+
+
+@dataclass(frozen=True, slots=True)
 class TenantPolicy:
     """The rights and limits of one tenant. `default_class` is never more urgent than `highest_class`."""
 
@@ -141,6 +160,9 @@ class TenantPolicy:
     max_n: int = MAX_N  # answers to one prompt, hidden ones of best_of included
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of an answer's constraint; 0: no constraints
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens at each position
+    calendar: Calendar = UTC_CALENDAR  # of the budgets of the tenant and its keys
+    team: str | None = None
+    team_limits: tuple[Limit, ...] = ()  # the team's, at the tenant's prices
     keys: Mapping[str, KeyPolicy] = field(default_factory=dict)  # by id
     digest: int = field(init=False, compare=False, repr=False)  # of all the above
     queued_requests: int | None = field(init=False, compare=False, repr=False)  # the most that may wait
@@ -155,9 +177,9 @@ class TenantPolicy:
         return self.keys.get(key_id) if key_id else None
 
     def limits_of(self, key_id: str | None = None) -> tuple[Limit, ...]:
-        """All limits of a request with this key: the tenant's, then the key's."""
+        """All limits of a request with this key: the tenant's, then the key's, then the team's."""
         key = self.key(key_id)
-        return self.limits + key.limits if key else self.limits
+        return self.limits + (key.limits if key else ()) + self.team_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +192,7 @@ class Policy:
     tenants: Mapping[str, TenantPolicy]
     unnamed_tenants: Unnamed = "allow"  # treatment of unnamed tenants' keys
     prefix_sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tenants by group; each in one at most
+    teams: Mapping[str, TeamPolicy] = field(default_factory=dict)
     caching: Mapping[str, CacheLimits] = field(init=False, compare=False, repr=False)
     """Limits of cached memory of the named tenants that have some."""
     changed_from: dict[str, list[str]] = field(init=False, compare=False, repr=False, default_factory=dict)
@@ -187,10 +210,11 @@ class Policy:
         tenants: Mapping[str, TenantPolicy] | None = None,
         unnamed_tenants: Unnamed = "allow",
         prefix_sharing: Mapping[str, tuple[str, ...]] | None = None,
+        teams: Mapping[str, TeamPolicy] | None = None,
     ) -> "Policy":
-        tenants, groups = dict(tenants or {}), dict(prefix_sharing or {})
-        version = _version(classes, default, tenants, unnamed_tenants, groups)
-        return Policy(version, classes, default, tenants, unnamed_tenants, groups)
+        tenants, groups, teams = dict(tenants or {}), dict(prefix_sharing or {}), dict(teams or {})
+        version = _version(classes, default, tenants, unnamed_tenants, groups, teams)
+        return Policy(version, classes, default, tenants, unnamed_tenants, groups, teams)
 
     def admits(self, tenant: str) -> bool:
         """True if requests of this tenant are served."""
@@ -242,11 +266,13 @@ def _version(
     tenants: Mapping[str, TenantPolicy],
     unnamed_tenants: Unnamed,
     prefix_sharing: Mapping[str, tuple[str, ...]],
+    teams: Mapping[str, TeamPolicy],
 ) -> str:
     """A hash of the content. Tenants are summed up: their order does not matter, and an edit of one is one sum."""
     named = sum(map(attrgetter("digest"), tenants.values())) % 2**DIGEST_BITS
     groups = sorted((group, sorted(members)) for group, members in prefix_sharing.items())
-    content = [[astuple(entry) for entry in classes], default.digest, named, unnamed_tenants, groups]
+    shared = [(team.name, _said(team.limits), team.currency) for _, team in sorted(teams.items())]
+    content = [[astuple(entry) for entry in classes], default.digest, named, unnamed_tenants, groups, shared]
     return sha256(repr(content).encode()).hexdigest()[:12]
 
 
@@ -279,12 +305,21 @@ def _digest(tenant: TenantPolicy) -> int:
             tenant.usage,
         ),
         (tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
+        (tenant.calendar, tenant.team, _said(tenant.team_limits)),
     )
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])
 
 
-def _said(limits: tuple[Limit, ...]) -> list[tuple[str, int, int]]:
-    return [(limit.name, limit.amount, limit.capacity) for limit in limits]
+def _said(limits: tuple[Limit, ...]) -> list[tuple[object, ...]]:
+    return [(limit.name, limit.amount, limit.capacity, _calendar(limit), *_warning(limit)) for limit in limits]
+
+
+def _warning(limit: Limit) -> tuple[object, ...]:
+    return (limit.alerts, limit.is_soft) if limit.alerts else ()
+
+
+def _calendar(limit: Limit) -> Calendar | None:
+    return limit.window.calendar if isinstance(limit.window, Budget) else None
 
 
 AGING_STEP_SECONDS = 20.0  # from one class to the next: see docs/policies.md for its value

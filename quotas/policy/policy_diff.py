@@ -8,9 +8,10 @@ from operator import is_not
 from typing import Any, NamedTuple
 
 from quotas.policy.policy import Policy, TenantPolicy
-from quotas.policy.policy_text import class_fields, sharing_groups, tenant_fields
+from quotas.policy.policy_text import class_fields, sharing_groups, team_fields, tenant_fields
 
 UNSET = "unset"
+ONE_LIMIT = {"rate", "budget"}  # fields of a limit that is shown in one line
 MAX_VALUE_CHARS, CUT_VALUE_CHARS = 80, 40  # of a value shown whole, and of a longer one's beginning
 
 
@@ -83,10 +84,14 @@ def _lines(changes: Iterable[Change]) -> Iterator[str]:
 
 
 def policy_changes(old: Policy, new: Policy) -> Iterator[Change]:
-    """Every changed field, defaults filled in: of classes first, then of unnamed tenants, then of each named tenant,
-    then of sharing groups.
+    """Every changed field, defaults filled in: of classes first, then of teams, of unnamed tenants, of each named
+    tenant, and of sharing groups.
     """
     yield from _classes(old, new)
+    for name in sorted({*old.teams, *new.teams}):
+        before, after = (team_fields(policy.teams[name]) if name in policy.teams else {} for policy in (old, new))
+        note = "" if before and after else " (new)" if after else " (removed)"
+        yield from _section(f"team {name}{note}", f"teams.{name}", before, after)
     yield from _tenants(old, new)
     yield from _section("prefix_sharing", "prefix_sharing", sharing_groups(old), sharing_groups(new))
 
@@ -125,7 +130,7 @@ def _section(heading: str, scope: str, before: dict[str, Any], after: dict[str, 
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and "rate" not in value:
+    if isinstance(value, dict) and not ONE_LIMIT & value.keys():
         for name, inner in value.items():
             yield from _flat(inner, f"{path}.{name}" if path else name)
     else:
@@ -135,7 +140,12 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
-    return f"{value['rate']} (burst {value['burst']})" if isinstance(value, dict) else shortened(str(value))
+    if not isinstance(value, dict):
+        return shortened(str(value))
+    if "rate" in value:
+        return f"{value['rate']} (burst {value['burst']})"
+    alerts = ", ".join(f"{alert['at']} to {shortened(alert['url'])}" for alert in value["alerts"])
+    return f"{value['budget']} ({'soft, ' if 'soft' in value else ''}alerts at {alerts})"
 
 
 def shortened(text: str) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from quotas.policy.limit import TENANT_ONLY, Limit, Rate, Resource
-from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TenantPolicy
-from quotas.policy.schema import NO_PINS, NO_PRICE, UNLIMITED
-from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_size
+from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Calendar, Limit, Rate, Resource
+from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TeamPolicy, TenantPolicy
+from quotas.policy.schema import NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED
+from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_share, show_size
 
 Plain = dict[str, Any]
 
@@ -28,6 +28,7 @@ def policy_parts(policy: Policy) -> Iterator[str]:
     yield "tenants:\n" if policy.tenants else "tenants: {}\n"
     for name in sorted(policy.tenants):
         yield indent(_yaml({name: tenant_fields(policy.tenants[name])}), "  ")
+    yield _yaml({"teams": {name: team_fields(team) for name, team in sorted(policy.teams.items())}})
     yield _yaml({"unnamed_tenants": policy.unnamed_tenants, "prefix_sharing": sharing_groups(policy)})
 
 
@@ -53,6 +54,15 @@ def class_fields(entry: ClassPolicy) -> Plain:
     return fields | {"queue": {name: show(bounds[name]) for name, show in shows.items() if bounds[name] is not None}}
 
 
+def team_fields(team: TeamPolicy) -> Plain:
+    fields: Plain = {"limits": _all_but_tenants(team.limits)}
+    return fields | ({"currency": team.currency} if team.currency else {}) | _calendar(team.calendar)
+
+
+def _calendar(calendar: Calendar) -> Plain:
+    return {"time_zone": calendar.time_zone, "week_starts": WEEKDAYS[calendar.week_starts]}
+
+
 def tenant_fields(tenant: TenantPolicy) -> Plain:
     fields: Plain = {
         "weight": _number(show_number(tenant.weight)),
@@ -60,12 +70,15 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
         "highest_class": tenant.highest_class,
         "default_class": tenant.default_class,
         "limits": {resource.value: _limits(tenant.limits, resource) for resource in Resource},
+        **_calendar(tenant.calendar),
+        "team": tenant.team or NO_TEAM,
         "on_store_outage": tenant.on_store_outage,
         "price": _price(tenant.price) if tenant.price else NO_PRICE,
         "prefix_cache": _cache_limits(tenant.prefix_cache),
         "stored_responses": {
             "bytes": show_size(tenant.stored_responses.bytes),
             "retention": show_duration(tenant.stored_responses.retention),
+            "background": tenant.stored_responses.background,
         },
         "batches": {
             "file_bytes": show_size(tenant.batches.file_bytes),
@@ -91,9 +104,14 @@ def key_fields(key: KeyPolicy) -> Plain:
         "classes": list(key.classes) or None,
         "tags": dict(key.tags) or None,
     }
-    resources = [resource for resource in Resource if resource not in TENANT_ONLY]
-    limits = {resource.value: _limits(key.limits, resource) for resource in resources}
-    return {name: value for name, value in optional.items() if value is not None} | {"limits": limits}
+    return {name: value for name, value in optional.items() if value is not None} | {
+        "limits": _all_but_tenants(key.limits)
+    }
+
+
+def _all_but_tenants(limits: Iterable[Limit]) -> Plain:
+    """The limits of a key or a team."""
+    return {resource.value: _limits(limits, resource) for resource in Resource if resource not in TENANT_ONLY}
 
 
 def _limits(limits: Iterable[Limit], resource: Resource) -> Any:
@@ -106,16 +124,19 @@ def _limits(limits: Iterable[Limit], resource: Resource) -> Any:
 def _limit(limit: Limit) -> Any:
     if limit.window is None:
         return show_size(limit.amount) if limit.resource is Resource.KV_BYTES else _count(limit.amount)
-    if limit.resource is Resource.COST:
-        return f"{show_money(limit.amount)}/{limit.window.unit}"
-    rate = f"{show_count(limit.amount)}/{limit.window.unit}"
+    amount = show_money(limit.amount) if limit.resource is Resource.COST else show_count(limit.amount)
+    rate = f"{amount}/{limit.window.unit}"
+    if limit.alerts:
+        alerts = [{"at": f"{alert.percent}%", "url": alert.url} for alert in limit.alerts]
+        return {"budget": rate, **({"soft": True} if limit.is_soft else {}), "alerts": alerts}
     if isinstance(limit.window, Rate) and limit.window.burst != limit.amount:
         return {"rate": rate, "burst": _count(limit.window.burst)}
     return rate
 
 
 def _price(price: Price) -> Plain:
-    return {
+    batch = {} if price.batch == 1 else {"batch": _number(show_share(price.batch))}
+    return batch | {
         "input": show_price(price.input),
         "output": show_price(price.output),
         "cached_input": show_price(price.cached_input),

@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, get_args
 
-from quotas.policy.limit import TENANT_ONLY, Resource
+from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Resource
 from quotas.policy.policy import (
+    MAX_BACKGROUND_RESPONSES,
     MAX_BATCH_LINES,
     MAX_N,
     MAX_OPEN_BATCHES,
@@ -27,11 +28,12 @@ from quotas.policy.policy import (
     Outage,
     Unnamed,
 )
-from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PRICE, RATE, SIZE
+from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PERCENT, PRICE, RATE, SHARE, SIZE
 
 UNLIMITED = "unlimited"
 NO_PRICE = "none"
 NO_PINS = "none"
+NO_TEAM = "none"
 MAX_CLASSES = 16
 MAX_PINNED_PROMPTS = 16  # system prompts of a tenant
 MAX_PROMPT_CHARS = 65_536  # characters of one
@@ -40,11 +42,13 @@ LATENESS: tuple[Lateness, ...] = get_args(Lateness)
 UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
 
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-GROUP_NAME = TENANT_NAME
+GROUP_NAME = TEAM_NAME = TENANT_NAME
+TIME_ZONE = r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*"
 CLASS_NAME = r"[a-z][a-z0-9_-]{0,31}"
 KEY_PREFIX = "sk-sluice-"  # of an API key
 KEY_ID = r"[A-Za-z0-9]{1,64}"  # a dash ends the id within a key
 HMAC = r"[0-9A-Fa-f]{64}"
+URL = r"https?://[!-~]+"
 MODEL = r"[!-~]([ -~]{0,254}[!-~])?"
 CURRENCY = r"[A-Z]{3}"
 TAG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
@@ -134,7 +138,22 @@ def _rate() -> Schema:
         rate=rate,
         burst=_number("integer", COUNT, "The most that may be spent at once.", minimum=1),
     )
-    return {"anyOf": [rate, _requiring(with_burst, "rate")]}
+    budget = _budget(_text(RATE, "Such as 50M/month."))
+    return {"anyOf": [rate, _requiring(with_burst, "rate"), _requiring(budget, "budget")]}
+
+
+def _budget(budget: Schema) -> Schema:
+    alert = _fields(
+        "A signed message, sent once in a period of the budget.",
+        at=_text(PERCENT, "The share of the budget at which it is sent, such as 80%."),
+        url=_text(URL, "Where it is sent, such as https://example.com/alerts."),
+    )
+    return _fields(
+        "A budget with alerts.",
+        budget=budget,
+        soft={"type": "boolean", "description": "true: nothing is refused, the alerts are all there is."},
+        alerts=_list(_requiring(alert, "at", "url"), "Up to eight alerts."),
+    )
 
 
 def _limits(resources: list[Resource], description: str) -> Schema:
@@ -146,7 +165,8 @@ def _limit(resource: Resource) -> Schema:
     if resource is Resource.KV_BYTES:
         return {"anyOf": [_text(SIZE, "Bytes of KV memory in use at once, such as 2GiB."), unlimited]}
     if resource is Resource.COST:
-        budget = _text(MONEY_BUDGET, "In the currency of the tenant's price, such as 100/month or 12.50/day.")
+        money = _text(MONEY_BUDGET, "In the currency of the tenant's price, such as 100/month or 12.50/day.")
+        budget: Schema = {"anyOf": [money, _requiring(_budget(money), "budget")]}
         return {"anyOf": [budget, _list(budget, "Several budgets, all of which hold."), unlimited]}
     if resource.is_held:
         return {"anyOf": [_number("integer", COUNT, "How many at once, such as 32; 0 for none."), unlimited]}
@@ -161,6 +181,7 @@ def _price() -> Schema:
         output=amount,
         cached_input=_text(PRICE, "For prompt tokens found in the prefix cache; default: as input."),
         currency=_text(CURRENCY, "ISO 4217, such as USD."),
+        batch=_number("number", SHARE, "The share of each price that a token costs in a batch; default: 1.", maximum=1),
     )
     return {"anyOf": [_requiring(priced, "input", "output", "currency"), {"const": NO_PRICE}]}
 
@@ -184,8 +205,19 @@ def _prefix_cache() -> Schema:
     )
 
 
+def _calendar() -> dict[str, Schema]:
+    return {
+        "time_zone": _text(TIME_ZONE, "Where the days of budgets begin, such as Europe/Berlin; default: UTC."),
+        "week_starts": {"enum": list(WEEKDAYS), "description": "The first day of a budget's weeks; default: monday."},
+    }
+
+
 def _defaults() -> dict[str, Schema]:
     return {
+        "team": _number(
+            "number", TEAM_NAME, "The team whose limits hold besides the tenant's; none lifts that of defaults."
+        ),
+        **_calendar(),
         "weight": _number("number", NUMBER, "Share of the machine when others wait too.", minimum=0.001, maximum=1000),
         "models": _MODELS,
         "highest_class": _CLASS_NAME | {"description": "The most urgent class that may be had."},
@@ -232,6 +264,7 @@ def _schema() -> Schema:
         classes=classes | {"type": "object", "minProperties": 1, "maxProperties": MAX_CLASSES},
         defaults=_ref("defaults"),
         tenants=_named(TENANT_NAME, "What each tenant may do.", _ref("tenant")),
+        teams=_named(TEAM_NAME, "Limits that the tenants of a team share, by the team's name.", _ref("team")),
         unnamed_tenants={
             "enum": list(UNNAMED),
             "description": "Whether tenants that are not named here are served, as defaults says; default: allow.",
@@ -257,12 +290,27 @@ def _schema() -> Schema:
                 **_defaults(),
                 keys=_named(KEY_ID, "API keys of this tenant, by id.", _ref("key")),
             ),
+            "team": _fields(
+                "Limits of all tenants that name this team, together.",
+                limits=_limits(
+                    [resource for resource in Resource if resource not in TENANT_ONLY],
+                    "What its tenants may spend or hold together.",
+                ),
+                currency=_text(CURRENCY, "ISO 4217, such as EUR: that of limits.cost, and of its tenants' prices."),
+                **_calendar(),
+            ),
             "limits": _limits(list(Resource), "What may be spent or held; unlimited lifts one of the defaults."),
             "prefix_cache": _prefix_cache(),
             "stored_responses": _fields(
-                "What is stored of /v1/responses, for turns that follow.",
+                "What is stored of /v1/responses and /v1/conversations, for turns that follow.",
                 bytes=_text(SIZE, "The most of the tenant, such as 64MiB; the oldest make room. 0B: none are stored."),
                 retention=_positive(_text(DURATION, "How long a response is stored, such as 30d.")),
+                background=_number(
+                    "integer",
+                    COUNT,
+                    "The most responses in the background at once; 0: none.",
+                    maximum=MAX_BACKGROUND_RESPONSES,
+                ),
             ),
             "batches": _fields(
                 "Bounds of /v1/files and /v1/batches.",

@@ -121,6 +121,16 @@ class Section:
             if read is not None:
                 yield read, self.values(name, partial(convert, read), ())
 
+    def sections_of(self, name: str, most: int) -> "Iterator[Section]":
+        """Return each mapping of a list of 1 to `most`; none without the field."""
+        items = self._items(name) if name in self._entries else ()
+        if len(items) > most:
+            self.wrong(name, f"has {len(items)} items: at most {most} are allowed")
+        for item in items[:most]:
+            section = self.as_section(item, self._path_of(name))
+            if section is not None:
+                yield section
+
     def as_section(self, node: Node, path: str) -> "Section | None":
         if isinstance(node, Scalar) and node.is_absent:
             return Section(Fields(node.mark, {}), path, self._problems)

@@ -11,7 +11,19 @@ from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
 
-from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, NANOS, RATE_UNITS, Budget, BudgetPeriod, Limit, Rate, Resource
+from quotas.policy.limit import (
+    MAX_AMOUNT,
+    MAX_RATE,
+    NANOS,
+    PER_SESSION,
+    RATE_UNITS,
+    Budget,
+    BudgetPeriod,
+    Limit,
+    PerSession,
+    Rate,
+    Resource,
+)
 from quotas.policy.problems import listed, quoted
 
 COUNTS = {"": Decimal(1), "k": Decimal(10**3), "M": Decimal(10**6), "B": Decimal(10**9)}
@@ -20,7 +32,7 @@ SIZES = {name: Decimal(1000**power) for power, name in enumerate(("B", "kB", "MB
 }
 DURATIONS = {"ms": Decimal("0.001"), "s": Decimal(1), "min": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
 PER_TOKENS = {"/1k": Decimal("1e-3"), "/1M": Decimal("1e-6")}
-WINDOWS = (*RATE_UNITS, *(period.value for period in BudgetPeriod))
+WINDOWS = (*RATE_UNITS, *(period.value for period in BudgetPeriod), PER_SESSION.unit)
 
 _CACHED_TEXTS = 4096  # texts of each kind: those of thousands of tenants are mostly alike
 MAX_SECONDS = 366 * 86_400
@@ -39,10 +51,13 @@ DURATION = _pattern(DURATIONS)
 RATE = f"{COUNT}/(?:{'|'.join(WINDOWS)})"
 _RATE = re.compile(RATE)
 _WITH_UNIT = re.compile(f"({NUMBER})(.*)")
-_BUDGETS = {period.value: Budget(period) for period in BudgetPeriod}
+_BUDGETS: dict[str, Budget | PerSession] = {period.value: Budget(period) for period in BudgetPeriod}
+_BUDGETS[PER_SESSION.unit] = PER_SESSION
 PRICE = _pattern(PER_TOKENS)
+PERCENT = "[1-9][0-9]{0,2}%"
+SHARE = r"0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?"
 MONEY = {unit: NANOS * scale for unit, scale in COUNTS.items() if unit != "B"}
-MONEY_BUDGET = f"{_pattern(MONEY)}/(?:{'|'.join(BudgetPeriod)})"
+MONEY_BUDGET = f"{_pattern(MONEY)}/(?:{'|'.join(_BUDGETS)})"
 _MONEY = re.compile(MONEY_BUDGET)
 
 _NOT_A_COUNT = "is not a whole number such as 256, 20k or 1.5M"
@@ -102,7 +117,7 @@ def positive_duration(text: str) -> float:
 
 
 @lru_cache(_CACHED_TEXTS)
-def rate(text: str) -> tuple[int, Rate | Budget]:
+def rate(text: str) -> tuple[int, Rate | Budget | PerSession]:
     """Read an amount and its window. The burst of a rate is the amount itself."""
     if not _RATE.fullmatch(text):
         raise ValueError(f"{_NOT_A_RATE}{_too_long(text) or _near_rate(text)}")
@@ -114,7 +129,7 @@ def rate(text: str) -> tuple[int, Rate | Budget]:
 
 
 @lru_cache(_CACHED_TEXTS)
-def budget_of_money(text: str) -> tuple[int, Budget]:
+def budget_of_money(text: str) -> tuple[int, Budget | PerSession]:
     """Read an amount of money in billionths, and its period."""
     if not _MONEY.fullmatch(text):
         raise ValueError(f"{_NOT_MONEY}{_too_long(text)}")
@@ -123,6 +138,14 @@ def budget_of_money(text: str) -> tuple[int, Budget]:
     if not 1 <= amount <= MAX_AMOUNT:
         raise ValueError(f"is not within {show_money(1)} and {show_money(MAX_AMOUNT)}")
     return amount, _BUDGETS[unit]
+
+
+@lru_cache(_CACHED_TEXTS)
+def percent(text: str) -> int:
+    """Read a share such as 80%, which may be above the whole."""
+    if not re.fullmatch(PERCENT, text):
+        raise ValueError("is not a share such as 80%, from 1% to 999%")
+    return int(text[:-1])
 
 
 def burst(text: str) -> int:
@@ -137,6 +160,17 @@ def price(text: str) -> Decimal:
     if amount > MAX_PRICE:
         raise ValueError(f"is above the highest price, {MAX_PRICE}M/1M")
     return amount.normalize()
+
+
+def share(text: str) -> Decimal:
+    """Read a share of a price."""
+    if not re.fullmatch(SHARE, text):
+        raise ValueError("is no share, such as 0.5: a number from 0 to 1 with four decimals at most")
+    return Decimal(text).normalize()
+
+
+def show_share(share: Decimal) -> str:
+    return f"{share:f}"
 
 
 def show_number(value: float) -> str:

@@ -6,9 +6,13 @@ The readers raise `ValueError` with the end of a sentence that begins with the t
 import re
 from datetime import UTC, date, datetime, time
 from functools import partial
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from quotas.policy import units
+from quotas.policy.limit import WEEKDAYS
 from quotas.policy.policy import SCOPES, SERVICE_TIERS
+from quotas.policy.problems import did_you_mean
 from quotas.policy.schema import (
     CLASS_NAME,
     CURRENCY,
@@ -19,14 +23,20 @@ from quotas.policy.schema import (
     LATENESS,
     MAX_PROMPT_CHARS,
     MODEL,
+    NO_TEAM,
     OUTAGES,
     TAG_NAME,
     TAG_VALUE,
+    TEAM_NAME,
     TENANT_NAME,
     UNNAMED,
+    URL,
     USAGE_PART,
 )
 from quotas.policy.section import one_of
+
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+MAX_URL_CHARS = 2000
 
 
 def _matching(pattern: str, complaint: str, text: str) -> str:
@@ -66,11 +76,50 @@ lateness = one_of(LATENESS, "a treatment of late requests")
 unnamed = one_of(UNNAMED, "a treatment of unnamed tenants")
 
 
+def team_name(text: str) -> str:
+    if text == NO_TEAM:
+        raise ValueError("is the word for no team: choose another name")
+    complaint = (
+        "is no name of a team: 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or a digit"
+    )
+    return _matching(TEAM_NAME, complaint, text)
+
+
+weekday = one_of(WEEKDAYS, "a weekday")
+
+
+def time_zone(text: str) -> str:
+    """Read the name of a time zone that this machine knows."""
+    try:
+        ZoneInfo(text)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        near = did_you_mean(text, available_timezones())
+        raise ValueError(f"is no time zone of this machine's database, such as Europe/Berlin{near}") from None
+    return text
+
+
 def tenant_name(text: str) -> str:
     """Read the name of a tenant that is to be: an API key in its place would be shown wherever names are."""
     if text.lower().startswith(KEY_PREFIX):
         raise ValueError("is an API key and no name of a tenant: name the tenant that the key is for")
     return stored_tenant_name(text)
+
+
+def alert_url(text: str) -> str:
+    """Read the address that an alert is sent to."""
+    rule = f"must be https://HOST[:PORT]/PATH without a password, of at most {MAX_URL_CHARS} characters"
+    if not re.fullmatch(URL, text) or len(text) > MAX_URL_CHARS:
+        raise ValueError(rule)
+    try:
+        url = urlsplit(text)
+        host, has_password, _ = url.hostname, url.username is not None, url.port
+    except ValueError:
+        raise ValueError(rule) from None
+    if not host or has_password:
+        raise ValueError(rule)
+    if url.scheme == "http" and host not in LOOPBACK_HOSTS:
+        raise ValueError("must begin with https://: http:// is for a receiver on this machine, such as 127.0.0.1")
+    return text
 
 
 def service_tier(text: str) -> str:

@@ -4,17 +4,29 @@ import dataclasses
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 from urllib.parse import quote
 
-from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused
-from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
+from quotas.errors import BudgetSpent, LimitExceeded, NeverFits, QuotaRefused, SessionSpent
+from quotas.policy.limit import (
+    QUARTER_MICROSECONDS,
+    UTC_CALENDAR,
+    Budget,
+    BudgetPeriod,
+    Limit,
+    PerSession,
+    Rate,
+    Resource,
+    TokenPrices,
+)
 from quotas.policy.policy import Outage
 from quotas.reservation import NO_USAGE, Ask, LimitState, Reservation, Usage
 from quotas.store.redis_link import number_word, word, words
 from quotas.store.scripts import Script, Source
+from quotas.store.zone_offsets import zone_offsets
 from quotas.usage_row import key_name
 
 SHORT_STRING_BYTES = 32  # below it, a string's length shares its type byte
@@ -48,14 +60,31 @@ LETTERS = {
 }
 BY_REQUEST = frozenset({Resource.REQUESTS, Resource.CONCURRENT_REQUESTS})
 BY_TOKEN = frozenset({Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS})
-MAX_PERIOD_DAYS = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 31}  # days
+MAX_PERIOD_DAYS = {BudgetPeriod.DAY: 2, BudgetPeriod.WEEK: 8, BudgetPeriod.MONTH: 32}  # days, with a change of clocks
+IDLE_SESSION_SECONDS = 86_400.0  # after which a session begins anew
 SPARE_SECONDS = 3600.0  # that state outlives its last effect
+SOFT_CAPACITY = 2**53  # of a budget that refuses nothing: the most that the scripts count
 NUM_ARGUMENTS = 10  # as lua/account.lua names them
 
 
 def state_key(tenant: str) -> str:
     """Return the key of a tenant's state. One hash slot holds all of the tenant's keys, for any name."""
     return f"{PREFIX}:{{{quote(tenant, safe='', errors='surrogatepass')}}}"
+
+
+def team_state_key(team: str) -> str:
+    """Return the key of a team's state, which is no tenant's: no name has a colon once it is quoted."""
+    return f"{PREFIX}:{{team:{quote(team, safe='', errors='surrogatepass')}}}"
+
+
+def levels_key(tenant: str, limit: Limit) -> bytes:
+    """Return the key of the hash with the level of a limit of the tenant's requests."""
+    if limit.team is not None:
+        return team_state_key(limit.team).encode()
+    state = state_key(tenant)
+    if limit.session is not None:
+        return f"{state}:session:{limit.session}".encode()
+    return (state if limit.key is None else f"{state}:key:{key_name(limit.key)}").encode()
 
 
 def replica_field(replica: str) -> bytes:
@@ -76,9 +105,9 @@ class TrackedReservation:
     """
 
     reservation: Reservation
-    first_day: int = 0  # of the charge, counted from the Unix epoch
-    last_day: int = 0  # of the newest extension on a later day; else as `first_day`
-    last_day_output: int = 0  # tokens added on a later `last_day`
+    first: int = 0  # quarter of an hour of the charge, counted from the Unix epoch
+    last: int = 0  # quarter of the newest extension in a later one; else as `first`
+    last_output: int = 0  # tokens added in a later `last`
     booked: Usage = NO_USAGE
     granted: bool = False  # by the store
     used: Usage | None = None  # from its end on
@@ -93,9 +122,9 @@ class TrackedReservation:
     def __post_init__(self) -> None:
         self.field = b"r:" + self.reservation.id.encode()
 
-    def charged_again(self, day: int) -> None:
-        self.first_day = self.last_day = day
-        self.last_day_output = 0
+    def charged_again(self, quarter: int) -> None:
+        self.first = self.last = quarter
+        self.last_output = 0
 
     @property
     def progress(self) -> Usage:
@@ -134,31 +163,54 @@ class Levels(NamedTuple):
         return int(DOUBLE.unpack_from(self.doubles)[0])
 
     @property
+    def quarter(self) -> int:
+        """The quarter of an hour of the time."""
+        return self.now // QUARTER_MICROSECONDS
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """All numbers after the time."""
         return tuple(map(int, struct.unpack_from(f"<{len(self.doubles) // 8 - 1}d", self.doubles, 8)))
 
 
 class QuotaAccount:
-    """The limits of a tenant and one of its keys, in the form that the scripts take: see lua/account.lua."""
+    """The limits of a tenant, its key, its team and its session, as the scripts take them: see lua/account.lua."""
 
-    def __init__(self, tenant: str, key: str | None, limits: tuple[Limit, ...], replica: str, lease: float) -> None:
-        """`limits` are all limits of its requests, the tenant's before the key's; `lease` is in seconds."""
+    def __init__(
+        self,
+        tenant: str,
+        key: str | None,
+        limits: tuple[Limit, ...],
+        replica: str,
+        lease: float,
+        state: bytes | None = None,
+    ) -> None:
+        """`limits` are all limits of its requests: the tenant's, the key's, the team's, and then the session's. `lease`
+        is in seconds.
+
+        With `state`, the key of a team's state, the limits are that team's alone.
+        """
         self.tenant = tenant
         self.key = key
         self.limits = limits
         self.scales = tuple(limit.window.seconds if isinstance(limit.window, Rate) else 1 for limit in self.limits)
-        self.state = state_key(tenant).encode()
+        self.state = state or state_key(tenant).encode()
         self._rows = [
             (limit, limit.capacity * scale, scale, limit.amount if isinstance(limit.window, Rate) else 0)
             for limit, scale in zip(limits, self.scales, strict=True)
         ]
-        self.scopes = tuple(scope for scope in _scopes(self.limits) if scope)
-        self.keys = [self.state, *([self._key_levels] if any(limit.key for limit in self.limits) else [])]
-        self.life = SPARE_SECONDS + max((_life(limit) for limit in self.limits), default=0.0)
-        self._fewest_requests = _least(limit for limit in self.limits if limit.resource in BY_REQUEST)
-        self._fewest_tokens = _least(limit for limit in self.limits if limit.resource in BY_TOKEN)
-        self._limits_cost = any(limit.resource is Resource.COST for limit in self.limits)
+        by_owner = [tuple(scope) for _, scope in groupby(limits, _owner)] if state is None else [limits]
+        self.scopes = {state or levels_key(tenant, scope[0]): scope for scope in by_owner if scope}
+        self.session = next((levels for levels, scope in self.scopes.items() if scope[0].session), None)
+        self.shared = tuple(levels for levels, scope in self.scopes.items() if scope[0].team and state is None)
+        self.watched = [
+            (limits.index(limit), levels) for levels, scope in self.scopes.items() for limit in scope if limit.alerts
+        ]  # places of limits with alerts, and the keys of their levels
+        self.life = _life(limits)
+        hard = [limit for limit in self.limits if not limit.is_soft]
+        self._fewest_requests = _least(limit for limit in hard if limit.resource in BY_REQUEST)
+        self._fewest_tokens = _least(limit for limit in hard if limit.resource in BY_TOKEN)
+        self._limits_cost = any(limit.resource is Resource.COST for limit in hard)
         self.reservations: dict[str, TrackedReservation] = {}
         self.last_levels: Levels | None = None
         self.last_used = 0.0  # by the replica's clock
@@ -184,7 +236,7 @@ class QuotaAccount:
         if fits and not self._limits_cost:
             return
         for limit in self.limits:
-            if (asked := ask.of(limit)) > limit.capacity:
+            if (asked := ask.of(limit)) > limit.capacity and not limit.is_soft:
                 raise NeverFits(limit, asked)
 
     def command(self, script: Script, source: Source, ask: Ask, field: bytes, rest: Sequence[bytes] = ()) -> bytes:
@@ -218,8 +270,8 @@ class QuotaAccount:
     def carry_over(self, older: "QuotaAccount") -> None:
         """Take over the levels of older limits, which these replace."""
         if older.last_levels is not None:
-            used = dict(zip(map(_id, older.limits), older.used(older.last_levels), strict=True))
-            numbers = [used.get(_id(limit), 0) for limit in self.limits]
+            used = dict(zip((limit.name for limit in older.limits), older.used(older.last_levels), strict=True))
+            numbers = [used.get(limit.name, 0) for limit in self.limits]
             self.last_levels = Levels.at(older.last_levels.now, older.last_levels.generation, numbers)
 
     def states(self, levels: Levels) -> tuple[LimitState, ...]:
@@ -246,7 +298,7 @@ class QuotaAccount:
         taken = map(sum, zip(self.used(levels), levels.numbers[len(self.limits) :], strict=True))
         for limit, scale, used in zip(self.limits, self.scales, taken, strict=True):
             asked, left = ask.of(limit), limit.capacity * scale - used
-            if asked and asked * scale > left:
+            if asked and asked * scale > left and not limit.is_soft:
                 refusals.append(_refusal(limit, asked, max(left, 0) // scale, asked * scale - left, levels.now))
         return max(refusals, key=lambda pair: pair[0])[1]
 
@@ -257,91 +309,93 @@ class QuotaAccount:
         done = (booked.input_tokens, booked.cached_tokens, booked.output_tokens)
         return [
             tracked.field,
-            RECORD.pack(*asked, *done, tracked.first_day, tracked.last_day, tracked.last_day_output)
-            + self._spec_of(ask),
+            RECORD.pack(*asked, *done, tracked.first, tracked.last, tracked.last_output) + self._spec_of(ask),
         ]
-
-    @cached_property
-    def _key_levels(self) -> bytes:
-        return self.state + b":key:" + key_name(self.key).encode()
 
     def _columns(self) -> list[list[int | str]]:
         """Return the columns that lua/spec.lua describes."""
         scaled = list(zip(self.limits, self.scales, strict=True))
         return [
-            [_field(limit) for limit in self.limits],
+            [limit.label for limit in self.limits],
             [_letter(limit) for limit in self.limits],
             [_window(limit) for limit in self.limits],
             [*self.scales],
             [limit.amount for limit in self.limits],
-            [limit.capacity * scale for limit, scale in scaled],
+            [SOFT_CAPACITY if limit.is_soft else limit.capacity * scale for limit, scale in scaled],
         ]
 
     def _spec(self, columns: Sequence[Sequence[int | str]]) -> list[int | str]:
-        own = sum(limit.key is None for limit in self.limits)
-        return [len(self.limits), own, key_name(self.key), *(cell for column in columns for cell in column)]
+        """Return what lua/spec.lua describes, with these columns."""
+        own = len(self.scopes.get(self.state, ()))
+        cells = [cell for column in columns for cell in column]
+        for levels in (*self.shared, *([self.session] if self.session else ())):
+            scope = self.scopes[levels]
+            cells += [levels.decode(), len(scope), round(_life(scope) * 1e3)]
+        return [len(self.limits), own, key_name(self.key), *cells]
 
     def _spec_of(self, ask: Ask) -> bytes:
         """Return the spec as a reservation keeps it, with the row of the ledger in which its use is booked."""
         return self._kept_spec + _packed(ask.row or key_name(self.key))
 
     def _head(self, source: Source, extra: int) -> bytes:
-        count = 3 + len(self.keys) + NUM_ARGUMENTS + extra
-        call = words(b"EVALSHA", source.digest, b"%d" % len(self.keys), *self.keys)
+        keys = [self.state, *(levels for levels in self.scopes if levels != self.state)]
+        count = 3 + len(keys) + NUM_ARGUMENTS + extra
+        call = words(b"EVALSHA", source.digest, b"%d" % len(keys), *keys)
         return b"*%d\r\n" % count + call + self._constants
 
 
 _known = lru_cache(maxsize=1024)(word)  # of a generation, which outlives many calls
 
 
-def _scopes(limits: tuple[Limit, ...]) -> tuple[tuple[Limit, ...], tuple[Limit, ...]]:
-    """Split the limits into those of the tenant and those of the key."""
-    own = tuple(limit for limit in limits if limit.key is None)
-    return own, limits[len(own) :]
+def _owner(limit: Limit) -> tuple[str | None, ...]:
+    return limit.key, limit.team, limit.session
 
 
 def _least(limits: Iterable[Limit]) -> float:
     return min((limit.capacity for limit in limits), default=math.inf)
 
 
-def _id(limit: Limit) -> tuple[str, str | None]:
-    return _field(limit), limit.key
-
-
-def _field(limit: Limit) -> str:
-    return replace(limit, key=None).name
-
-
 def _letter(limit: Limit) -> str:
     """The letter of what is counted; of cost, the prices follow it, so that a reservation keeps those of its time."""
-    if limit.prices is None:
-        return LETTERS[limit.resource]
-    return f"m{limit.prices.input},{limit.prices.cached_input},{limit.prices.output}"
+    return LETTERS[limit.resource] if limit.prices is None else letter_of_money(limit.prices)
+
+
+def letter_of_money(prices: TokenPrices) -> str:
+    return f"m{prices.input},{prices.cached_input},{prices.output}"
 
 
 def _window(limit: Limit) -> int | str:
     match limit.window:
         case Rate(seconds=seconds):
             return seconds
-        case Budget(period=period):
-            return period.value
+        case Budget(period=period, calendar=calendar):
+            offsets = "" if calendar == UTC_CALENDAR else zone_offsets(calendar.time_zone)
+            return f"{period}/{calendar.week_starts}/{offsets}" if offsets else period.value
+        case PerSession() as session:
+            return session.unit
     return "held"
 
 
-def _life(limit: Limit) -> float:
-    """The seconds after which no usage counts any more."""
+def _life(limits: Iterable[Limit]) -> float:
+    """The seconds that the levels of these limits are kept without use, a while longer than any usage counts."""
+    return SPARE_SECONDS + max(map(_seconds_counted, limits), default=0.0)
+
+
+def _seconds_counted(limit: Limit) -> float:
     match limit.window:
         case Rate(seconds=seconds, burst=burst):
             return seconds * burst / limit.amount
         case Budget(period=period):
             return MAX_PERIOD_DAYS[period] * 86400.0
+        case PerSession():
+            return IDLE_SESSION_SECONDS
     return 0.0
 
 
 def _until_period_ends(limit: Limit, used: int, now: int) -> float:
     """The seconds until a used budget is full again; 0 for held resources."""
     if used and isinstance(limit.window, Budget):
-        return limit.window.period.end(now) - now / 1e6
+        return limit.window.end(now) - now / 1e6
     return 0.0
 
 
@@ -351,7 +405,9 @@ def _refusal(limit: Limit, asked: int, left: int, missing: int, now: int) -> tup
         case Rate():
             wait = missing / limit.amount
             return wait, LimitExceeded(limit, asked, left, wait)
-        case Budget(period=period):
-            end = period.end(now)
+        case Budget() as budget:
+            end = budget.end(now)
             return end - now / 1e6, BudgetSpent(limit, asked, left, end)
+        case PerSession():
+            return math.inf, SessionSpent(limit, asked, left)
     return 0.0, LimitExceeded(limit, asked, left, None)

@@ -11,11 +11,16 @@ A tenant has one hash, `sluice:{tenant}`:
     p:<replica>, lease           when each replica's lease ends (us), and the earliest of these ends
     s:<replica>.<ordinal>        what a replica may spend of some limits while the store is away (lua/slice.lua)
     lost:<limit>                 what counts as used of a budget since replicas were lost
+    alert:<limit>:<percent>:..   an alert of a budget: who sends it, or how it ended (quotas/store/budget_alerts.py)
 
-beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:usage:<day>`, the ledger by row
-(`quotas.usage_row`), `:booked`, the last ordinal that each replica booked, `:kv`, the leases of KV memory,
-`:done`, what the latest calls did, and what is stored of /v1/responses (`quotas.store.responses`). State that no longer
-differs from none expires. `sluice:running:<day>` has the microseconds for which each process ran.
+beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:session:<digest>`, those of one session,
+`:usage:<day>`, the ledger by row (`quotas.usage_row`), `:booked`, the last ordinal that each replica booked, `:kv`, the
+leases of KV memory, `:done`, what the latest calls did, and what is stored of /v1/responses (`quotas.store.responses`).
+State that no longer differs from none expires. `sluice:running:<day>` has the microseconds for which each process ran.
+
+A team has such a hash, `sluice:{team:<team>}`, for levels and slices of its limits; reservations are in their tenants'.
+
+    t:sluice:{tenant}            until when that tenant need not be reclaimed for it; the earliest counts in `lease`
 """
 
 import asyncio
@@ -31,9 +36,10 @@ from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
 from quotas.policy.policy import Outage
 from quotas.reservation import NOTHING, Ask, Delivered, LimitState, Reservation, Usage
-from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key
+from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key, team_state_key
 from quotas.store.announcements import Announcements
 from quotas.store.batches import BatchStore, FinishedLine
+from quotas.store.budget_alerts import BudgetAlerts
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations, in_order
 from quotas.store.replica_name import ReplicaName
@@ -45,6 +51,7 @@ from quotas.usage_row import key_name
 
 LEASE_SECONDS = 30.0
 TIMEOUT_SECONDS = 0.25
+MAX_SESSIONS = 2000  # whose accounts this process keeps: of others it does not know what the store loses
 
 
 class RedisStore:
@@ -52,7 +59,7 @@ class RedisStore:
     last heartbeat.
 
     Every call is atomic, and raises `StoreUnavailable` within a bounded time if the store does not answer. `limits` are
-    the limits that requests are charged to, the tenant's own before its key's.
+    the limits that requests are charged to: the tenant's own, its key's, and its team's, in this order.
     """
 
     def __init__(
@@ -69,7 +76,9 @@ class RedisStore:
         self._ledger = UsageLedger(runner, name)
         self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
+        self.alerts = BudgetAlerts(runner, monotonic)
         self._accounts: dict[tuple[str, str | None], QuotaAccount] = {}
+        self._sessions: dict[tuple[str, str | None, tuple[Limit, ...]], QuotaAccount] = {}  # the last used one is last
         self._settling: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -152,7 +161,9 @@ class RedisStore:
         if not granted:
             refusal = account.refusal(ask, levels)
             refusal.measure = partial(account.states, levels)
+            self.alerts.check(account, levels, refusal.limit)
             raise refusal
+        self.alerts.check(account, levels)
         reservation.measure = partial(account.states, levels)
         return reservation
 
@@ -275,6 +286,11 @@ class RedisStore:
             account = self._new_account(tenant, key, limits)
         return account.states(await self._replica.levels(account))
 
+    async def states_of_team(self, team: str, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
+        """The present state of each limit of the team."""
+        account = QuotaAccount("", None, limits, self._replica.id, self.lease, team_state_key(team).encode())
+        return account.states(await self._replica.levels(account))
+
     def book(self, tenant: str, key: str | None, usage: Usage, row: str | None = None) -> None:
         """Book usage that no limit counted, in a row of the ledger, by default its key's; the next `heartbeat` sends
         it.
@@ -304,7 +320,7 @@ class RedisStore:
 
     def responses(self) -> ResponseStore:
         """Return the tenants' stored responses."""
-        return ResponseStore(self._runner)
+        return ResponseStore(self._runner, self.lease)
 
     def batches(self) -> BatchStore:
         """Return the tenants' files and batches."""
@@ -316,7 +332,11 @@ class RedisStore:
         """Settle a line of a batch once. Its tokens are charged, also beyond the limits, and its use is booked. Returns
         False if another replica has the batch by now.
         """
-        return await self._replica.finish_line(self._account(tenant, key, limits), line, used)
+        account = self._account(tenant, key, limits)
+        is_settled = await self._replica.finish_line(account, line, used)
+        if is_settled and account.last_levels is not None:
+            self.alerts.check(account, account.last_levels)
+        return is_settled
 
     async def heartbeat(self) -> None:
         """Renew this replica's leases and slices, and send progress and bookings. It has to be called three times a
@@ -350,6 +370,8 @@ class RedisStore:
         return await self._ledger.ledgers(first, last)
 
     def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
+        if limits and limits[-1].session is not None:
+            return self._account_of_session(tenant, key, limits)
         account = self._accounts.get((tenant, key))
         if account is None or not (account.limits is limits or account.limits == limits):
             older, account = account, self._new_account(tenant, key, limits)
@@ -358,6 +380,16 @@ class RedisStore:
                 self._fallback.slices.replace(older, account)
             self._accounts[tenant, key] = account
         account.last_used = self._monotonic()
+        return account
+
+    def _account_of_session(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
+        """Accounts of sessions, which clients name as they like, are bounded by their number."""
+        account = self._sessions.pop((tenant, key, limits), None) or self._new_account(tenant, key, limits)
+        self._sessions[tenant, key, limits] = account
+        if len(self._sessions) > MAX_SESSIONS:
+            oldest = next((name for name, one in self._sessions.items() if not one.reservations), None)
+            if oldest is not None:
+                self._fallback.slices.forget(self._sessions.pop(oldest))
         return account
 
     def _new_account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:

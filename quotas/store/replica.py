@@ -7,7 +7,7 @@ from typing import Any
 
 from quotas.errors import ConnectionLost, NotSent, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Attempt, Usage
-from quotas.store.account import Levels, QuotaAccount, TrackedReservation, replica_field
+from quotas.store.account import Levels, QuotaAccount, TrackedReservation, letter_of_money, replica_field
 from quotas.store.batches import FinishedLine
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
@@ -18,7 +18,6 @@ MAX_ATTEMPTS = 4  # of a call that needs another one first
 CALLS_AT_ONCE = 256  # so that the loop takes turns between them
 NO_ASK = Ask(0, 0, 0)
 CHARGE_HELD, CHARGE_RECLAIMED, CHARGE_ALL = b"held", b"reclaimed", b"all"  # of reservations: see lua/restore.lua
-DAY_MICROSECONDS = 86_400_000_000
 
 
 class ReplicaReservations:
@@ -57,14 +56,16 @@ class ReplicaReservations:
         self._track(account, tracked)
         try:
             answer = await self._decide(Script.RESERVE, account, tracked.reservation.ask, tracked.field)
-        except BaseException:  # after any interruption it may have been charged
+        except BaseException as error:  # after any interruption it may have been charged
             self._uncertain.add(account.state)
             self.forget(account, tracked)
+            if isinstance(error, asyncio.CancelledError):  # a disconnected client is not to hold its limits for seconds
+                self._runner.submit(Script.SETTLE, self._settlement(account, tracked), lambda _: None)
             raise
         levels = account.remember(answer)
         if answer[0] == b"OK":
             tracked.granted = True
-            tracked.first_day = tracked.last_day = levels.now // DAY_MICROSECONDS
+            tracked.first = tracked.last = levels.quarter
         else:
             self.forget(account, tracked)
         return tracked.granted, levels
@@ -83,7 +84,7 @@ class ReplicaReservations:
         answer = await self._decide(Script.EXTEND, account, ask, tracked.field)
         levels = account.remember(answer)
         if answer[0] == b"OK":
-            self._note_extension(tracked, ask, levels.now // DAY_MICROSECONDS)
+            self._note_extension(tracked, ask, levels.quarter)
         return answer[0] == b"OK", levels
 
     async def levels(self, account: QuotaAccount) -> Levels:
@@ -106,7 +107,9 @@ class ReplicaReservations:
         """See `RedisStore.finish_line`."""
         numbers = _numbers(used.requests, used.cached_tokens, round(used.kv_byte_seconds), line.reasoning_tokens)
         how = b"completed" if line.is_completed else b"failed"
-        rest = (line.batch.encode(), *_numbers(line.epoch, line.number), how, *numbers)
+        money = b"" if line.prices is None else letter_of_money(line.prices).encode()
+        place = line.batch.encode(), *_numbers(line.epoch, line.number), how
+        rest = (*place, *numbers, *_numbers(line.result_bytes), money)
         ask = Ask(0, used.input_tokens, used.output_tokens, row=line.row)
         answer = await self._decide(Script.FINISH_LINE, account, ask, b"-", rest)
         account.remember(answer)
@@ -135,9 +138,10 @@ class ReplicaReservations:
         self, script: Script, account: QuotaAccount, ask: Ask, field: bytes, rest: Sequence[bytes] = ()
     ) -> list[bytes]:
         """Run a script of an account, after the calls that the store demands first."""
-        if self._first and account.state not in self._met:
-            await self.reclaim(account.state)
-            self._met.add(account.state)
+        for state in (account.state, *account.shared):
+            if self._first and state not in self._met:
+                await self.reclaim(state)
+                self._met.add(state)
         source = self._runner.scripts[script]
         for _ in range(MAX_ATTEMPTS):
             known = account.generation
@@ -148,7 +152,7 @@ class ReplicaReservations:
                 case b"LOST":
                     pass  # another call has restored it meanwhile
                 case b"RECLAIM":
-                    await self.reclaim(account.state)
+                    await self.reclaim(answer[1], account.shared if answer[1] == account.state else ())
                 case b"GONE":
                     await self.renew(account)
                 case _:
@@ -241,15 +245,19 @@ class ReplicaReservations:
                 tracked.booked = usage
         return missing
 
-    async def reclaim(self, state: bytes) -> None:
-        """Settle dead replicas' reservations of this tenant, and unknown ones in our name, a part of them at a time."""
+    async def reclaim(self, state: bytes, shared: tuple[bytes, ...] = ()) -> None:
+        """Settle dead replicas' reservations of this tenant, and unknown ones in our name, a part of them at a time; of
+        a team, those of its tenants. `shared` are the states of a tenant's teams, which are told of it.
+        """
         self._uncertain.discard(state)
-        status = b"AGAIN"
+        status, members = b"AGAIN", list[bytes]()
         try:
-            while status == b"AGAIN":
+            while status == b"AGAIN" or members:
+                await all_of(self.reclaim(member, (state,)) for member in members)
                 bounds = _numbers(round(self.lease * 1e6), self._ordinal + 1, self._first)
                 live = self._fields.get(state, {}).values()
-                status, *_ = await self._runner.call(Script.RECLAIM, (state,), self.id.encode(), *bounds, *live)
+                keys = (state, *shared)
+                status, *members = await self._runner.call(Script.RECLAIM, keys, self.id.encode(), *bounds, *live)
         except BaseException:
             self._uncertain.add(state)
             raise
@@ -286,7 +294,7 @@ class ReplicaReservations:
             answer = await self._runner.run(Script.RESTORE, command)
             if charge != CHARGE_HELD:
                 for tracked in some:
-                    tracked.charged_again(Levels.of(answer).now // DAY_MICROSECONDS)
+                    tracked.charged_again(Levels.of(answer).quarter)
         account.remember(answer)  # not before: a restoration that was interrupted begins again
 
     async def _settled(self, account: QuotaAccount, tracked: TrackedReservation) -> bool:
@@ -307,11 +315,11 @@ class ReplicaReservations:
         return account.settlement(self._runner.scripts[Script.SETTLE], tracked.field, tracked.used or NOTHING)
 
     @staticmethod
-    def _note_extension(tracked: TrackedReservation, ask: Ask, today: int) -> None:
+    def _note_extension(tracked: TrackedReservation, ask: Ask, quarter: int) -> None:
         more = ask.output_tokens - tracked.reservation.ask.output_tokens
-        if today != tracked.first_day:
-            tracked.last_day_output = (tracked.last_day_output if today == tracked.last_day else 0) + more
-            tracked.last_day = today
+        if quarter != tracked.first:
+            tracked.last_output = (tracked.last_output if quarter == tracked.last else 0) + more
+            tracked.last = quarter
         tracked.reservation.ask = ask
 
     def _track(self, account: QuotaAccount, tracked: TrackedReservation) -> None:

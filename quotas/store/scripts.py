@@ -44,12 +44,14 @@ class Script(StrEnum):
     STORE_RESPONSE = "store_response"
     READ_RESPONSE = "read_response"
     DELETE_RESPONSE = "delete_response"
+    OPEN_RESPONSE = "open_response"
     PUT_FILE = "put_file"
     DELETE_FILE = "delete_file"
     OPEN_BATCH = "open_batch"
     CLAIM_BATCH = "claim_batch"
     UPDATE_BATCH = "update_batch"
     FINISH_LINE = "finish_line"
+    CLAIM_ALERT = "claim_alert"
 
 
 ACCOUNT = ("clock", "life", "level", "spec", "record", "account")
@@ -73,12 +75,14 @@ PARTS = {
     Script.STORE_RESPONSE: ("clock", "responses"),
     Script.READ_RESPONSE: ("clock",),
     Script.DELETE_RESPONSE: ("responses", "once"),
+    Script.OPEN_RESPONSE: ("clock", "life"),
     Script.PUT_FILE: ("clock",),
     Script.DELETE_FILE: (),
     Script.OPEN_BATCH: ("clock",),
     Script.CLAIM_BATCH: ("clock",),
     Script.UPDATE_BATCH: ("clock",),
     Script.FINISH_LINE: (*ACCOUNT, "ledger"),
+    Script.CLAIM_ALERT: ("clock",),
 }
 
 

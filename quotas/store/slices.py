@@ -136,18 +136,19 @@ class Slice:
         self._expires = asked + self._lease * SAFE_SHARE_OF_LEASE
 
     def _costs(self, ask: Ask) -> list[int]:
-        return [ask.of(limit) for limit in self.account.limits]
+        return [0 if limit.is_soft else ask.of(limit) for limit in self.account.limits]
 
     def _kept(self, used: Usage) -> list[int]:
         """The amounts that stay used after the end: held resources are given back."""
-        return [used.of(limit) if limit.window else 0 for limit in self.account.limits]
+        return [used.of(limit) if limit.window and not limit.is_soft else 0 for limit in self.account.limits]
 
     def _add(self, amounts: Sequence[int]) -> None:
         self._spent = [spent + amount for spent, amount in zip(self._spent, amounts, strict=True)]
 
 
 class Slices:
-    """All slices of this process: one of each tenant's limits for all keys, and one of each key's own limits.
+    """All slices of this process: one of each tenant's limits for all keys, one of each key's own limits, and one of
+    each team's limits for all its tenants.
 
     A slice is requested with the first request, renewed with each heartbeat, and given back without further requests.
     """
@@ -156,7 +157,7 @@ class Slices:
         """`clock` returns seconds, never backwards."""
         self._replica = replica
         self._clock = clock
-        self._slices: dict[str, dict[tuple[Limit, ...], Slice]] = {}  # by tenant and limits
+        self._slices: dict[bytes, dict[tuple[Limit, ...], Slice]] = {}  # by the key of the levels, and limits
         self._of: dict[QuotaAccount, tuple[Slice, ...]] = {}
         self._releasing: set[Slice] = set()
         self._opening: set[asyncio.Task[None]] = set()
@@ -165,14 +166,19 @@ class Slices:
         """Count a request that the store will answer."""
         slices = self._of.get(account)
         if slices is None:
-            slices = self._of[account] = tuple(self._scope(account, limits) for limits in account.scopes)
+            scopes = [scope for scope in account.scopes.items() if scope[0] != account.session]
+            slices = self._of[account] = tuple(self._scope(account, levels, limits) for levels, limits in scopes)
             for slice_ in slices:
                 slice_.users.add(account)
         for slice_ in slices:
             slice_.demand.add(ask)
 
     def fitting(self, account: QuotaAccount, ask: Ask) -> tuple[Slice, ...] | None:
-        """The slices to spend `ask` from; None if one of them is too small now."""
+        """The slices to spend `ask` from; None if one of them is too small now, and for a session with limits, which
+        has none.
+        """
+        if account.session is not None:
+            return None
         slices, now = self._of.get(account), self._clock()
         return slices if slices and all(slice_.fits(ask, now) for slice_ in slices) else None
 
@@ -180,8 +186,10 @@ class Slices:
         """Give back this replica's slices of the account and of limits that a new policy has replaced; returns False
         without any.
         """
-        unused = (slice_ for slice_ in self._slices.get(account.tenant, {}).values() if not slice_.users)
-        slices = (*self._of.get(account, ()), *unused)
+        replaced = (
+            slice_ for levels in account.scopes for slice_ in self._slices.get(levels, {}).values() if not slice_.users
+        )
+        slices = (*self._of.get(account, ()), *replaced)
         held = [slice_ for slice_ in slices if not slice_.is_empty or slice_ in self._releasing]
         await all_of(self._release(slice_) for slice_ in held)
         return bool(held)
@@ -201,7 +209,7 @@ class Slices:
     def replace(self, older: QuotaAccount, newer: QuotaAccount) -> None:
         """A new policy has replaced the limits of `older`, its tenant's for the accounts of other keys as well."""
         for slice_ in self._of.get(older, ()):
-            if slice_.account.limits not in newer.scopes:
+            if slice_.account.limits not in newer.scopes.values():
                 for account in list(slice_.users):
                     self.forget(account)
         self.forget(older)
@@ -218,14 +226,14 @@ class Slices:
     def _all(self) -> list[Slice]:
         return [slice_ for slices in self._slices.values() for slice_ in slices.values()]
 
-    def _scope(self, account: QuotaAccount, limits: tuple[Limit, ...]) -> Slice:
-        return self._slices.get(account.tenant, {}).get(limits) or self._open(account, limits)
+    def _scope(self, account: QuotaAccount, levels: bytes, limits: tuple[Limit, ...]) -> Slice:
+        return self._slices.get(levels, {}).get(limits) or self._open(account, levels, limits)
 
-    def _open(self, account: QuotaAccount, limits: tuple[Limit, ...]) -> Slice:
-        key = account.key if limits[0].key else None
-        scope = QuotaAccount(account.tenant, key, limits, self._replica.id, self._replica.lease)
+    def _open(self, account: QuotaAccount, levels: bytes, limits: tuple[Limit, ...]) -> Slice:
+        key, state = account.key if limits[0].key else None, levels if levels in account.shared else None
+        scope = QuotaAccount(account.tenant, key, limits, self._replica.id, self._replica.lease, state)
         slice_ = Slice(scope, f"s:{self._replica.next_id()}".encode(), self._replica.lease, self._clock())
-        self._slices.setdefault(account.tenant, {})[limits] = slice_
+        self._slices.setdefault(levels, {})[limits] = slice_
         task = asyncio.create_task(self._begin(slice_))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
@@ -246,12 +254,12 @@ class Slices:
     def _drop(self, dropped: Slice) -> None:
         for account in list(dropped.users):
             self.forget(account)
-        tenant, limits = dropped.account.tenant, dropped.account.limits
-        slices = self._slices.get(tenant, {})
+        ((levels, limits),) = dropped.account.scopes.items()
+        slices = self._slices.get(levels, {})
         if slices.get(limits) is dropped:
             del slices[limits]
             if not slices:
-                del self._slices[tenant]
+                del self._slices[levels]
 
     async def _ask(self, slice_: Slice) -> None:
         async with slice_.lock:

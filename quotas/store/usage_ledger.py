@@ -26,6 +26,7 @@ ENTRY = struct.Struct("<6d")  # of lua/ledger.lua
 OLD_ENTRY = struct.Struct("<5d")  # without engine time
 PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
+IN_BATCHES = b"/batch"  # ends the name of a row of use in batches (lua/finish_line.lua); no part of a name has a slash
 KEYS_PER_SCAN = b"200"  # scanned at once, so that other calls do not wait
 WORDS_PER_TURN = 400  # of answers, which are read on the event loop in a millisecond
 MAX_BATCH_ROWS = 1000  # of a tenant, while the store is away or until the next flush; further ones are summed up
@@ -131,7 +132,7 @@ class UsageLedger:
 
 
 def _batches(answers: Iterable[list[bytes]]) -> list[Batch]:
-    return [dict(map(_entry, words[::2], words[1::2])) for words in answers]
+    return [_usage_by_row(words) for words in answers]
 
 
 def _named(names: list[bytes]) -> Iterator[Ledger]:
@@ -155,7 +156,13 @@ def _numbers(usage: Usage) -> tuple[bytes, ...]:
     return tuple(b"%d" % count for count in (*counts, round(usage.kv_byte_seconds), round(usage.engine_seconds * 1e6)))
 
 
-def _entry(name: bytes, text: bytes) -> tuple[UsageRow, Usage]:
-    numbers = ENTRY.unpack(text) if len(text) == ENTRY.size else (*OLD_ENTRY.unpack(text), 0)
-    requests, input_tokens, cached, output, kv, engine = map(int, numbers)
-    return row_of(name.decode()), Usage(input_tokens, output, cached, kv, requests, engine / 1e6)
+def _usage_by_row(words: list[bytes]) -> Batch:
+    found: Batch = {}
+    for name, text in zip(words[::2], words[1::2], strict=True):
+        numbers = ENTRY.unpack(text) if len(text) == ENTRY.size else (*OLD_ENTRY.unpack(text), 0)
+        requests, input_tokens, cached, output, kv, engine = map(int, numbers)
+        in_batch = (input_tokens, output, cached) if name.endswith(IN_BATCHES) else ()
+        row = row_of(name.removesuffix(IN_BATCHES).decode())
+        used = Usage(input_tokens, output, cached, kv, requests, engine / 1e6, *in_batch)
+        found[row] = found.get(row, NOTHING) + used
+    return found

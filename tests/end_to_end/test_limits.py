@@ -1,8 +1,13 @@
 """Limits as a tenant meets them, and what one who would get around them meets."""
 
+import base64
+import hmac
 import json
 import secrets
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -40,6 +45,12 @@ tenants:
   picky: {models: [another]}
   narrow: {}
   edited: {limits: {requests: 100/min}}
+  euro: {team: research, limits: {tokens: 10k/day}, price: {input: 2/1M, output: 10/1M, currency: EUR}}
+  watched: {}
+  agent: {limits: {tokens: 150/session, requests: 1k/day}}
+  cheap: {team: research, price: {input: 1/1M, output: 5/1M, currency: EUR}}
+teams:
+  research: {time_zone: Europe/Berlin, week_starts: sunday, currency: EUR, limits: {cost: 0.002/week, requests: 1k/h}}
 """
 
 
@@ -155,6 +166,78 @@ def test_a_budget_in_money_is_settled_exactly_and_then_spent(site: Site) -> None
     assert "limit cost/day is 0.002 EUR: this request asks for" in error_of(reply)["message"]
     never = site.post("paying", messages=prompt, max_tokens=400)
     assert (never.status_code, error_of(never)["type"]) == (400, "invalid_request_error")
+
+
+def test_a_team_spends_one_budget_at_the_prices_of_its_tenants(site: Site) -> None:
+    left = 2_000_000  # billionths
+    for tenant, price in (("euro", 2), ("cheap", 1)):
+        usage = site.post(tenant, max_tokens=20, ignore_eos=True).json()["usage"]
+        left -= 1000 * price * (usage["prompt_tokens"] + 5 * usage["completion_tokens"])
+        cost = site.limits(tenant)["cost"]
+        assert (cost["applies_to"], cost["per"]) == ("team", "week")
+        assert (cost["remaining"], cost["currency"]) == (left / 1e9, "EUR")
+    assert site.get("cheap").json()["team"] == "research"
+    while (refused := site.post("euro", max_tokens=150)).status_code == 200:
+        pass
+    error = error_of(refused)
+    assert (refused.status_code, error["code"]) == (429, "insufficient_quota")
+    assert (error["limit"], error["applies_to"]) == ("cost/week", "team")
+    assert "Your team's limit cost/week is 0.002 EUR" in error["message"]
+    assert site.limits("cheap")["cost"]["remaining"] == site.limits("euro")["cost"]["remaining"]
+
+
+def test_a_session_spends_its_limit_and_another_begins_with_all_of_it(site: Site) -> None:
+    def session(name: str) -> dict[str, str]:
+        return {"x-sluice-session": name}
+
+    used = 0
+    while (reply := site.post("agent", session("a"), max_tokens=20, ignore_eos=True)).status_code == 200:
+        used += reply.json()["usage"]["total_tokens"]
+    error = error_of(reply)
+    assert (reply.status_code, error["code"], reply.headers["x-should-retry"]) == (429, "insufficient_quota", "false")
+    assert (error["limit"], error["applies_to"], error["left"]) == ("tokens/session", "session", 150 - used)
+    assert "Begin another session" in error["message"]
+    entries = site.get("agent", **session("a")).json()["data"]
+    (entry,) = [entry for entry in entries if entry["applies_to"] == "session"]
+    assert (entry["per"], entry["amount"], entry["remaining"]) == ("session", 150, 150 - used)
+    assert "remaining" not in site.limits("agent")["tokens"], "without a session there is no rest of it"
+    for headers in (session("b"), {"x-claude-code-session-id": "c"}, {}):
+        assert site.post("agent", headers, max_tokens=20).status_code == 200
+
+
+def test_an_alert_of_a_budget_is_sent_once_and_signed(site: Site) -> None:
+    got: Queue[tuple[dict[str, str], bytes]] = Queue()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.put((dict(self.headers), self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        Thread(target=receiver.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{receiver.server_port}/alerts"
+        budget = f"{{budget: 500/day, soft: true, alerts: [{{at: 10%, url: '{url}'}}, {{at: 900%, url: '{url}'}}]}}"
+        site.edit(POLICY.replace("watched: {}", f"watched: {{limits: {{tokens: {budget}}}}}"))
+        assert all(site.post("watched", max_tokens=60, ignore_eos=True).status_code == 200 for _ in range(12))
+        headers, body = got.get(timeout=PATIENCE)
+        eventually(lambda: site.server.metric("sluice_budget_alerts_sent_total") == 1)
+        receiver.shutdown()
+    assert got.empty()
+    headers = {name.lower(): value for name, value in headers.items()}
+    secret = base64.b64decode((site.policy.parent / "state" / "webhook-secret").read_text().removeprefix("whsec_"))
+    content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    signature = base64.b64encode(hmac.digest(secret, content, "sha256")).decode()
+    assert headers["webhook-signature"] == f"v1,{signature}"
+    told = json.loads(body)
+    data = told["data"]
+    assert (told["type"], data["tenant"], data["at_percent"]) == ("budget.reached", "watched", 10)
+    assert (data["resource"], data["per"], data["amount"], data["soft"]) == ("tokens", "day", 500, True)
+    assert data["used"] >= 50
+    assert site.limits("watched")["tokens"]["remaining"] == 0, "a soft budget refused nothing"
 
 
 def test_a_request_that_never_fits_is_a_bad_request_and_costs_nothing(site: Site) -> None:

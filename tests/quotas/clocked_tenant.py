@@ -1,12 +1,26 @@
-"""A tenant of a store whose clock the test turns, its limits at random, and the random steps that it lives through."""
+"""A tenant and another of its team, in a store whose clock the test turns, their limits at random, and the random steps
+that they live through.
+"""
 
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import date, timedelta
 from uuid import uuid4
 
 from hypothesis import strategies as st
 
-from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource, TokenPrices
+from quotas.policy.limit import (
+    PER_SESSION,
+    UTC_CALENDAR,
+    Budget,
+    BudgetPeriod,
+    Calendar,
+    Limit,
+    Rate,
+    Resource,
+    TokenPrices,
+)
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
@@ -14,22 +28,35 @@ from quotas.store.scripts import ScriptRunner
 LEASE = 30.0
 SPENT = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS)
 PRICES = TokenPrices(7, 2, 11, "EUR")
+TEAM, SESSION = "team", "session"
+SESSIONS_KEY = "k1"
+NEIGHBOURS_KEY = "k2"
 Policy = dict[str | None, list[Limit]]
+"""Limits by key: None for the tenant's own, `TEAM` for those of the team, to which `NEIGHBOURS_KEY` of the other tenant
+belongs as well, and `SESSION` for those of the one session, whose requests have `SESSIONS_KEY`.
+"""
 Steps = list[tuple[object, ...]]
 
+calendars = st.sampled_from(
+    [UTC_CALENDAR, Calendar("Europe/Berlin"), Calendar("Australia/Lord_Howe", 6), Calendar("Asia/Kathmandu", 2)]
+)
 _windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(BudgetPeriod))
 
 
 @st.composite
-def _limits(draw: st.DrawFn, key: str | None, amounts: st.SearchStrategy[int], held: tuple[int, int]) -> Limit:
+def _limits(draw: st.DrawFn, owner: str | None, amounts: st.SearchStrategy[int], held: tuple[int, int]) -> Limit:
+    if owner == SESSION:
+        return Limit(draw(st.sampled_from(SPENT)), draw(amounts), PER_SESSION, session=SESSION)
+    key, team = (None, TEAM) if owner == TEAM else (owner, None)
     if draw(st.integers(0, 3)) == 0:
-        return Limit(Resource.CONCURRENT_REQUESTS, draw(st.integers(*held)), None, key)
+        return Limit(Resource.CONCURRENT_REQUESTS, draw(st.integers(*held)), None, key, team=team)
     window, amount = draw(_windows), draw(amounts)
     if isinstance(window, BudgetPeriod):
+        budget = Budget(window, draw(calendars))
         if draw(st.integers(0, 3)) == 0:
-            return Limit(Resource.COST, 5 * amount, Budget(window), key, PRICES)
-        return Limit(draw(st.sampled_from(SPENT)), amount, Budget(window), key)
-    return Limit(draw(st.sampled_from(SPENT)), amount, Rate(window, draw(amounts)), key)
+            return Limit(Resource.COST, 5 * amount, budget, key, PRICES, team)
+        return Limit(draw(st.sampled_from(SPENT)), amount, budget, key, team=team)
+    return Limit(draw(st.sampled_from(SPENT)), amount, Rate(window, draw(amounts)), key, team=team)
 
 
 def policies_of(
@@ -56,9 +83,9 @@ class ClockedTenant:
 
     def __init__(self, runner: ScriptRunner, policy: Policy, now: int) -> None:
         self.runner = runner
-        self.policy = policy
         self.now = now  # microseconds
-        self.tenant = uuid4().hex
+        self.tenant, self.neighbour, self.team = uuid4().hex, uuid4().hex, uuid4().hex
+        self.policy = self.named(policy)
 
     async def live(self, steps: Steps) -> None:
         await self.wait(0)
@@ -69,10 +96,23 @@ class ClockedTenant:
         self.now += micros
         await self.runner.client.execute(b"SET", b"test:clock", b"%d" % self.now)
 
-    def limits_of(self, key: str | None) -> tuple[Limit, ...]:
-        return (*self.policy[None], *(self.policy[key] if key else ()))
+    def named(self, policy: Policy) -> Policy:
+        """The policy, with the name that the team has in this life."""
+        return defaultdict(list, policy) | {TEAM: [replace(limit, team=self.team) for limit in policy.get(TEAM, ())]}
 
-    async def state(self, suffix: str = "") -> dict[bytes, bytes]:
-        """Returns what the store has of the tenant."""
-        words = await self.runner.client.execute(b"HGETALL", f"sluice:{{{self.tenant}}}{suffix}".encode())
+    def tenant_of(self, key: str | None) -> str:
+        return self.neighbour if key == NEIGHBOURS_KEY else self.tenant
+
+    def limits_of(self, key: str | None) -> tuple[Limit, ...]:
+        own = () if key == NEIGHBOURS_KEY else self.policy[None]
+        return (
+            *own,
+            *(self.policy[key] if key else ()),
+            *self.policy[TEAM],
+            *(self.policy[SESSION] if key == SESSIONS_KEY else ()),
+        )
+
+    async def state(self, suffix: str = "", owner: str | None = None) -> dict[bytes, bytes]:
+        """Returns what the store has of the tenant, or of another `owner`."""
+        words = await self.runner.client.execute(b"HGETALL", f"sluice:{{{owner or self.tenant}}}{suffix}".encode())
         return dict(zip(words[::2], words[1::2], strict=True))

@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import pytest
 
+from quotas.store import zone_offsets
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner, load_scripts
 from tests.quotas.servers import BINARIES, TEST_CLOCK, connected, running
@@ -50,7 +51,8 @@ def tenant() -> str:
 @pytest.fixture(scope="module")
 def loop_and_runner(valkey_url: str) -> Iterator[tuple[asyncio.Runner, ScriptRunner]]:
     """One connection for all examples, and a clock that the test turns."""
-    with asyncio.Runner() as loop:
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as loop:
+        patch.setattr(zone_offsets, "DAYS_BEFORE", 10_000)  # the test's clock may be years back
 
         async def connected() -> ScriptRunner:
             runner = ScriptRunner(valkey_url, 5, load_scripts({"clock": TEST_CLOCK}))

@@ -12,13 +12,18 @@ from hypothesis import strategies as st
 from quotas.policy.limit import (
     MAX_AMOUNT,
     MAX_RATE,
+    PER_SESSION,
     RATE_UNITS,
     TENANT_ONLY,
+    Alert,
     Budget,
     BudgetPeriod,
+    Calendar,
     Limit,
+    PerSession,
     Rate,
     Resource,
+    Window,
 )
 from quotas.policy.policy import (
     MAX_BATCH_LINES,
@@ -37,6 +42,7 @@ from quotas.policy.policy import (
     Price,
     QueueLimits,
     StoredResponseLimits,
+    TeamPolicy,
     TenantPolicy,
 )
 from quotas.policy.policy_file import PolicyError, parse_policy
@@ -103,18 +109,45 @@ models = st.just(("*",)) | st.lists(st.sampled_from(["a", "b/c", "Qwen 3", "#d",
 )
 
 
+calendars = st.builds(Calendar, st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu"]), st.integers(0, 6))
+
+
+alerts = st.lists(st.integers(1, 100).map(lambda at: Alert(at, f"https://a.example/{at}")), min_size=1, max_size=3)
+warnings = st.just(((), False)) | st.tuples(alerts.map(tuple), st.booleans())
+
+
 @st.composite
-def limit_sets(draw: st.DrawFn, key: str | None = None) -> tuple[Limit, ...]:
+def windows(draw: st.DrawFn, unit: int | BudgetPeriod | PerSession, amount: int, calendar: Calendar) -> Window:
+    match unit:
+        case BudgetPeriod():
+            return Budget(unit, calendar)
+        case PerSession():
+            return unit
+    return Rate(unit, draw(st.just(amount) | rates))
+
+
+@st.composite
+def limit_sets(
+    draw: st.DrawFn, calendar: Calendar, key: str | None = None, team: str | None = None
+) -> tuple[Limit, ...]:
     limits: list[Limit] = []
     for resource in Resource:
-        if resource.is_held and not (key and resource in TENANT_ONLY) and draw(st.booleans()):
-            limits.append(Limit(resource, draw(st.just(0) | amounts), None, key))
+        if resource.is_held and not ((key or team) and resource in TENANT_ONLY) and draw(st.booleans()):
+            limits.append(Limit(resource, draw(st.just(0) | amounts), None, key, team=team))
         elif not resource.is_held and resource is not Resource.COST:  # which needs a price
-            for unit in draw(st.sets(st.sampled_from([*RATE_UNITS.values(), *BudgetPeriod]), max_size=2)):
-                amount = draw(amounts if isinstance(unit, BudgetPeriod) else rates)
-                window = Budget(unit) if isinstance(unit, BudgetPeriod) else Rate(unit, draw(st.just(amount) | rates))
-                limits.append(Limit(resource, amount, window, key))
-    return tuple(limits)
+            units = [*RATE_UNITS.values(), *BudgetPeriod, *([] if key or team else [PER_SESSION])]
+            for unit in draw(st.sets(st.sampled_from(units), max_size=2)):
+                amount = draw(rates if isinstance(unit, int) else amounts)
+                alerts, is_soft = draw(warnings) if isinstance(unit, BudgetPeriod) else ((), False)
+                window = draw(windows(unit, amount, calendar))
+                limits.append(Limit(resource, amount, window, key, None, team, alerts, is_soft))
+    return _ordered(tuple(limits))
+
+
+@st.composite
+def teams(draw: st.DrawFn, name: str) -> TeamPolicy:
+    calendar = draw(calendars)
+    return TeamPolicy(name, draw(limit_sets(calendar, team=name)), calendar)
 
 
 @st.composite
@@ -148,7 +181,8 @@ def cache_limits(draw: st.DrawFn) -> CacheLimits:
 
 
 @st.composite
-def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> TenantPolicy:
+def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...], teams: dict[str, TeamPolicy]) -> TenantPolicy:
+    calendar, team = draw(calendars), draw(st.sampled_from([None, *teams]))
     highest = draw(st.sampled_from(classes))
     price = st.builds(Price, prices, prices, prices, st.sampled_from(["EUR", "USD"]))
     return TenantPolicy(
@@ -157,7 +191,7 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> Ten
         default_class=draw(st.sampled_from(classes[highest.level :])).name,
         weight=draw(weights),
         models=draw(models),
-        limits=_ordered(draw(limit_sets())),
+        limits=draw(limit_sets(calendar)),
         on_store_outage=draw(st.sampled_from(["closed", "open", "lease"])),
         price=draw(st.none() | price),
         prefix_cache=draw(cache_limits()),
@@ -171,6 +205,9 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...]) -> Ten
         max_n=draw(st.integers(1, MAX_N)),
         max_schema_bytes=draw(st.integers(0, MAX_SCHEMA_BYTES)),
         max_top_logprobs=draw(st.integers(0, MAX_TOP_LOGPROBS)),
+        calendar=calendar,
+        team=team,
+        team_limits=teams[team].limits if team else (),
     )
 
 
@@ -185,21 +222,23 @@ def keys(draw: st.DrawFn, key_id: str, tenant: TenantPolicy, classes: tuple[Clas
         scopes=draw(st.sampled_from([SCOPES, SCOPES[:1], SCOPES[1:]])),
         models=draw(st.sampled_from([("*",), tenant.models])),
         highest_class=highest.name if highest else None,
-        limits=_ordered(draw(limit_sets(key=key_id))),
+        limits=draw(limit_sets(tenant.calendar, key=key_id)),
     )
 
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     classes = draw(class_lists())
+    shared = {name: draw(teams(name)) for name in draw(st.lists(names, max_size=2, unique=True))}
+    default = draw(tenants("", classes, shared))
     found = {}
     for index, name in enumerate(draw(st.lists(names, max_size=3, unique=True))):
-        tenant = draw(tenants(name, classes))
+        tenant = draw(tenants(name, classes, shared))
         ids = [f"{index}e{number}" for number in range(draw(st.integers(0, 2)))]
         own = {key_id: draw(keys(key_id, tenant, classes)) for key_id in ids}
         found[name] = TenantPolicy(**{**_fields(tenant), "keys": own})
     sharing = {draw(names): tuple(sorted(found)[:2])} if len(found) > 1 and draw(st.booleans()) else {}
-    return Policy.of(classes, draw(tenants("", classes)), found, draw(st.sampled_from(UNNAMED)), sharing)
+    return Policy.of(classes, default, found, draw(st.sampled_from(UNNAMED)), sharing, shared)
 
 
 def _fields(tenant: TenantPolicy) -> dict[str, Any]:
@@ -212,6 +251,7 @@ def _ordered(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     def order(limit: Limit) -> tuple[int, bool, float, str]:
         window = limit.window
         place = list(Resource).index(limit.resource)
-        return place, isinstance(window, Budget), window.seconds if isinstance(window, Rate) else 0, limit.name
+        is_budget = not isinstance(window, Rate | None)
+        return place, is_budget, window.seconds if isinstance(window, Rate) else 0, limit.label
 
     return tuple(sorted(limits, key=order))

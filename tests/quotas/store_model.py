@@ -1,25 +1,27 @@
 """What the store's scripts should decide, in exact fractions: the reference of the property tests."""
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from fractions import Fraction
 from math import floor
+from zoneinfo import ZoneInfo
 
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate
 from quotas.reservation import Ask, Usage
 
 DAY = 86_400_000_000  # microseconds
+QUARTER = 900_000_000
 Stretch = tuple[int, ...]
 
 
-def stretch(period: BudgetPeriod, now: int) -> Stretch:
+def stretch(budget: Budget, now: int) -> Stretch:
     """The period of `now`."""
-    moment = datetime.fromtimestamp(now // 10**6, UTC)
-    match period:
+    moment = datetime.fromtimestamp(now // 10**6, ZoneInfo(budget.calendar.time_zone))
+    match budget.period:
         case BudgetPeriod.DAY:
             return moment.year, moment.month, moment.day
-        case BudgetPeriod.WEEK:
-            return tuple(moment.isocalendar()[:2])
+        case BudgetPeriod.WEEK:  # ISO's, which begins on Monday, of the day that is as far in it as today in ours
+            return tuple((moment.replace(tzinfo=None) - timedelta(budget.calendar.week_starts)).isocalendar()[:2])
         case BudgetPeriod.MONTH:
             return moment.year, moment.month
 
@@ -28,7 +30,7 @@ def stretch(period: BudgetPeriod, now: int) -> Stretch:
 class Level:
     used: Fraction = Fraction(0)
     at: int = 0
-    period: Stretch = ()
+    period: int = 0  # first day of the budget's period; after an edit of the calendar, perhaps an earlier one
     moves: list[tuple[int, Fraction]] = field(default_factory=list)  # times, and what was admitted or came back
 
     def after(self, limit: Limit, now: int) -> Fraction:
@@ -36,7 +38,7 @@ class Level:
         match limit.window:
             case Rate(seconds=seconds):
                 return max(self.used - Fraction(limit.amount * (now - self.at), seconds * 10**6), Fraction(0))
-            case Budget(period=period) if stretch(period, now) != self.period:
+            case Budget() as budget if budget.first_day(now // QUARTER) > self.period:
                 return Fraction(0)
         return self.used
 
@@ -44,7 +46,7 @@ class Level:
         self.used = self.after(limit, now) + cost
         self.at = now
         if isinstance(limit.window, Budget):
-            self.period = stretch(limit.window.period, now)
+            self.period = limit.window.first_day(now // QUARTER)
         self.moves.append((now, Fraction(cost)))
 
     def refund(self, amount: int, now: int) -> None:
@@ -62,15 +64,17 @@ class Taken:
     booked: Usage = field(default_factory=Usage)
 
     def refundable(self, limit: Limit, level: Level, refund: int) -> int:
-        """A budget gets back what was taken from the period it counts in. Extensions of earlier days than the last, in
-        another period than the first charge, count as used.
+        """A budget gets back what was taken from the period it counts in. Extensions of earlier quarters of an hour
+        than the last, in another period than the first charge, count as used.
         """
-        if not isinstance(limit.window, Budget) or level.period == stretch(limit.window.period, self.charges[0][0]):
+        if not isinstance(limit.window, Budget) or level.period <= limit.window.first_day(
+            self.charges[0][0] // QUARTER
+        ):
             return refund
         last = max(moment for moment, _ in self.charges)
-        if level.period != stretch(limit.window.period, last):
+        if level.period > limit.window.first_day(last // QUARTER):
             return 0
-        late = sum(ask.of(limit) for moment, ask in self.charges if moment // DAY == last // DAY)
+        late = sum(ask.of(limit) for moment, ask in self.charges if moment // QUARTER == last // QUARTER)
         return min(refund, late)
 
 

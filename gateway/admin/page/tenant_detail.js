@@ -34,6 +34,7 @@ function facts(tenant) {
   const more = keys.length > MOST ? ` and ${whole(keys.length - MOST)} more` : "";
   return {
     Class: shown(tenant.class ?? "–", 24),
+    Team: tenant.team ? shown(tenant.team) : "none",
     Weight: String(tenant.weight),
     "Engine share": percent(tenant.share),
     "Engine time": duration(tenant.service_seconds),
@@ -58,6 +59,7 @@ function facts(tenant) {
 function limitCells({ name, resource, window, left, amount, capacity = amount, currency, resets_in }) {
   const unit = currency ? (value) => money(value, currency) : resource.includes("bytes") ? bytes : whole;
   const most = capacity === amount ? unit(amount) : `${unit(amount)}, ${unit(capacity)} at once`;
+  if (window === "session") return [shown(name, 40), "–", "–", most, "of each session"];
   if (left === null) return [shown(name, 40), "unknown", "unknown", most, "unknown"];
   const used = capacity ? percent(1 - Math.min(left / capacity, 1)) : "all";
   return [shown(name, 40), used, unit(left), most, window ? fullAgain(resets_in) : "as requests end"];

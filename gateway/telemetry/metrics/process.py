@@ -16,6 +16,7 @@ from gateway.settings.machine import resident_bytes
 from gateway.telemetry.logs.logs import num_lines_dropped
 from gateway.telemetry.metrics.registry import Family, Kind, Registry
 from gateway.telemetry.tracing.tracing import Tracing
+from gateway.tenants.alert_sender import AlertSender
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.shared_debts import SharedDebts
 from quotas.policy.limit import Resource
@@ -106,6 +107,8 @@ class ProcessMetrics:
             ("sluice.spans.dropped", "Spans lost."),
             ("sluice.traces.capped", "Requests not traced for the cap."),
             ("sluice.log_lines.dropped", "Log lines lost."),
+            ("sluice.budget_alerts.sent", "Alerts of budgets that their receivers accepted."),
+            ("sluice.budget_alerts.failed", "Alerts of budgets that were given up."),
             ("sluice.request_log.lost", "Ended requests that the log of requests could not keep."),
         ):
             registry.total(name, meaning, partial(self._read, name))
@@ -189,6 +192,12 @@ def count_losses(metrics: ProcessMetrics, tracing: Tracing | None) -> None:
         metrics.bind("sluice.spans.exported", lambda: exporter.num_exported)
         metrics.bind("sluice.spans.dropped", lambda: exporter.num_dropped)
         metrics.bind("sluice.traces.capped", lambda: sampler.num_capped)
+
+
+def count_alerts(metrics: ProcessMetrics, alerts: AlertSender) -> None:
+    """Register the alerts of budgets that this process has sent, and those that it gave up."""
+    metrics.bind("sluice.budget_alerts.sent", lambda: alerts.num_sent)
+    metrics.bind("sluice.budget_alerts.failed", lambda: alerts.num_failed)
 
 
 def memory_by_use(model: LoadedModel) -> dict[str, float]:

@@ -12,7 +12,7 @@ local function give_up(tenant, slice, now)
     local used, at, part, aside = refilled(level, window, spec[i + 4 * n], now)
     if not slice.forfeited then
       aside = max(aside - amount, 0)
-    elseif BUDGETS[window] and slice.forfeited[i - SPEC] == at then
+    elseif is_budget(window) and slice.forfeited[i - SPEC] == at then
       used = max(used - amount, 0)
       note_lost(levels, spec[i], at, -amount)
     end
@@ -35,7 +35,7 @@ local function forfeit(tenant, slice, now)
     slice.forfeited[i - SPEC] = level and at or NEVER
     if level then
       redis.call('HSET', levels, spec[i], pack(LEVEL, used, at, part, max(aside - amount, 0)))
-      if BUDGETS[window] then note_lost(levels, spec[i], at, amount) end
+      if is_budget(window) then note_lost(levels, spec[i], at, amount) end
     end
   end
   slice.ended = now

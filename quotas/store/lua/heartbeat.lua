@@ -3,15 +3,15 @@
 -- each reservation its field and, so far, input, cached and output.
 local generation, last_seen, lease = unpack(redis.call('HMGET', KEYS[1], 'generation', 'now', 'lease'))
 if ARGV[1] ~= generation then return {'LOST'} end
-local now, unknown, levels = max(clock(), tonumber(last_seen or 0)), {'OK'}, nil
+local now, unknown, kept = max(clock(), tonumber(last_seen or 0)), {'OK'}, {[KEYS[1]] = ARGV[4]}
 for a = 5, #ARGV, 4 do
   local text = redis.call('HGET', KEYS[1], ARGV[a])
   if text then
     local record = opened(text)
     local i, c, o = max(ARGV[a + 1], record.input), max(ARGV[a + 2], record.cached), max(ARGV[a + 3], record.output)
     book(KEYS[1], now, row_of(record.spec), 0, i - record.input, c - record.cached, o - record.output, 0)
-    local asked, n, own, key = record.asked, unpack(record.spec, 1, SPEC)
-    if n > own then levels = KEYS[1] .. ':key:' .. key end -- one account has one key
+    local asked = record.asked
+    for _, scope in ipairs(scopes_of(record.spec, 4, KEYS[1], ARGV[4])) do kept[scope.key] = scope.life end
     local head = pack(RECORD, asked.r, asked.i, asked.o, i, c, o, record.first, record.last, record.late)
     redis.call('HSET', KEYS[1], ARGV[a], head .. text:sub(RECORD_SIZE + 1))
   elseif redis.call('HEXISTS', KEYS[1], superseded(ARGV[a])) == 0 then
@@ -20,6 +20,5 @@ for a = 5, #ARGV, 4 do
 end
 local expiry = now + ARGV[3]
 redis.call('HSET', KEYS[1], 'now', int(now), ARGV[2], int(expiry), 'lease', int(min(tonumber(lease) or expiry, expiry)))
-keep(KEYS[1], ARGV[4])
-if levels then keep(levels, ARGV[4]) end
+for key, life in pairs(kept) do keep(key, life) end
 return unknown

@@ -11,7 +11,7 @@ local function book(tenant, now, row, r, i, c, o, kv, us)
   name = name or row
   local entry = redis.call('HGET', ledger, name)
   if most and not entry and redis.call('HLEN', ledger) >= tonumber(most) then
-    name = name:match('^[^|]*|[^|]*|[^|]*|') .. '*'
+    name = name:match('^[^|]*|[^|]*|[^|]*|') .. '*' .. (name:match('/batch$') or '') -- use in batches has prices of its own
     entry = redis.call('HGET', ledger, name)
   end
   local br, bi, bc, bo, bkv, bus = 0, 0, 0, 0, 0, 0

@@ -1,9 +1,10 @@
 -- Settle at its booked progress what nobody holds any more: reservations of replicas whose lease has run out, and those
 -- of this replica that it does not name, if they are older than `bound`. Slices of such replicas are forfeited; those of
 -- this replica's earlier lives are given back, of which it knows that nothing was spent.
--- KEYS: the tenant's state. ARGV: replica, lease (us), bound (an ordinal), the first ordinal of this life, then the fields
--- of its live reservations. Answers "OK", or "AGAIN" if there is more than one call settles, so that the store stands
--- still for no tenant.
+-- KEYS: the state of a tenant or of a scope that tenants share; for a tenant, the states of such scopes, which are told
+-- until when it need not be reclaimed for them. ARGV: replica, lease (us), bound (an ordinal), the first ordinal of this
+-- life, then the fields of its live reservations. Answers "OK", or "AGAIN" if there is more than one call settles, so that
+-- the store stands still for no tenant; then the states of tenants that are to be reclaimed for this scope.
 local all = redis.call('HGETALL', KEYS[1])
 local state, live, expiries = {}, {}, {}
 for i = 1, #all, 2 do state[all[i]] = all[i + 1] end
@@ -22,7 +23,7 @@ end
 
 local MOST_SETTLED, settled = 500, 0 -- reservations, marks and slices
 local FORFEITED_LIFE = 32 * DAY -- longer than any budget's period
-local gone = {}
+local gone, members, has_reservations = {}, {}, false
 for field, value in pairs(state) do
   if settled + #gone >= MOST_SETTLED then break end
   local replica, ordinal = field:match('^r:(%x+)%.(%d+)%.?%x*$')
@@ -38,6 +39,8 @@ for field, value in pairs(state) do
     if replica ~= ARGV[1] then -- it may live, and settle or restore it
       redis.call('HSET', KEYS[1], reclaimed(field), int(requests) .. ' ' .. int(now + MARK_LIFE))
     end
+  elseif replica then
+    has_reservations = true
   end
   local former, count = field:match('^[xg]:(%x+)%.(%d+)')
   if former == ARGV[1] then
@@ -68,8 +71,21 @@ for replica, expiry in pairs(expiries) do
     gone[#gone + 1] = 'p:' .. replica
   end
 end
+for field, value in pairs(state) do
+  local member = field:match('^t:(.*)$')
+  if member and now >= tonumber(value) and #members < MOST_SETTLED then members[#members + 1] = member end
+  -- Members whose leases end one after another are not looked for at the end of each.
+  if member then earliest = min(earliest, max(tonumber(value), now + (#members > 0 and 0 or ARGV[2] / 4))) end
+end
 for _, field in ipairs(gone) do redis.call('HDEL', KEYS[1], field) end
 if next(state) then
   redis.call('HSET', KEYS[1], 'now', int(now), 'p:' .. ARGV[1], int(now + ARGV[2]), 'lease', int(earliest))
 end
-return {is_whole and 'OK' or 'AGAIN'}
+for i = 2, #KEYS do
+  if has_reservations or not is_whole then
+    redis.call('HSET', KEYS[i], 't:' .. KEYS[1], int(is_whole and earliest or now))
+  else
+    redis.call('HDEL', KEYS[i], 't:' .. KEYS[1])
+  end
+end
+return {is_whole and 'OK' or 'AGAIN', unpack(members)}

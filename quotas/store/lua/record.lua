@@ -1,6 +1,6 @@
 -- A reservation: nine doubles, then the spec of its limits. Requests, input and output asked; input, cached and output
--- booked; days on which it was charged: the first, the last, and how much output late on the last.
-local RECORD, DAYS_OFFSET, RECORD_SIZE = '<ddddddddd', 48, 72
+-- booked; quarters of an hour in which it was charged: the first, the last, and how much output late in the last.
+local RECORD, TIMES_OFFSET, RECORD_SIZE = '<ddddddddd', 48, 72
 
 -- q:<request> names the fields of the reservations of a request's attempts, by which a retry or its router finds them.
 local function indexed(state, field) -- its name, and the fields that it has; nil of a request that no router sent

@@ -1,6 +1,6 @@
--- Charge a request to every limit of its tenant and key, or to none. A repetition of the same id charges nothing.
+-- Charge a request to every limit of its tenant, key and team, or to none. A repetition of the same id charges nothing.
 if lost then return {'LOST'} end
-if lease and now >= lease then return {'RECLAIM'} end
+if due() then return {'RECLAIM', due()} end
 
 local writes, before, after, asides, fits = charged()
 if record then return reply('OK', before) end
@@ -9,9 +9,10 @@ if not fits then
   return reply('REFUSED', before)
 end
 
-local fresh, today = writes[1], floor(now / DAY)
+local fresh, today = writes[1], floor(now / QUARTER)
 local renew = not registered or registered < now + ARGV[2] / 2
 if renew then append(fresh, enlisted()) end
 put(KEYS[1], ARGV[6], pack(RECORD, cost.r, cost.i, cost.o, 0, 0, 0, today, today, 0) .. ARGV[10])
+join(writes)
 write(writes, renew)
 return reply('OK', after)

@@ -6,11 +6,11 @@
 local charge, seen, base = ARGV[REST + 1], tonumber(ARGV[REST + 2]), REST + 2
 for i = 1, seen > 0 and n or 0 do
   local window, amount = spec[SPEC + 2 * n + i], spec[SPEC + 4 * n + i]
-  local at = BUDGETS[window] and first_day(window, floor(seen / DAY)) or seen
+  local at = is_budget(window) and first_day(window, floor(seen / QUARTER)) or seen
   local figure = window == 'held' and 0 or tonumber(ARGV[base + i])
   local last, from, part = refilled(pack(LEVEL, figure, at, 0, 0), window, amount, now)
-  local used, _, _, aside = refilled(held[5 + i], window, amount, now)
-  if last > used then held[5 + i] = pack(LEVEL, last, from, part, aside) end
+  local used, _, _, aside = refilled(levels[i], window, amount, now)
+  if last > used then levels[i] = pack(LEVEL, last, from, part, aside) end
 end
 
 for a = base + n + 1, #ARGV, 2 do
@@ -27,11 +27,12 @@ for a = base + n + 1, #ARGV, 2 do
       book(KEYS[1], now, row_of(back.spec), -tonumber(mark:match('^%d+')), 0, 0, 0, 0)
       redis.call('HDEL', KEYS[1], reclaimed(ARGV[a]))
     end
-    put(KEYS[1], ARGV[a], charge == 'held' and ARGV[a + 1] or charged_on(floor(now / DAY), ARGV[a + 1]))
+    put(KEYS[1], ARGV[a], charge == 'held' and ARGV[a + 1] or charged_on(floor(now / QUARTER), ARGV[a + 1]))
   end
 end
 cost.t = cost.i + cost.o
 local writes, _, after = charged()
 append(writes[1], enlisted())
+join(writes)
 write(writes, true)
 return reply('OK', after)

@@ -7,26 +7,27 @@ local function reclaimed(field) return 'g' .. field:sub(2) end
 
 local function opened(text)
   local r, i, o, bi, bc, bo, first, last, late = struct.unpack(RECORD, text)
+  if last < DAY / QUARTER * 1e4 then first, last = first * 96, last * 96 end -- an older version counted days
   return {
     asked = {r = r, i = i, o = o, t = i + o, c = r, cached = 0}, input = bi, cached = bc, output = bo,
     first = first, last = last, late = late, spec = cmsgpack.unpack(text:sub(RECORD_SIZE + 1)),
   }
 end
 
-local function charged_on(day, text) -- a reservation that is charged again
-  return text:sub(1, DAYS_OFFSET) .. pack('<ddd', day, day, 0) .. text:sub(RECORD_SIZE + 1)
+local function charged_on(quarter, text) -- a reservation that is charged again
+  return text:sub(1, TIMES_OFFSET) .. pack('<ddd', quarter, quarter, 0) .. text:sub(RECORD_SIZE + 1)
 end
 
--- A budget gets back what was taken from its present period: all of it, or the output that was added on the last day.
+-- A budget gets back what was taken from its present period: all of it, or the output that was added late.
 local function refundable(record, letter, window, at, refund)
-  if not BUDGETS[window] or first_day(window, record.first) == at then return refund end
+  if not is_budget(window) or first_day(window, record.first) >= at then return refund end
   local late = {r = 0, i = 0, o = record.late, t = record.late, c = 0, cached = 0}
-  return first_day(window, record.last) == at and min(refund, counted(late, letter)) or 0
+  return first_day(window, record.last) >= at and min(refund, counted(late, letter)) or 0
 end
 
-local function give_back_to(key, record, used, from, to)
+local function give_back_to(scope, record, used)
   local spec, n, names, limits = record.spec, record.spec[1], {}, {}
-  for i = SPEC + from, SPEC + to do
+  for i = SPEC + scope.first, SPEC + scope.last do
     if counted(record.asked, spec[i + n]) > counted(used, spec[i + n]) then
       names[#names + 1] = spec[i]
       limits[#limits + 1] = i
@@ -34,7 +35,7 @@ local function give_back_to(key, record, used, from, to)
   end
   if #names == 0 then return end
   local writes = {}
-  for j, level in ipairs(redis.call('HMGET', key, unpack(names))) do
+  for j, level in ipairs(redis.call('HMGET', scope.key, unpack(names))) do
     if level then
       local i, taken, at, part, aside = limits[j], struct.unpack(LEVEL, level)
       local letter = spec[i + n]
@@ -44,15 +45,14 @@ local function give_back_to(key, record, used, from, to)
       writes[#writes + 1] = pack(LEVEL, max(taken - refund * spec[i + 3 * n], 0), at, part, aside)
     end
   end
-  if #writes > 0 then redis.call('HSET', key, unpack(writes)) end
+  if #writes > 0 then redis.call('HSET', scope.key, unpack(writes)) end
 end
 
 -- Return all that a reservation took beyond these requests, input, its cached part, and output; what it held, it holds no
 -- more.
 local function give_back(tenant, record, r, i, cached, o)
-  local asked, n, own, key = record.asked, unpack(record.spec, 1, SPEC)
+  local asked = record.asked
   local used = {r = min(r, asked.r), i = min(i, asked.i), o = min(o, asked.o), c = 0}
   used.t, used.cached = used.i + used.o, min(cached, used.i)
-  give_back_to(tenant, record, used, 1, own)
-  if n > own then give_back_to(tenant .. ':key:' .. key, record, used, own + 1, n) end
+  for _, scope in ipairs(scopes_of(record.spec, 4, tenant)) do give_back_to(scope, record, used) end
 end

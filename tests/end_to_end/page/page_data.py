@@ -366,8 +366,11 @@ def bill(names: tuple[str, ...] = TENANTS) -> Json:
 def budgets(names: tuple[str, ...] = TENANTS) -> Json:
     rows = [
         {
-            "tenant": name,
+            "team": name if rank == 3 else None,
+            "tenant": None if rank == 3 else name,
             "key": "1f0c77aa" if rank == 2 else None,
+            "soft": rank == 1,
+            "alerts": [{"at_percent": 80, "host": "hooks.example.com", "state": "sent" if rank else None}],
             "resource": "tokens",
             "period": "month",
             "amount": 10_000_000,

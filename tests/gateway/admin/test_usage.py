@@ -26,8 +26,10 @@ tenants:
   acme:
     price: {input: 0.5/1M, cached_input: 0.1/1M, output: 1.5/1M, currency: USD}
     limits: {tokens: [1k/min, 1k/day]}
+    team: research
     keys: {k2: {limits: {requests: 5/month}}}
   beta: {price: {input: 1/1k, output: 2/1k, currency: EUR}}
+teams: {research: {currency: USD, limits: {cost: 12.50/week}}}
 """
 KEY = KeyRecord("k1", "acme", b"", datetime.now(UTC), settings='{"tags": {"project": "search"}}')
 TODAY = datetime.now(UTC).date()
@@ -130,9 +132,11 @@ async def test_more_ledgers_than_one_answer_reads_are_refused_before_any_is_read
 
 async def test_budgets_tell_what_is_left_the_least_first(reader: UsageReader, redis_url: str) -> None:
     told = await reader.budgets()
-    assert [(row["tenant"], row["key"], row["resource"], row["period"], row["left"]) for row in told["budgets"]] == [
-        ("acme", None, "tokens", "day", 1000),
-        ("acme", "k2", "requests", "month", 5),
+    fields = ("team", "tenant", "key", "resource", "period", "left", "currency")
+    assert [tuple(row[field] for field in fields) for row in told["budgets"]] == [
+        ("research", None, None, "cost", "week", 12.5, "USD"),
+        (None, "acme", None, "tokens", "day", 1000, None),
+        (None, "acme", "k2", "requests", "month", 5, None),
     ]
 
 

@@ -16,7 +16,7 @@ from gateway.telemetry.request_record import current
     [
         (errors.CancelledByAdmin(), True),
         (errors.ModelFailed(), True),
-        (errors.InsufficientQuota("spent"), True),
+        (errors.InsufficientQuota("spent"), False),
         (errors.BadRequest("wrong"), True),
         (errors.RateLimited("wait", retry_after=2.0), False),
         (errors.Preempted(), False),

@@ -22,7 +22,7 @@ def test_every_setting_but_the_secrets_has_a_flag() -> None:
     parser = ArgumentParser()
     add_flags(parser)
     flags = {action.dest for action in parser._actions} - {"help"}
-    secrets = {"pepper", "storage_secret", "old_storage_secrets", "admin_key", "otlp_headers"}
+    secrets = {"pepper", "storage_secret", "old_storage_secrets", "webhook_secret", "admin_key", "otlp_headers"}
     assert flags == set(Settings.model_fields) - secrets
 
 

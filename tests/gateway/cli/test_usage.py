@@ -139,6 +139,13 @@ def test_hostile_keys_in_the_store_are_shown_inert(redis_url: str, rows: Rows) -
     assert (row["tenant"], row["key"]) == (r"a\x1b[2J", r"'=1+1|\u202e")
 
 
+def test_the_part_of_a_use_in_batches_costs_its_share() -> None:
+    price = Price(Decimal("1e-6"), Decimal("4e-6"), Decimal("5e-7"), "USD", Decimal("0.25"))
+    apart = Usage(100, 10, 40), Usage(200, 20, 0, 0.0, 1, 200, 20, 0)
+    assert cost(apart[0], price) == Decimal("0.00012") and cost(apart[1], price) == Decimal("0.00007")
+    assert cost(apart[0] + apart[1], price) == Decimal("0.00019")
+
+
 def test_a_cost_is_exact_however_many_tokens_it_is_of() -> None:
     price = Price(Decimal("0.000000123456789"), Decimal("999.999999999999999"), Decimal("1e-15"), "USD")
     usage = Usage(input_tokens=2**53, output_tokens=2**53 - 1, cached_tokens=1)

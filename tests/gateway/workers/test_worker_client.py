@@ -84,7 +84,7 @@ async def test_answers_over_workers_equal_those_of_one_process(gateway: Gateway)
     policy = policy_of(worker)
     assert await worker.client.health("ready") == await engine.health("ready")
     assert (await worker.client.metrics_text()).split()[:50] == (await engine.metrics_text()).split()[:50]
-    assert await worker.client.limit_states(policy) == [*await engine.limit_states(policy)]
+    assert await worker.client.limit_states(policy, None) == [*await engine.limit_states(policy, None)]
     assert await worker.client.kv_memory(policy) == await engine.kv_memory(policy)
     await worker.client.check_refusals(policy)
     await worker.client.refuse_spent(policy)

@@ -42,10 +42,10 @@ class Twins(ClockedTenant):
             await self.check()
 
     async def reserve(self, key: str | None, ask: Ask) -> None:
-        limits = self.limits_of(key)
-        refusal, taken = refused(lambda: self.limiter.reserve(self.tenant, limits, ask, self.seconds))
+        limits, tenant = self.limits_of(key), self.tenant_of(key)
+        refusal, taken = refused(lambda: self.limiter.reserve(tenant, limits, ask, self.seconds))
         try:
-            reservation = await self.store.reserve(self.tenant, key, limits, ask)
+            reservation = await self.store.reserve(tenant, key, limits, ask)
         except QuotaRefused as error:
             assert_same(refusal, error)
         else:
@@ -75,9 +75,9 @@ class Twins(ClockedTenant):
 
     async def check(self) -> None:
         for key in KEYS:
-            limits = self.limits_of(key)
-            theirs = await self.store.states(self.tenant, key, limits)
-            for own, other in zip(self.limiter.states(self.tenant, limits, self.seconds), theirs, strict=True):
+            limits, tenant = self.limits_of(key), self.tenant_of(key)
+            theirs = await self.store.states(tenant, key, limits)
+            for own, other in zip(self.limiter.states(tenant, limits, self.seconds), theirs, strict=True):
                 assert own == LimitState(other.limit, other.remaining, pytest.approx(other.reset, **NEAR))
 
     @property

@@ -12,6 +12,7 @@ from quotas.policy.policy import (
     ClassPolicy,
     KeyPolicy,
     Policy,
+    TeamPolicy,
     TenantPolicy,
     Unnamed,
 )
@@ -143,7 +144,7 @@ def test_the_version_depends_on_the_content_alone(found: Policy) -> None:
     groups = {group: members[::-1] for group, members in found.prefix_sharing.items()}
 
     def version(tenants: Mapping[str, TenantPolicy], unnamed: Unnamed, groups: Mapping[str, tuple[str, ...]]) -> str:
-        return Policy.of(found.classes, found.default, tenants, unnamed, groups).version
+        return Policy.of(found.classes, found.default, tenants, unnamed, groups, found.teams).version
 
     assert version(turned, found.unnamed_tenants, groups) == found.version
     more = {**found.tenants, "one-more-tenant": found.default}
@@ -151,6 +152,10 @@ def test_the_version_depends_on_the_content_alone(found: Policy) -> None:
     (other,) = {"allow", "refuse"} - {found.unnamed_tenants}
     assert version(found.tenants, other, groups) != found.version
     assert version(found.tenants, found.unnamed_tenants, {**groups, "new": ("a", "b")}) != found.version
+    more_teams = Policy.of(
+        found.classes, found.default, found.tenants, found.unnamed_tenants, groups, {"": TeamPolicy("")}
+    )
+    assert more_teams.version != found.version
 
 
 def test_a_tenant_finds_its_own_prefixes_and_its_groups() -> None:

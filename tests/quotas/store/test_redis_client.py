@@ -15,12 +15,13 @@ from redis.asyncio import Redis
 from backend.bound_process import bound
 from gateway.background import beside
 from quotas.errors import StoreFault, StoreUnavailable, StoreUnsuitable
-from quotas.policy.limit import Limit, Rate, Resource
+from quotas.policy.limit import Alert, Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.policy.policy import StoredResponseLimits
 from quotas.quotas import Quotas
 from quotas.reservation import Ask, Attempt, Delivered, Reservation, Usage
 from quotas.store import redis_client
 from quotas.store.batches import FinishedLine
+from quotas.store.budget_alerts import DueAlert
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import LUA, Script
 from tests.gateway.server_process import eventually
@@ -209,6 +210,14 @@ async def _batches(store: RedisStore) -> None:
     assert await batches.update("a", "b", {"status": "completed"}, epoch=1)
 
 
+async def _alert(store: RedisStore) -> None:
+    due: asyncio.Queue[DueAlert] = asyncio.Queue()
+    store.alerts.on_due = due.put_nowait
+    watched = Limit(Resource.TOKENS, 10, Budget(BudgetPeriod.DAY), alerts=(Alert(10, "https://a.example"),))
+    await store.settle(await store.reserve("a", "k", (*LIMITS[:1], watched), Ask(1, 1, 1)), Usage(1, 1))
+    await store.alerts.ended((await due.get()).crossing, "sent")
+
+
 async def test_every_script_and_the_probe_run_with_the_commands_that_are_documented(
     restricted: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +245,7 @@ async def test_every_script_and_the_probe_run_with_the_commands_that_are_documen
         assert await store.responses().read("a", "r") == b"said"
         assert await store.responses().delete("a", "r")
         await _batches(store)
+        await _alert(store)
         await store.heartbeat()
         (usage,) = [await store.usage(*named) for named in await store.ledgers()]
         assert set(usage) == {"k", "other"}

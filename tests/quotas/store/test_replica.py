@@ -20,18 +20,19 @@ from quotas.store.redis_store import RedisStore
 from quotas.store.replica_name import LIFE_ORDINALS, ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 from tests.examples import examples
-from tests.quotas.clocked_tenant import LEASE, ClockedTenant, Policy, Steps, booked, policies_of
+from tests.quotas.clocked_tenant import LEASE, SESSION, TEAM, ClockedTenant, Policy, Steps, booked, policies_of
 from tests.quotas.store_model import DAY, Model, Taken
 from tests.quotas.wire import Wire
 
 START = 1_709_000_000_000_000  # 27 February 2024: a leap day, ends of a week and of a month are near
 KEYS = (None, "k1", "k2")
+OWNERS = (*KEYS, TEAM, SESSION)
 
 amounts = st.integers(5, 60) | st.integers(5, 60) | st.sampled_from([997, 10**6, 4 * 10**9])
 waits = st.sampled_from([0, 1, 333_333, 10**6, 7 * 10**6, 29 * 10**6, 31 * 10**6, 3600 * 10**6, DAY, 3 * DAY])
 
 
-policies = policies_of(KEYS, amounts, held=(0, 4), most=3, fewest=0)
+policies = policies_of(OWNERS, amounts, held=(0, 4), most=3, fewest=0)
 asks = st.builds(Ask, st.sampled_from([1, 1, 1, 2, 0]), st.integers(0, 12), st.integers(0, 12))
 reserves = st.tuples(st.just("reserve"), st.integers(0, 2), st.sampled_from(KEYS), asks)
 steps = st.one_of(
@@ -69,11 +70,11 @@ def _usage(input_tokens: int, output_tokens: int) -> Usage:
 
 
 class World(ClockedTenant):
-    """A tenant, three replicas, and what the reference thinks of them."""
+    """Two tenants of a team, three replicas, and what the reference thinks of them."""
 
     def __init__(self, runner: ScriptRunner, policies: list[Policy]) -> None:
         super().__init__(runner, policies[0], START)
-        self.policies = policies
+        self.policies = list(map(self.named, policies))
         self.days = {START // DAY}
         self.model = Model()
         self.lives = [self._new_life() for _ in range(3)]
@@ -84,24 +85,24 @@ class World(ClockedTenant):
         await self.finish()
 
     async def reserve(self, index: int, key: str | None, ask: Ask) -> None:
-        life, limits = self.lives[index], self.limits_of(key)
+        life, tenant, limits = self.lives[index], self.tenant_of(key), self.limits_of(key)
         ask = replace(ask, attempt=ask.attempt or Attempt(uuid4().hex, 1))
         if any(ask.of(limit) > limit.capacity for limit in limits):
             with pytest.raises(NeverFits):
-                await life.store.reserve(self.tenant, key, limits, ask)
+                await life.store.reserve(tenant, key, limits, ask)
             return
-        await self._foresee_reclaim()
+        await self._foresee_reclaim(tenant, limits)
         fits = self.model.charge(limits, ask, self.now)
         if fits:
-            reservation = await life.store.reserve(self.tenant, key, limits, ask)
+            reservation = await life.store.reserve(tenant, key, limits, ask)
             life.taken[reservation] = Taken(limits, [(self.now, ask)])
             self._check_states(reservation.states)
             return
         with pytest.raises(QuotaRefused) as raised:
-            await life.store.reserve(self.tenant, key, limits, ask)
+            await life.store.reserve(tenant, key, limits, ask)
         refused = raised.value
         assert refused.left == self.model.left(refused.limit, self.now) < refused.asked
-        self._check_states(await life.store.states(self.tenant, key, limits))
+        self._check_states(await life.store.states(tenant, key, limits))
 
     async def extend(self, pick: int, more: int) -> None:
         for life, reservation in self._picked(pick):
@@ -161,7 +162,7 @@ class World(ClockedTenant):
         self.model.settle(taken, usage if has_begun else NOTHING, self.now)
         for is_there in (True, False):
             delivered = Delivered(attempt.request, has_begun, output_tokens)
-            assert await self.lives[0].store.conclude(self.tenant, delivered) is is_there
+            assert await self.lives[0].store.conclude(reservation.tenant, delivered) is is_there
         if life in self.lives and pick % 2:
             await life.store.settle(reservation, reservation.progress)
 
@@ -185,11 +186,14 @@ class World(ClockedTenant):
                 await life.store.settle(reservation, reservation.progress)
                 self.model.settle(life.taken.pop(reservation), reservation.progress, self.now)
         await self.wait(round(LEASE * 1e6))
-        await self._foresee_reclaim()
-        store = self.lives[0].store
-        await store.settle(await store.reserve(self.tenant, None, (), Ask(0)), Usage(requests=0))
-        assert not [name for name in await self.state() if name.startswith(b"r:")]
-        assert await booked(store, self.tenant, self.days) == sum(self.model.spent, NOTHING)
+        store, found = self.lives[0].store, NOTHING
+        for key in (None, "k2"):
+            tenant = self.tenant_of(key)
+            await self._foresee_reclaim(tenant, ())
+            await store.settle(await store.reserve(tenant, key, (), Ask(0)), Usage(requests=0))
+            assert not [name for name in await self.state(owner=tenant) if name.startswith(b"r:")]
+            found += await booked(store, tenant, self.days)
+        assert found == sum(self.model.spent, NOTHING)
         self._check_flows()
 
     def _check_states(self, states: tuple[LimitState, ...]) -> None:
@@ -201,7 +205,7 @@ class World(ClockedTenant):
 
     def _check_flows(self) -> None:
         """admitted(t) <= burst + rate * t from any time on, by the most generous of the policies."""
-        limits = [limit for policy in self.policies for key in KEYS for limit in policy[key]]
+        limits = [limit for policy in self.policies for owner in OWNERS for limit in policy[owner]]
         for name, level in self.model.levels.items():
             same = [limit for limit in limits if limit.name == name]
             for start, (begin, _) in enumerate(level.moves):
@@ -210,19 +214,24 @@ class World(ClockedTenant):
                     admitted += amount
                     assert admitted <= _most(same, moment - begin)
 
-    async def _foresee_reclaim(self) -> None:
-        """The next reserve settles what the dead held, if it finds a lease run out."""
-        state = await self.state()
-        if int(state.get(b"lease", self.now + 1)) > self.now:
-            return
-        for life in list(self.dead):
+    async def _foresee_reclaim(self, tenant: str, limits: tuple[Limit, ...]) -> None:
+        """The next reserve settles what the dead held, if it finds a lease run out: the tenant's, or its team's."""
+        team = await self.state(owner=f"team:{self.team}") if any(limit.team for limit in limits) else {}
+        if int(team.get(b"lease", self.now + 1)) <= self.now:
+            for member, expiry in team.items():
+                if member.startswith(b"t:") and int(expiry) <= self.now:
+                    await self._foresee_reclaim_of(member.decode()[len("t:sluice:{") : -1])
+        if int((await self.state(owner=tenant)).get(b"lease", self.now + 1)) <= self.now:
+            await self._foresee_reclaim_of(tenant)
+
+    async def _foresee_reclaim_of(self, tenant: str) -> None:
+        state = await self.state(owner=tenant)
+        for life in self.dead:
             if int(state.get(f"p:{life.store.replica}".encode(), 0)) <= self.now:
-                for taken in life.taken.values():
-                    booked = taken.booked
-                    requests = taken.charges[0][1].requests
-                    usage = booked._replace(requests=requests)
+                for reservation in [one for one in life.taken if one.tenant == tenant]:
+                    taken = life.taken.pop(reservation)
+                    usage = taken.booked._replace(requests=taken.charges[0][1].requests)
                     self.model.settle(taken, usage, self.now)
-                self.dead.remove(life)
 
     def _picked(self, pick: int) -> list[tuple[Life, Reservation]]:
         running = [(life, reservation) for life in self.lives for reservation in life.taken]
@@ -491,5 +500,63 @@ def test_a_retry_or_a_router_finds_each_attempt_by_the_request_and_leaves_no_ind
         await pair.outlive_lease()
         assert not [field for field in await pair.tenant.state() if field[:2] in {b"r:", b"q:"}]
         assert await pair.used() == 2 * 15 + 20 + 20
+
+    loop.run(live())
+
+
+TEAM_LIMITS = (
+    Limit(Resource.CONCURRENT_REQUESTS, 1, team="t"),
+    Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.DAY), team="t"),
+)
+
+
+def test_a_team_gets_back_what_a_lost_replica_held_for_a_tenant_that_is_idle_now(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        team = uuid4().hex
+        pair = Pair(runner, *(replace(limit, team=team) for limit in TEAM_LIMITS))
+        idle, asking = pair.tenant.neighbour, pair.tenant.tenant
+        await pair.tenant.wait(0)
+        await pair.cut.reserve(idle, None, pair.limits, Ask(1, 100, 700))
+        with pytest.raises(QuotaRefused):
+            await pair.other.reserve(asking, None, pair.limits, Ask(1, 1, 1))
+        for _ in range(2):  # the tenants of a team are looked through four times in a lease
+            await pair.tenant.wait(round(LEASE * 1e6))
+        held = await pair.other.reserve(asking, None, pair.limits, Ask(1, 100, 800))
+        assert [state.remaining for state in held.states] == [0, 100]
+        await pair.other.settle(held, Usage(100, 50))
+        states = await pair.other.states_of_team(team, pair.limits)
+        assert [state.remaining for state in states] == [1, 850]
+        assert await booked(pair.other, idle, [pair.tenant.now // DAY]) == Usage()
+
+    loop.run(live())
+
+
+def test_a_team_spends_what_its_tenants_replicas_saw_before_the_store_lost_its_state(
+    loop_and_runner: TimedRunner,
+) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        team = uuid4().hex
+        pair = Pair(runner, *(replace(limit, team=team, amount=2000) for limit in TEAM_LIMITS))
+        tenants = (pair.tenant.tenant, pair.tenant.neighbour)
+        await pair.tenant.wait(0)
+        running = [
+            await store.reserve(tenant, None, pair.limits, Ask(1, 100, 100))
+            for tenant in tenants
+            for store in (pair.cut, pair.other)
+        ]
+        for owner in (*tenants, f"team:{team}"):
+            await runner.client.execute(b"DEL", f"sluice:{{{owner}}}".encode())
+        for store in (pair.cut, pair.other):
+            await store.heartbeat()
+        states = await pair.other.states_of_team(team, pair.limits)
+        assert [state.limit.capacity - state.remaining for state in states] == [4, 800]
+        for store, reservation in zip((pair.cut, pair.other) * 2, running, strict=True):
+            await store.settle(reservation, Usage(100, 25))
+        states = await pair.other.states_of_team(team, pair.limits)
+        assert [state.limit.capacity - state.remaining for state in states] == [0, 500]
 
     loop.run(live())

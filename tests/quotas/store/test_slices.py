@@ -18,13 +18,14 @@ from quotas.store.redis_store import RedisStore
 from quotas.store.replica_name import LIFE_ORDINALS, ReplicaName
 from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
-from tests.quotas.clocked_tenant import LEASE, ClockedTenant, Policy, Steps, booked, policies_of
+from tests.quotas.clocked_tenant import LEASE, TEAM, ClockedTenant, Policy, Steps, booked, policies_of
 from tests.quotas.store_model import DAY, stretch
 from tests.quotas.wire import Wire
 
 BEAT = 10_000_000  # microseconds
 START = 1_719_792_000_000_000 - 25_000_000  # a day, a week and a month end in 25 seconds
-KEYS = (None, "k1")
+KEYS = (None, "k1", "k2")
+OWNERS = (*KEYS, TEAM)
 GREED = 300  # requests, at most
 Step = tuple[object, ...]
 PACES = (1.0, 0.95, 1.05)  # of the replicas' own clocks
@@ -105,12 +106,12 @@ class Life:
 
 
 class World(ClockedTenant):
-    """Three replicas of a tenant, each on a wire of its own."""
+    """Three replicas of two tenants of a team, each on a wire of its own."""
 
     def __init__(self, runner: ScriptRunner, policy: Policy, ends_before_lease: bool = True) -> None:
         super().__init__(runner, policy, START)
         self._ends_before_lease = ends_before_lease  # of a cut replica, else others reclaim what it runs
-        self.moves: dict[Limit, list[tuple[int, int]]] = {limit: [] for key in KEYS for limit in policy[key]}
+        self.moves: dict[Limit, list[tuple[int, int]]] = {limit: [] for owner in OWNERS for limit in self.policy[owner]}
         self.spent: list[Usage] = []
         self.lives = [self._new_life(pace) for pace in PACES]
 
@@ -125,7 +126,7 @@ class World(ClockedTenant):
         life, limits = self.lives[index], self.limits_of(key)
         for _ in range(times):
             try:
-                reservation = await life.store.reserve(self.tenant, key, limits, ask, "lease")
+                reservation = await life.store.reserve(self.tenant_of(key), key, limits, ask, "lease")
             except (NeverFits, QuotaRefused, StoreUnavailable):
                 return
             life.running.append(Running(reservation, ask))
@@ -186,26 +187,29 @@ class World(ClockedTenant):
             match limit.window:
                 case Rate():
                     _check_rate(limit, limit.window, moves)
-                case Budget(period=period):
-                    for current in {stretch(period, moment) for moment, _ in moves}:
-                        admitted = sum(cost for moment, cost in moves if stretch(period, moment) == current)
+                case Budget() as budget:
+                    for current in {stretch(budget, moment) for moment, _ in moves}:
+                        admitted = sum(cost for moment, cost in moves if stretch(budget, moment) == current)
                         assert admitted <= limit.amount
                 case None:
                     assert all(sum(cost for _, cost in moves[: end + 1]) <= limit.amount for end in range(len(moves)))
 
     async def check_settled(self) -> None:
         """Nothing is held or set aside any more, and the ledger holds what was spent, neither more nor less."""
-        state = await self.state()
-        assert not [name for name in state if name[:2] in {b"r:", b"s:"}]
-        for key in KEYS:
-            levels = await self.state(f":key:{key}" if key else "")
+        team = f"team:{self.team}"
+        for owner in (self.tenant, self.neighbour, team):
+            assert not [name for name in await self.state(owner=owner) if name[:2] in {b"r:", b"s:"}]
+        for key in OWNERS:
+            suffix = f":key:{key}" if key in KEYS and key else ""
+            levels = await self.state(suffix, owner=team if key == TEAM else self.tenant_of(key))
             for limit in self.policy[key]:
-                if level := levels.get(limit.name.removeprefix(f"key:{key}:").encode()):
+                if level := levels.get(limit.label.encode()):
                     used, _, _, aside = unpack("<dddd", level)
                     assert aside == 0
                     assert used == 0 or limit.window
         days = range(START // DAY, self.now // DAY + 1)
-        assert await booked(self.lives[0].store, self.tenant, days) == sum(self.spent, NOTHING)
+        found = [await booked(self.lives[0].store, tenant, days) for tenant in (self.tenant, self.neighbour)]
+        assert sum(found, NOTHING) == sum(self.spent, NOTHING)
 
     async def _advance(self, duration: int) -> None:
         await super().wait(duration)
@@ -260,7 +264,7 @@ def _check_rate(limit: Limit, rate: Rate, moves: list[tuple[int, int]]) -> None:
             assert admitted <= rate.burst + Fraction(limit.amount * (moment - begin), rate.seconds * 10**6)
 
 
-policies = policies_of(KEYS, amounts, held=(2, 30), most=2)
+policies = policies_of(OWNERS, amounts, held=(2, 30), most=2)
 examples = settings(max_examples=examples(20, at_night=1000), deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -322,7 +326,7 @@ def test_a_replica_that_is_killed_over_and_over_costs_its_tenant_what_was_used(
             await world.crash(0)
             await ClockedTenant.wait(world, away)
         for key in KEYS:
-            await world.lives[0].store.states(world.tenant, key, world.limits_of(key))
+            await world.lives[0].store.states(world.tenant_of(key), key, world.limits_of(key))
         await world.check_settled()
 
     loop.run(live())

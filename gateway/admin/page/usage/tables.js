@@ -31,15 +31,16 @@ export function budgetsTable(root) {
   return new Table(root, {
     title: "Budgets",
     columns: [
-      name("tenant", "Tenant", { names: true }),
+      { ...name("tenant", "Tenant or team", { names: true }), value: owner, fill: (cell, row) => setText(cell, owner(row)) },
       name("key", "Key", { major: true }),
-      { id: "what", title: "Budget", text: ({ resource, period }) => `${shown(resource, 24)} a ${shown(period, 8)}` },
+      { id: "what", title: "Budget", text: ({ resource, period, soft }) => `${shown(resource, 24)} a ${shown(period, 8)}${soft ? ", soft" : ""}` },
       { id: "left", title: "Left", value: share, make: budgetCell, fill: fillBudget, numeric: true },
       { id: "amount", title: "Of", value: (row) => row.amount, text: (row) => inUnits(row.amount, row), numeric: true, major: true },
+      { id: "alerts", title: "Alerts", text: ({ alerts }) => alerts.map(alertInWords).join(", "), minor: true },
       quantity("resets_in", "Full again in", (seconds) => (seconds === null ? "unknown" : duration(seconds)), { minor: true }),
     ],
-    key: ({ tenant, key, resource, period }) => `${tenant} ${key} ${resource} ${period}`,
-    matches: ({ tenant, key }, words) => `${tenant} ${key ?? ""}`.toLowerCase().includes(words),
+    key: ({ team, tenant, key, resource, period }) => `${team} ${tenant} ${key} ${resource} ${period}`,
+    matches: (row, words) => `${owner(row)} ${row.key ?? ""}`.toLowerCase().includes(words),
     empty: "The policy sets no budget, such as limits: {tokens: 10M/month, cost: 100/month}.",
   });
 }
@@ -62,6 +63,14 @@ function amount({ costs }) {
 
 function inUnits(number, { currency }) {
   return currency ? money(number, shown(currency, 8)) : compact(number);
+}
+
+function alertInWords({ at_percent, host, state }) {
+  return `${at_percent} % to ${shown(host ?? "", 40)}${state ? ` (${shown(state, 8)})` : ""}`;
+}
+
+function owner({ team, tenant }) {
+  return tenant === null ? `team ${shown(team)}` : shown(tenant);
 }
 
 function share({ left, amount: most }) {
