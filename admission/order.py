@@ -1,11 +1,11 @@
 """One order: the request due first goes first, in the queue, inside a step, in the forecast and, reversed, among
 victims.
 
-A request with a pressing deadline (`Sequence.is_pressing`) is due at its deadline. Any other request, for example of a
-client that gives up after minutes, is due when half of its class's target has passed, never before now, and later by
-what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
-(`Share.payback`); earlier, if the tenant has credit. When the request begins, that time and the age of its class are
-fixed: then only an edit of offsets and the most urgent open class move it, as they move later ones of its class.
+A request with a pressing deadline (`Sequence.is_pressing`) is due at its deadline, until that has passed. Any other
+request, for example of a client that gives up after minutes, is due now, and later by what is left of the offset of its
+class and by the time in which its tenant's share pays the tenant's debt (`Share.payback`); earlier, if the tenant has
+credit. When the request begins, that time and the age of its class are fixed: then only an edit of offsets and the most
+urgent open class move it, as they move later ones of its class.
 
 The offset of a class counts from that of the most urgent class with an open request: where no more urgent one is open,
 requests of a class yield to none, nor to its own deadlines. No class stays open for a request that has ended or was
@@ -35,8 +35,6 @@ from admission.share import Account, Share
 from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
-DUE_SHARE_OF_TARGET = 0.5
-"""The share of its target after which a request without a deadline is due, so that time is left to compute it."""
 IN_TIME_SHARE_OF_TARGET = 0.85
 """The share of its target that a request may wait and still be in time: the rest is for its own prefill."""
 OLDEST_SHARE_OF_SERVICE = 0.25
@@ -64,12 +62,6 @@ def has_begun(sequence: Sequence) -> bool:
     return bool(sequence.output) or sequence.num_preemptions > 0 or sequence.num_yields > 0
 
 
-def half_target_at(sequence: Sequence) -> float:
-    """Return when half of the target of a request without a deadline has passed."""
-    target = sequence.request.first_token_target
-    return sequence.arrival + DUE_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
-
-
 @dataclass(slots=True)
 class BacklogWork:
     """An amount of waiting work: engine seconds as predicted, tokens to compute, and requests."""
@@ -86,8 +78,6 @@ class UndatedBacklog:
         """`number` identifies the backlog; later backlogs have larger numbers."""
         self.account, self.number, self.aging = account, number, aging
         self.level = -1  # the class by which it is ranked
-        self.is_early = False  # True: its oldest is not due yet
-        self.timed_at = -inf  # the time for which the ranking has last noted that its oldest is due
         self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
         self._classes: dict[int, BacklogWork] = {}
         self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; removed requests leave them lazily
@@ -152,11 +142,6 @@ class UndatedBacklog:
         """The class of its request due first."""
         return self._top_by_age().request.priority_class
 
-    @property
-    def due_at(self) -> float:
-        """When its request due first is due, without its class's offset and its tenant's debt."""
-        return half_target_at(self._top_by_age())
-
     def first(self, now: float) -> Sequence:
         """Return the request that goes first; the backlog is not empty."""
         oldest = self._top_by_age()
@@ -198,92 +183,41 @@ class UndatedBacklog:
         return now > sequence.arrival + in_time_s + self.aging.offset(level)
 
     def _rank_by_age(self, sequence: Sequence) -> float:
-        return half_target_at(sequence) + self.aging.offset(sequence.request.priority_class)
-
-
-_Ranks = list[tuple[float, int, UndatedBacklog]]  # a heap; outdated entries leave it lazily
+        return sequence.arrival + self.aging.offset(sequence.request.priority_class)
 
 
 class TenantRanking:
-    """Tenants whose requests due first, without deadlines, are of one class, by when these are due but for its offset.
-
-    Tenants whose oldest is due differ by their credits alone, which grants change alike: a heap of offsets ranks them
-    from plan to plan. The others are ranked by the sum of due time and debt, valid as long as no tenant comes or goes.
+    """Tenants whose requests due first, without deadlines, are of one class: the most credit first. Grants change all
+    credits alike, so a heap of offsets ranks them from plan to plan.
     """
 
-    def __init__(self, share: Share, tenants: Mapping[str, UndatedBacklog], level: int) -> None:
+    def __init__(self, tenants: Mapping[str, UndatedBacklog], level: int) -> None:
         """`tenants` holds all tenants by name, of every class."""
-        self._share, self._of, self._level = share, tenants, level
-        self._by_time: _Ranks = []  # of tenants whose oldest is not due yet, by its due time
-        self._early: _Ranks = []  # the same tenants, by due time plus debt
-        self._late: _Ranks = []  # of all other tenants, by offset
-        self._scale = 1.0  # seconds that pay a second of debt, when `_early` was made
+        self._of, self._level = tenants, level
+        self._ranks: list[tuple[float, int, UndatedBacklog]] = []  # a heap; outdated entries leave it lazily
 
-    def place(self, undated: UndatedBacklog, now: float) -> None:
-        """Rank a tenant anew: its oldest request has changed, or it is released from hold."""
-        due_at = undated.due_at
-        if undated.level != self._level:
-            undated.level, undated.timed_at = self._level, -inf
-        undated.is_early = due_at > now
-        if undated.is_early and undated.timed_at != due_at:
-            undated.timed_at = due_at
-            heappush(self._by_time, (due_at, undated.number, undated))
-        self.rerank(undated)
+    def place(self, undated: UndatedBacklog) -> None:
+        """Rank a tenant anew: its oldest request has changed, it is released from hold, or its credit has grown
+        otherwise than by grants.
+        """
+        undated.level = self._level
+        heappush(self._ranks, (undated.account.offset, undated.number, undated))
+        if len(self._ranks) > 4 * len(self._of) + 64:
+            own = [one for one in self._of.values() if one.level == self._level]
+            self._ranks = [(one.account.offset, one.number, one) for one in own]
+            heapify(self._ranks)
 
-    def first(self, now: float, held: Set[str]) -> tuple[float, UndatedBacklog] | None:
-        """Return the tenant due first among tenants not on hold, with its due time. O(log tenants)."""
-        self._follow(now)
-        late, early = self._top(self._late, held, is_early=False), self._top(self._early, held, is_early=True)
-        ranked = [(self._due(one, now), one.number, one) for one in (late, early) if one is not None]
-        if not ranked:
-            return None
-        due, _, undated = min(ranked)
-        return due, undated
-
-    def _due(self, undated: UndatedBacklog, now: float) -> float:
-        return max(undated.due_at, now) + self._share.payback(undated.account)
-
-    def _follow(self, now: float) -> None:
-        """Move tenants whose oldest has become due, and rank tenants anew whose debt has shrunk."""
-        while self._by_time and self._by_time[0][0] <= now:
-            due_at, _, undated = heappop(self._by_time)
-            if undated.is_early and self._has(undated) and undated.due_at == due_at:
-                self.place(undated, now)
-        if self._scale != self._share.scale:
-            self._scale = self._share.scale
-            self._early = self._ranked(is_early=True)
-
-    def _top(self, ranks: _Ranks, held: Set[str], *, is_early: bool) -> UndatedBacklog | None:
-        while ranks:
-            rank, number, undated = ranks[0]
-            if not self._has(undated) or undated.is_early is not is_early or undated.account.tenant in held:
-                heappop(ranks)
-            elif rank != (now_ranked := self._rank(undated)):
-                heapreplace(ranks, (now_ranked, number, undated))
+    def first(self, held: Set[str]) -> UndatedBacklog | None:
+        """Return the tenant due first among tenants not on hold. O(log tenants)."""
+        while self._ranks:
+            rank, number, undated = self._ranks[0]
+            if not undated.sizes or undated.level != self._level or undated.account.tenant in held:
+                heappop(self._ranks)
+            elif rank != undated.account.offset:
+                heapreplace(self._ranks, (undated.account.offset, number, undated))
             else:
                 return undated
         return None
-
-    def _has(self, undated: UndatedBacklog) -> bool:
-        return bool(undated.sizes) and undated.level == self._level
-
-    def rerank(self, undated: UndatedBacklog) -> None:
-        """Rank a tenant anew, whose credit has grown otherwise than by grants."""
-        ranks = self._early if undated.is_early else self._late
-        heappush(ranks, (self._rank(undated), undated.number, undated))
-        if len(ranks) > 4 * len(self._of) + 64:
-            ranks[:] = self._ranked(is_early=undated.is_early)
-
-    def _ranked(self, *, is_early: bool) -> _Ranks:
-        """Return a heap of all tenants whose oldest is not due yet (`is_early`), or is due, without stale entries."""
-        own = [one for one in self._of.values() if one.level == self._level and one.is_early is is_early]
-        ranks = [(self._rank(one), one.number, one) for one in own]
-        heapify(ranks)
-        return ranks
-
-    def _rank(self, undated: UndatedBacklog) -> float:
-        offset = undated.account.offset
-        return undated.due_at + offset * self._scale if undated.is_early else offset
 
 
 class ClassAges:
@@ -351,16 +285,24 @@ class DueOrder:
 
     def due(self, sequence: Sequence) -> float:
         """Return when a request is due, in seconds of the engine's clock: fixed since it began, else as of now."""
-        if sequence.is_pressing:
-            return _deadline(sequence)
         due, age = self._dues.get(sequence) or self._due_and_age(sequence)
         return due + self._offset_left(sequence.request.priority_class, age)
 
     def _due_and_age(self, sequence: Sequence) -> tuple[float, float]:
-        """Return when a request without a deadline is due now, but for its class's offset, and the age of its class."""
+        """Return when a request is due now, but for its class's offset, and the age of its class: above any offset, if
+        it is due at its deadline.
+        """
+        if self._is_dated(sequence):
+            return _deadline(sequence), inf
         payback = self.share.payback(self.share.account(sequence.tenant))
         age = self._ages.age(sequence.request.priority_class, self.now, self._held)
-        return max(half_target_at(sequence), self.now) + payback, age
+        return self.now + payback, age
+
+    def _is_dated(self, sequence: Sequence) -> bool:
+        """Return True until its deadline has passed, if that presses: a deadline of the past would be due first for
+        ever.
+        """
+        return sequence.is_pressing and _deadline(sequence) >= self.now
 
     def _offset(self, level: int) -> float:
         """Return what is left now of the offset of a class."""
@@ -374,7 +316,7 @@ class DueOrder:
 
     def _due_of(self, undated: UndatedBacklog) -> float:
         """Return when a tenant's requests without deadlines are due."""
-        return max(undated.due_at, self.now) + self.share.payback(undated.account) + self._offset(undated.level)
+        return self.now + self.share.payback(undated.account) + self._offset(undated.level)
 
     def _waits(self, sequence: Sequence, number: int) -> bool:
         undated = self.undated.get(sequence.tenant)
@@ -385,8 +327,8 @@ class DueOrder:
         level = undated.due_class
         ranking = self._rankings.get(level)
         if ranking is None:
-            ranking = self._rankings[level] = TenantRanking(self.share, self.undated, level)
-        ranking.place(undated, self.now)
+            ranking = self._rankings[level] = TenantRanking(self.undated, level)
+        ranking.place(undated)
 
     def backlog_of(self, tenant: str) -> UndatedBacklog | None:
         """Return a tenant's waiting requests without deadlines, a new object for each new backlog; None if there are
@@ -401,7 +343,7 @@ class DueOrder:
         self._dues.pop(sequence, None)
         self._open[sequence.request.priority_class].add(sequence)
         number, tokens = next(self._numbers), self._uncached(sequence)
-        if sequence.is_pressing:
+        if self._is_dated(sequence):
             self._waiting[sequence] = entry = DueRequest(_deadline(sequence), number, sequence, tokens)
             insort(self.dated, entry)
             return
@@ -420,8 +362,7 @@ class DueOrder:
         self.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        if not sequence.is_pressing:
-            self._dues[sequence] = self._due_and_age(sequence)
+        self._dues[sequence] = self._due_and_age(sequence)
         entry = self._waiting.pop(sequence)
         if entry is not None:
             del self.dated[bisect_left(self.dated, entry)]
@@ -450,13 +391,13 @@ class DueOrder:
         for account in repaid:
             account.is_repaid = False
             if (waiting := self.undated.get(account.tenant)) is not None:
-                self._rankings[waiting.level].rerank(waiting)
+                self._rankings[waiting.level].place(waiting)
         found: tuple[float, UndatedBacklog] | None = None
-        for level, ranking in self._rankings.items():
-            if (first := ranking.first(self.now, self._held)) is not None:
-                due = first[0] + self._offset(level)
-                if found is None or (due, first[1].number) < (found[0], found[1].number):
-                    found = due, first[1]
+        for ranking in self._rankings.values():
+            if (first := ranking.first(self._held)) is not None:
+                due = self._due_of(first)
+                if found is None or (due, first.number) < (found[0], found[1].number):
+                    found = due, first
         return found
 
     def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
@@ -509,6 +450,10 @@ class DueOrder:
         self._first_offset = min(
             [self.aging.offset(level) for level, found in self._open.items() if found], default=inf
         )
+        while self.dated and self.dated[0].due < self.now:
+            passed = self.dated[0].sequence
+            self.remove(passed)
+            self.add(passed)
 
     def asked(self, sequence: Sequence, now: float) -> None:
         """Note a request of its tenant, admitted or refused. Until the time is set again its class counts as open."""
@@ -531,7 +476,7 @@ class DueOrder:
         tenant's share needs for them. O(requests with earlier deadlines).
         """
         level, tokens, requests, own = sequence.request.priority_class, 0.0, 0.0, 0.0
-        if not sequence.is_pressing and (undated := self.undated.get(sequence.tenant)) is not None:
+        if not self._is_dated(sequence) and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
             due += work.seconds * max(self.share.weight, weight) / weight
@@ -542,7 +487,7 @@ class DueOrder:
                 requests += 1.0
                 own += uncached if waiting.tenant == tenant else 0
         weight_of_all = self.share.weight
-        for undated, times in self._examined(None if sequence.is_pressing else tenant):
+        for undated, times in self._examined(None if self._is_dated(sequence) else tenant):
             if undated.account.tenant in held:
                 continue
             lowest, until = level, due - self._due_of(undated)

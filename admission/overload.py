@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from admission.backlog import Backlog, DrainMeter, Load
-from admission.calibration import CalibratedEstimate, EstimateCalibration
+from admission.calibration import CalibratedEstimate, EstimateCalibration, LatencyBounds
 from admission.forecast import DelayedRequests, Forecast, Forecaster
 from admission.order import DueOrder
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
@@ -181,9 +181,7 @@ class AdmissionControl:
         if sequence.request.first_token_by is None:
             return None
         slack, order = sequence.request.first_token_by - now, self._order
-        # by past errors alone nobody is refused who waits for nobody: without admissions no error could correct them
-        likely = calibrated.first_token.likely if forecast.wait else forecast.first_token
-        excess = likely + self._room_of_patience(forecast, slack) - slack
+        excess = _decisive(calibrated.first_token, forecast) + self._room_of_patience(forecast, slack) - slack
         harm = self._harm(forecast.behind, forecast.prefill, now)
         room = 0.0
         if order is not None:
@@ -261,8 +259,10 @@ class AdmissionControl:
     ) -> DeadlineInfeasible | None:
         if sequence.request.done_by is None:
             return None
-        slack = sequence.request.done_by - now
-        excess = calibrated.last_token.likely - slack
+        slack, bounds = sequence.request.done_by - now, calibrated.last_token
+        if not forecast.wait and not self._lengths.knows(sequence.tenant, sequence.request.max_tokens):
+            bounds = calibrated.first_token
+        excess = _decisive(bounds, forecast) - slack
         if excess <= 0:
             return None
         until = self._until_possible(forecast, slack - (forecast.last_token - forecast.first_token))
@@ -275,6 +275,13 @@ class AdmissionControl:
     def _until_drained(self, seconds: float, slack: float) -> float:
         rate = self._drain.slow_rate
         return (seconds - slack * rate) / rate
+
+
+def _decisive(bounds: LatencyBounds, forecast: Forecast) -> float:
+    """Return the bound that decides. Past errors alone, or lengths of answers that nobody knows, refuse no request that
+    waits for no other: without admissions they would not be corrected, nor known.
+    """
+    return bounds.likely if forecast.wait else min(bounds.likely, bounds.estimate)
 
 
 def _hopeless(sequence: Sequence, forecast: Forecast, now: float) -> DeadlineInfeasible | None:

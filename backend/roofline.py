@@ -52,6 +52,7 @@ GPUS = {
     "a100": sustained(2.039e12, 312e12, 19.5e12, 300e9),
 }
 """These are SXM boards, the A100 with 80 GB."""
+MEMORY_BYTES = {"h200": 139 * GIB, "h100": 79 * GIB, "a100": 79 * GIB}  # that their driver leaves
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ ROUTES = {  # with the scope required of a key; a replica checks again
     ("GET", "/tokenizer_info"): "inference",
     ("GET", "/v1/limits"): "limits",
 }
+MAKING = {("POST", "/v1/files"), ("POST", "/v1/batches")}
+"""Routes of requests that make something, each time that they are served."""
 
 
 class Probe:
@@ -61,7 +63,7 @@ class RouterApp:
     def __init__(self, services: FleetServices, probes: Mapping[str, ASGIApp]) -> None:
         self._services = services
         self._endpoints: dict[tuple[str, str], ASGIApp] = {
-            route: RouteEndpoint(services, scope) for route, scope in ROUTES.items()
+            route: RouteEndpoint(services, scope, is_repeatable=route not in MAKING) for route, scope in ROUTES.items()
         }
         self._endpoints |= {("GET", path): probe for path, probe in probes.items()}
 

@@ -74,7 +74,7 @@ class ChildReplica:
 
     async def start(self) -> None:
         """Return once it serves. Raises `ChildFailed`."""
-        command = [sys.executable, "-m", "fleet.bound_to_parent", str(os.getpid()), *self._arguments]
+        command = [sys.executable, "-m", "backend.bound_to_parent", str(os.getpid()), *self._arguments]
         self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - this thread is the parent for the kernel
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
         )

@@ -1,19 +1,18 @@
 """The replicas of a router: membership, failures and states."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from fleet.picker import Knowledge, Picker
 from fleet.prediction import RoutedRequest, own_prefill
-from fleet.replicas import ReplicaAddress
-from fleet.view import OpenRequest, ReplicaView
-from gateway.replica.state import ReplicaState, WaitingWork
+from fleet.view import OpenRequest, ReplicaAddress, ReplicaView
+from gateway.replica.state import Changes, ReplicaState, WaitingWork
 
 log = logging.getLogger(__name__)
 
 MAX_SHARE_LEFT_OUT = 0.5  # of the replicas, ejected at once
+LEARNED_AT_ONCE = 2000  # cached beginnings: two milliseconds
 
 
 class Fleet:
@@ -23,8 +22,7 @@ class Fleet:
         self.views: dict[str, ReplicaView] = {}  # by name
         self.clock = clock
         self.has_heard = False  # of any replica's state, since the start
-        self.picks: Counter[str] = Counter()  # by name, of all replicas ever known
-        self.retried: Counter[str] = Counter()  # likewise, attempts followed by one at another replica
+        self.num_attempts = 0  # at all replicas ever known
         self._picker, self._knowledge, self._prefixes = picker, knowledge, knowledge.prefixes
 
     def set_replicas(self, replicas: Iterable[ReplicaAddress]) -> None:
@@ -71,7 +69,8 @@ class Fleet:
     @contextmanager
     def attempt(self, request: RoutedRequest, view: ReplicaView) -> Iterator[OpenRequest]:
         """Count a request as open at the replica while the block runs."""
-        self.picks[view.name] += 1
+        self.num_attempts += 1
+        view.attempts += 1
         one = self.sent(request, view)
         try:
             yield one
@@ -101,18 +100,23 @@ class Fleet:
             self.lost(view)
 
     def told(self, view: ReplicaView, state: ReplicaState, asked: float) -> None:
-        """Take a state polled from a replica at the moment `asked`."""
+        """Take a state polled from a replica at the moment `asked`, with the first part of its cached beginnings."""
         was_silent = view.is_silent(self.clock())
         is_new = view.state is None
         changes, now = state.beginnings, self.clock()
-        if view.told(state, asked, now) or (changes.is_all and not is_new):
+        if view.told(state, asked, now, self._knowledge.weight) or (changes.is_all and not is_new):
             self._prefixes.forget(view.name)
         view.next_event, self.has_heard = changes.next, True
-        behind = {bytes.fromhex(digest): num_bytes for digest, num_bytes in changes.behind.items()}
-        self._prefixes.learn(view.name, map(bytes.fromhex, changes.cached), now, behind)
+        self.learn(view, changes, 0)
         self._prefixes.evicted(view.name, map(bytes.fromhex, changes.evicted))
         if was_silent:
             log.info("replica %s answers", view.name)
+
+    def learn(self, view: ReplicaView, changes: Changes, first: int) -> None:
+        """Learn `LEARNED_AT_ONCE` of a replica's cached beginnings, from the one at `first` on."""
+        some = changes.cached[first : first + LEARNED_AT_ONCE]
+        behind = {bytes.fromhex(one): num_bytes for one in some if (num_bytes := changes.behind.get(one))}
+        self._prefixes.learn(view.name, map(bytes.fromhex, some), self.clock(), behind)
 
     def silent(self, view: ReplicaView) -> None:
         """Record a failed poll; after a while the replica counts as lost, if others answer."""

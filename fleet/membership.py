@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from fleet.replicas import ReplicaAddress, ReplicasError, ReplicasUnreadable, parse_replica, read_replicas
+from fleet.replicas import ReplicasError, ReplicasUnreadable, parse_replica, read_replicas
+from fleet.view import ReplicaAddress
 from gateway.tenants.file_watch import FileWatcher, signature
 from quotas.errors import QuotaError
 from quotas.policy.units import counted

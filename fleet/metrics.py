@@ -7,7 +7,7 @@ from fleet.retries import RetryBudget
 from fleet.settlements import Settlements
 from fleet.tracing import RouteTracing
 from fleet.view import ReplicaView
-from gateway.telemetry.metrics.prometheus import exposition
+from gateway.telemetry.metrics.prometheus import exposition_in_turns
 from gateway.telemetry.metrics.registry import Family, Kind, Point, Registry
 from gateway.telemetry.request_record import RequestRecord
 
@@ -24,7 +24,7 @@ class RouterMetrics:
         self._first = registry.histogram("sluice.route.first_byte", "From a request to its answer.", FIRST_BYTE).at()
         registry.total("sluice.route.retries", "Second attempts.", lambda: budget.taken)
         picks = Family("sluice.route.attempts", Kind.COUNTER, "", "Attempts by replica.", ("replica",))
-        registry.read(picks, lambda: [((name,), count) for name, count in fleet.picks.items()])
+        registry.read(picks, self._of_each(lambda view: view.attempts))
         ejections = Family("sluice.route.ejections", Kind.COUNTER, "", "Times it was left out.", ("replica",))
         registry.read(ejections, self._of_each(lambda view: view.ejection.times))
         now = fleet.clock
@@ -57,9 +57,9 @@ class RouterMetrics:
         if record.first_byte is not None and record.tenant is not None:
             self._first.observe(record.first_byte - record.began)
 
-    def text(self) -> bytes:
-        """Returns every metric in Prometheus' text format."""
-        return exposition(self._registry.collect(), ())
+    async def text(self) -> bytes:
+        """Returns every metric in Prometheus' text format, as of the call."""
+        return await exposition_in_turns(self._registry.collect())
 
     def _of_each(self, value: Callable[[ReplicaView], float]) -> Callable[[], Iterable[Point]]:
         return lambda: [((name,), value(view)) for name, view in self._fleet.views.items()]

@@ -12,7 +12,8 @@ from fleet.errors import ReplicaLost
 from fleet.upstream import HOP_BY_HOP, Headers, send_on
 from gateway.errors import ApiError
 from gateway.http.request_scope import ClientGone, RequestScope, read_body
-from gateway.http.responses import encode_headers
+from gateway.http.responses import encode_headers, error_forms, sends_events
+from gateway.sse import WholeEvents
 
 _MADE_ANEW = HOP_BY_HOP - {b"content-length"} | {b"date", b"server", b"x-request-id"}  # set by the server before us
 
@@ -22,7 +23,7 @@ class Passthrough:
 
     A request is handed on with its headers, the answer in the parts in which it comes. If the client leaves, the
     connection to the replica is closed, which ends the request there. A replica lost before its answer begins is an
-    error with status 503, and afterwards an error event without [DONE].
+    error with status 503, and afterwards an error event without [DONE]; an answer that is no stream of events is cut.
     """
 
     def __init__(self, replica: ChildReplica) -> None:
@@ -58,8 +59,9 @@ class Passthrough:
         except ClientGone:
             return
         except ApiError as error:
-            await send(_start(error.status, encode_headers(error.headers())))
-            await send(_part(error.to_body(), more=False))
+            status, reply = error_forms(scope["path"])[0](error)
+            await send(_start(status, encode_headers(error.headers())))
+            await send(_part(reply, more=False))
 
     async def _apart(self, relay: Coroutine[object, object, None]) -> None:
         """Run the relay as a task that is cancelled once, even if this one is cancelled again.
@@ -86,14 +88,16 @@ class Passthrough:
             except httpx.TransportError:
                 raise ReplicaLost from None
             kept = [(name.lower(), value) for name, value in headers.raw if name.lower() not in _MADE_ANEW]
+            events = WholeEvents() if sends_events(kept) else None
             await send(_start(answer.status_code, kept))
-            await send(_part(first))
+            await send(_part(first if events is None else events.add(first)))
             try:
                 async for part in parts:
-                    await send(_part(part))
-                await send(_part(b"", more=False))
+                    await send(_part(part if events is None else events.add(part)))
+                await send(_part(b"" if events is None else events.rest, more=False))
             except httpx.TransportError:
-                await send(_part(ReplicaLost().to_sse(), more=False))
+                if events is not None:  # any other answer is left without its end, and so cut
+                    await send(_part(error_forms(scope["path"])[1](ReplicaLost()), more=False))
 
     async def _sent_on(self, scope: Scope, body: bytes) -> httpx.Response:
         headers = [(name, value) for name, value in scope["headers"] if name not in HOP_BY_HOP]

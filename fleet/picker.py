@@ -44,9 +44,7 @@ class Knowledge:
 
     def first_token(self, request: RoutedRequest, view: ReplicaView, now: float) -> float:
         """The predicted seconds until the first token from this replica."""
-        assert view.state is not None, "only replicas that have told their state are picked from"
-        cached = self.cached_share(request, view, now)
-        return first_token_seconds(request, view.state, view.waiting, cached, self.weight)
+        return self.cost(request, view, now, 0.0)
 
     def cost(self, request: RoutedRequest, view: ReplicaView, now: float, delayed: float) -> float:
         """The predicted seconds until this replica's first token, plus the prefill seconds there as a delay of each of
@@ -54,7 +52,7 @@ class Knowledge:
         """
         assert view.state is not None, "only replicas that have told their state are picked from"
         cached = self.cached_share(request, view, now)
-        first = first_token_seconds(request, view.state, view.waiting, cached, self.weight)
+        first = first_token_seconds(request, view.state, view.backlog, cached, view.work_on_way)
         return first + own_prefill(request, view.state, cached) * delayed
 
 

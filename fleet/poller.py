@@ -6,7 +6,7 @@ from functools import partial
 
 import httpx
 
-from fleet.fleet import Fleet
+from fleet.fleet import LEARNED_AT_ONCE, Fleet
 from fleet.view import SILENCE_SECONDS, ReplicaView
 from gateway.replica.state import StateError, parse_state
 
@@ -47,7 +47,12 @@ class Poller:
             )
             if reply.status_code != httpx.codes.OK:
                 raise StateError(f"its admin port answers {reply.status_code}: {reply.text[:200]}")
-            self._fleet.told(view, parse_state(reply.content), asked)
+            state = parse_state(reply.content)
+            self._fleet.told(view, state, asked)
+            for first in range(LEARNED_AT_ONCE, len(state.beginnings.cached), LEARNED_AT_ONCE):
+                await asyncio.sleep(0)  # the loop's others: after its start a replica is told of 20,000
+                if view.state is state:  # else it was lost meanwhile
+                    self._fleet.learn(view, state.beginnings, first)
         except httpx.ConnectError as error:  # the port is closed: the process is gone
             self._say(view, str(error))
             self._fleet.lost(view)

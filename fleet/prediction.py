@@ -9,8 +9,12 @@ weight, serves while the own tenant is served up to and with the request. So a t
 there for itself, and others do not wait for it.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+from operator import attrgetter
 
 from gateway.replica.state import ReplicaState, WaitingWork
 
@@ -44,36 +48,73 @@ def add_work(waiting: Mapping[str, WaitingWork], more: Iterable[tuple[str, Waiti
     return total
 
 
-def ahead_of(
-    tenant: str, own: float, waiting: Mapping[str, WaitingWork], weight: Callable[[str], float]
-) -> tuple[float, float, float]:
-    """Requests, prompt seconds and total seconds that shares serve before a new request of the tenant, whose own work
-    is `own` seconds.
+def _sums(turns: list[float], amounts: list[float]) -> tuple[list[float], list[float]]:
+    """By number of tenants: the amounts of as many first ones, and those of the others for each second of a turn."""
+    rates = [amount / (turn or inf) for turn, amount in zip(turns, amounts, strict=True)]
+    return [*accumulate(amounts, initial=0.0)], [*accumulate(reversed(rates), initial=0.0)][::-1]
+
+
+_FIELDS = (attrgetter("requests"), attrgetter("prefill_seconds"), attrgetter("seconds"))
+
+
+class Backlog:
+    """The queued work that a replica has told, summed in the order in which shares would have served all of a tenant's:
+    a request is sent with no look at each tenant, of whom there may be a thousand on each of many replicas.
     """
-    mine = waiting.get(tenant, NOTHING)
-    requests, prefill, seconds = float(mine.requests), mine.prefill_seconds, mine.seconds
-    turn = (mine.seconds + own) / weight(tenant)  # the service of a tenant of weight 1, by its end
-    for name, work in waiting.items():
-        if name != tenant and work.requests:
-            share = min(1.0, turn * weight(name) / work.seconds) if work.seconds > 0 else 1.0
-            requests += share * work.requests
-            prefill += share * work.prefill_seconds
-            seconds += share * work.seconds
-    return requests, prefill, seconds
+
+    def __init__(self, waiting: Mapping[str, WaitingWork], weight: Callable[[str], float]) -> None:
+        """`weight` is a tenant's."""
+        self._waiting, self._weight = waiting, weight
+        turns = {name: one.seconds / weight(name) for name, one in waiting.items() if one.requests}
+        ranked = sorted(turns, key=turns.__getitem__)
+        self._turns = [turns[name] for name in ranked]  # service of a tenant of weight 1 until all of each is served
+        works = [waiting[name] for name in ranked]
+        self._sums = [_sums(self._turns, [field(one) for one in works]) for field in _FIELDS]
+        self.requests: int = sum([one.requests for one in waiting.values()])
+        self.prefill_seconds = sum([one.prefill_seconds for one in waiting.values()])
+
+    def ahead(
+        self, tenant: str, own: float, more: Iterable[tuple[str, WaitingWork]] = ()
+    ) -> tuple[float, float, float]:
+        """Requests, prompt seconds and total seconds that shares serve before a new request of the tenant, whose own
+        work is `own` seconds, and with `more` work queued. O(log(tenants) + more).
+        """
+        told = queued = {tenant: self._waiting.get(tenant, NOTHING)}
+        if more := list(more):
+            told |= {name: self._waiting.get(name, NOTHING) for name, _ in more}
+            queued = add_work(told, more)
+        turn = (queued[tenant].seconds + own) / self._weight(tenant)
+        place = bisect_right(self._turns, turn)
+        parts = [(-self._share(name, one, turn), one) for name, one in told.items()]  # of the sums, which have them
+        parts += [(1.0 if name == tenant else self._share(name, one, turn), one) for name, one in queued.items()]
+        requests, prefill, seconds = [
+            whole[place] + turn * rest[place] + sum([share * field(one) for share, one in parts])
+            for (whole, rest), field in zip(self._sums, _FIELDS, strict=True)
+        ]
+        return requests, prefill, seconds
+
+    def _share(self, name: str, work: WaitingWork, turn: float) -> float:
+        """The share of a tenant's work that is served in a turn."""
+        if not work.requests:
+            return 0.0
+        return min(1.0, turn * self._weight(name) / work.seconds) if work.seconds > 0 else 1.0
+
+
+NO_BACKLOG = Backlog({}, lambda _: 1.0)
 
 
 def first_token_seconds(
     request: RoutedRequest,
     state: ReplicaState,
-    waiting: Mapping[str, WaitingWork],
+    backlog: Backlog,
     cached: float,
-    weight: Callable[[str], float],
+    on_way: Iterable[tuple[str, WaitingWork]] = (),
 ) -> float:
-    """Seconds until the first token; `waiting` is the state's, plus requests on their way, and `cached` the prompt's
+    """Seconds until the first token; `backlog` is the state's, `on_way` what was sent since, and `cached` the prompt's
     cached share.
     """
     own = own_prefill(request, state, cached)
-    requests, prefill, seconds = ahead_of(request.tenant, own, waiting, weight)
+    requests, prefill, seconds = backlog.ahead(request.tenant, own, on_way)
     has_seat = state.running + requests < state.seats
     seat = 0.0 if has_seat else state.seat_seconds + seconds
     return state.step_seconds + max(state.prefill_seconds + prefill, seat) + own

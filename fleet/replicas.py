@@ -1,29 +1,18 @@
 """The addresses of the replicas of a fleet, from an editable file or a replica's announcement."""
 
 import json
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import yaml
 
+from fleet.view import ReplicaAddress
 from gateway.quoting import quoted
 
 FIELDS = ("url", "admin")
 MAX_REPLICAS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaAddress:
-    """The addresses of one replica; the first's host and port are its name."""
-
-    url: str  # of its API
-    admin: str  # of its admin port
-
-    @property
-    def name(self) -> str:
-        return urlsplit(self.url).netloc
 
 
 class ReplicasError(ValueError):
@@ -92,7 +81,8 @@ def _is_origin(text: object) -> bool:
     try:
         parts = urlsplit(text)
         has_port = parts.port is not None
-    except ValueError:
+        _ = httpx.URL(text).host  # whose rules, also for names of other scripts, are stricter
+    except (ValueError, httpx.InvalidURL):
         return False
     return (
         parts.scheme in {"http", "https"}

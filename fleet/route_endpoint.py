@@ -2,7 +2,8 @@
 
 Leaving the scope, also by an error, closes the replica's connection, which ends the request there. A second attempt is
 made only if the first was refused for the replica's own reasons, or its connection was lost, before any part of an
-answer came.
+answer came. Attempts are charged once, but what else a request makes is made by each that reaches a replica: a request
+that makes a file or a batch is repeated only if it reached none.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import httpx
 from starlette.types import Scope
 
-from fleet.endpoint import FleetEndpoint
+from fleet.endpoint import FleetEndpoint, FleetServices
 from fleet.errors import NoReplica, ReplicaLost
 from fleet.prediction import RoutedRequest
 from fleet.tracing import AttemptSpan
@@ -21,8 +22,8 @@ from fleet.upstream import Headers, answered, forwarded, send_on
 from fleet.view import ReplicaView
 from gateway.anthropic.errors import OVERLOADED
 from gateway.errors import ApiError
-from gateway.http.responses import ResponseWriter
-from gateway.sse import last_progress
+from gateway.http.responses import ResponseWriter, sends_events
+from gateway.sse import WholeEvents, last_progress
 from quotas.reservation import Attempt, Delivered
 
 MAX_ATTEMPTS = 2
@@ -73,19 +74,24 @@ class StreamTail:
 
 
 class RouteEndpoint(FleetEndpoint):
+    def __init__(self, services: FleetServices, scope_needed: str, *, is_repeatable: bool) -> None:
+        super().__init__(services, scope_needed)
+        self._is_repeatable = is_repeatable
+
     async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
         """Relay the answer of a replica, or of a second one. Raises `ApiError`."""
         fleet, budget, tracing = self._services.fleet, self._services.budget, self._services.tracing
         failure: ApiError | Relayed = NoReplica()
-        tried, lost = list[str](), None
+        tried, lost = list[ReplicaView](), None
         request_id = secrets.token_hex(16)
         budget.requested(request.tenant)
         while len(tried) < MAX_ATTEMPTS:
-            view = fleet.pick(request, tried)
+            view = fleet.pick(request, [one.name for one in tried])
             if view is None or (tried and not budget.take(request.tenant)):
                 break
-            fleet.retried.update(tried)
-            tried.append(view.name)
+            if tried:
+                tried[-1].retried += 1
+            tried.append(view)
             signed = self._services.keys.fleet.header(Attempt(request_id, len(tried)))
             predict, why = partial(fleet.first_token, request, view), _reason(failure) if len(tried) > 1 else None
             with tracing.attempt(view, len(tried), predict, why) as span:
@@ -109,7 +115,7 @@ class RouteEndpoint(FleetEndpoint):
     ) -> ApiError | Relayed | None:
         """Relay a replica's answer to the client, or return why another replica may be tried.
 
-        Raises `ReplicaLost` if an answer had begun.
+        Raises `ReplicaLost` if an answer had begun, or may have.
         """
         fleet, (request, view, span, request_id) = self._services.fleet, sent_on
         with fleet.attempt(request, view) as attempt:
@@ -121,8 +127,13 @@ class RouteEndpoint(FleetEndpoint):
                     finally:
                         attempt.give_up = None
             except (httpx.TransportError, TimeoutError) as error:
-                fleet.failed(view, is_unreachable=isinstance(error, httpx.ConnectError | httpx.ConnectTimeout))
-                return ReplicaLost()
+                is_unreachable = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                fleet.failed(view, is_unreachable)
+                lost = ReplicaLost()
+                if is_unreachable or self._is_repeatable:
+                    return lost
+                span.error = _reason(lost)
+                raise lost from None
             span.status, span.first_byte = answer.status_code, self._services.telemetry.clock()
             tail = StreamTail()
             try:
@@ -140,7 +151,7 @@ class RouteEndpoint(FleetEndpoint):
         self, answer: httpx.Response, response: ResponseWriter, sent_on: SentOn, tail: StreamTail
     ) -> Relayed | None:
         """Relay an answer, in parts as they come, or whole if its length is known; return a refusal that another
-        replica might not give.
+        replica might not give. A part of an event waits for the rest, for the stream may end with an event of ours.
         """
         parts, headers, status = answer.aiter_raw(), answered(answer), answer.status_code
         if "content-length" in answer.headers:
@@ -151,13 +162,15 @@ class RouteEndpoint(FleetEndpoint):
             await response.reply(whole.body, status, headers)
             return None
         self._services.fleet.answered(sent_on.request, sent_on.view)
-        first = await anext(parts, b"")
-        tail.add(first)
-        await response.begin(status, headers, first)
-        async for part in parts:
-            tail.add(part)
-            await response.stream(part)
-        await response.end_stream(b"")
+        events = WholeEvents() if sends_events(headers) else None
+        async for come in parts:
+            part = come if events is None else events.add(come)
+            if part:
+                tail.add(part)
+                await (response.begin(status, headers, part) if response.started is None else response.stream(part))
+        if response.started is None:
+            await response.begin(status, headers, b"")
+        await response.end_stream(b"" if events is None else events.rest)
         return None
 
     def _cut(self, request: RoutedRequest, lost: str, request_id: str, tail: StreamTail | None) -> None:

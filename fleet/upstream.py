@@ -8,6 +8,7 @@ from ssl import SSLContext
 import httpx
 from starlette.types import Scope
 
+from gateway.http.connection import DEAD_PEER_SECONDS
 from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER
 
 CONNECT_SECONDS = 2.0
@@ -17,9 +18,12 @@ KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),  # seconds of silence before a probe
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),  # unanswered probes before the host counts as gone
+    # of unanswered probes, or without an acknowledgement of what was sent, during which the kernel does not probe
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAD_PEER_SECONDS),
 )
-"""Socket options that end the stream of a vanished host; the kernel probes the host, not the replica."""
+"""Socket options that end the stream of a vanished host, and a request to it; the kernel probes the host, not the
+replica.
+"""
 HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -84,11 +88,12 @@ def answered(response: httpx.Response) -> Headers:
 async def send_on(
     client: httpx.AsyncClient, scope: Scope, origin: str, headers: Headers, body: bytes
 ) -> httpx.Response:
-    """Send a request on and return the answer once its headers have come.
+    """Send a request on, its target as it came, and return the answer once its headers have come.
 
     The caller closes it: closed early, the connection is closed too, by which the replica learns that the client left.
     Raises `httpx.TransportError`.
     """
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    url = httpx.URL(origin).copy_with(raw_path=target)
-    return await client.send(httpx.Request(scope["method"], url, headers=headers, content=body), stream=True)
+    as_it_came = {"target": target}  # httpx would resolve `..` in it, and so reach what the router does not route
+    request = httpx.Request(scope["method"], origin, headers=headers, content=body, extensions=as_it_came)
+    return await client.send(request, stream=True)

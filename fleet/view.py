@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from urllib.parse import urlsplit
 
-from fleet.prediction import add_work
-from fleet.replicas import ReplicaAddress
+from fleet.prediction import NO_BACKLOG, Backlog, add_work
 from fleet.retries import Ejection
 from gateway.replica.state import ReplicaState, WaitingWork
 
@@ -21,6 +21,18 @@ class Condition(StrEnum):
     DRAINING = "draining"  # it refuses new requests
     EJECTED = "ejected"  # its requests failed
     SILENT = "silent"  # no recent state
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAddress:
+    """The addresses of one replica; the first's host and port are its name."""
+
+    url: str  # of its API
+    admin: str  # of its admin port
+
+    @property
+    def name(self) -> str:
+        return urlsplit(self.url).netloc
 
 
 @dataclass(eq=False)
@@ -43,7 +55,10 @@ class ReplicaView:
     last_heard: float | None = None  # moment of the last state; None: there was none
     problem: str = ""  # why the last poll failed
     ejection: Ejection = field(default_factory=Ejection)
+    attempts: int = 0  # requests sent there
+    retried: int = 0  # attempts followed by one at another replica
     next_event: int = 0  # next change of its cached beginnings
+    backlog: Backlog = NO_BACKLOG  # of its state
     open: set[OpenRequest] = field(default_factory=set)  # unfinished requests
     on_way: set[OpenRequest] = field(default_factory=set)  # unfinished requests perhaps not yet in its state
 
@@ -54,19 +69,24 @@ class ReplicaView:
     @property
     def load(self) -> int:
         """The known number of its open requests."""
-        told = self.state.running + sum(one.requests for one in self.state.waiting.values()) if self.state else 0
+        told = self.state.running + self.backlog.requests if self.state else 0
         return max(told + len(self.on_way), len(self.open))
 
     @property
     def waiting(self) -> Mapping[str, WaitingWork]:
         told = self.state.waiting if self.state else NOBODY
-        return add_work(told, [(one.tenant, one.work) for one in self.on_way]) if self.on_way else told
+        return add_work(told, self.work_on_way) if self.on_way else told
+
+    @property
+    def work_on_way(self) -> list[tuple[str, WaitingWork]]:
+        """The work on its way there, with its tenants."""
+        return [(one.tenant, one.work) for one in self.on_way]
 
     @property
     def prefill_seconds(self) -> float:
         """The predicted seconds of all uncomputed prompts there or on their way."""
         computing = self.state.prefill_seconds if self.state else 0.0
-        return computing + sum(work.prefill_seconds for work in self.waiting.values())
+        return computing + self.backlog.prefill_seconds + sum(one.work.prefill_seconds for one in self.on_way)
 
     def is_silent(self, now: float) -> bool:
         return now - self.heard >= SILENCE_SECONDS
@@ -88,10 +108,15 @@ class ReplicaView:
         """True if new requests should go there."""
         return self.condition(now) is Condition.SERVING
 
-    def told(self, state: ReplicaState, asked: float, now: float) -> bool:
-        """Take a state polled at the moment `asked`; returns True if the replica has restarted since the last one."""
+    def told(
+        self, state: ReplicaState, asked: float, now: float, weight: Callable[[str], float] = lambda _: 1.0
+    ) -> bool:
+        """Take a state polled at the moment `asked`; returns True if the replica has restarted since the last one.
+        `weight` is a tenant's.
+        """
         restarted = self.state is not None and self.state.instance != state.instance
         self.state, self.heard, self.last_heard, self.problem = state, now, now, ""
+        self.backlog = Backlog(state.waiting, weight)
         self.on_way = {one for one in self.on_way if one.at >= asked}
         return restarted
 
@@ -99,7 +124,7 @@ class ReplicaView:
         """Record that the replica is unreachable: it gets no requests before its next state, and its attempts without
         an answer are given up.
         """
-        self.state, self.heard, self.next_event = None, -inf, 0
+        self.state, self.heard, self.next_event, self.backlog = None, -inf, 0, NO_BACKLOG
         for give_up in [one.give_up for one in self.open if one.give_up is not None]:
             give_up()
 

@@ -5,6 +5,7 @@ import re
 START, END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]\n\n"
 _PROGRESS = re.compile(rb"(?:^|\n): (\d{1,12}) tokens\n\n")
+CONTENT_TYPE = b"text/event-stream"
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -32,3 +33,23 @@ def last_progress(stream: bytes) -> int | None:
     """
     said = _PROGRESS.findall(stream)
     return int(said[-1]) if said else None
+
+
+class WholeEvents:
+    """Cuts a stream behind its events, wherever its parts end: an error that is written next is no part of one."""
+
+    __slots__ = ("rest",)
+
+    def __init__(self) -> None:
+        self.rest = b""  # the beginning of an event
+
+    def add(self, part: bytes) -> bytes:
+        """Returns the events, perhaps none, that end with this part."""
+        if not self.rest and part.endswith(END):
+            return part
+        begun, self.rest = len(self.rest), self.rest + part
+        end = self.rest.rfind(END, max(0, begun - 1)) + len(END)
+        if end < len(END):
+            return b""
+        events, self.rest = self.rest[:end], self.rest[end:]
+        return events

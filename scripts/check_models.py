@@ -2,14 +2,15 @@
 """Check a real model, SmolLM2-135M-Instruct in GGUF's Q4_1, offline and served: `scripts/check_models.py`.
 
 Fetches it first if it is not there (scripts/download smollm2). Weights are compared bit by bit, and greedy texts token
-by token, with those of transformers, which reads the file with ggml's package gguf, installed for the run. Served, it
-has to answer a chat with sense, stream it, stop at its end token, fill a JSON schema, call a tool that it has to,
-and read a result. The time from the command to the first streamed token is measured with the file in
-the cache, with and without the folder that is made of it. Writes labs/benchmarks/results/models.json; exit status 1
-when a check failed.
+by token, with those of transformers, which reads the file with ggml's package gguf, installed for the run. Weights that
+are rounded to 8 bits at load have to leave the perplexity of a text what it is. Served, it has to answer a chat with
+sense, stream it, stop at its end token, fill a JSON schema, call a tool that it has to, and read a result. The time
+from the command to the first streamed token is measured with the file in the cache, with and without the folder that
+is made of it. Writes labs/benchmarks/results/models.json; exit status 1 when a check failed.
 """
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -28,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backend import LLM, SamplingParams
 from backend.bound_process import bound
-from backend.config import EngineOptions
+from backend.config import EngineOptions, Quantization
 from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
 from backend.model.weights import checkpoint_names, load_weights
@@ -39,6 +41,8 @@ from labs.benchmarks.served import served
 
 MODEL, TENANT = "smollm2", "models"
 NUM_TOKENS = 32
+HELD_TEXT, HELD_TOKENS = "fairness.md", 2000
+QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8")
 READERS = ["gguf==0.19.0", "accelerate==1.15.0", "psutil"]  # which transformers reads GGUF with
 TEXTS = [
     "The capital of France is",
@@ -82,6 +86,7 @@ def main() -> int:
     torch.set_num_threads(1)  # two that wait for each other on a busy machine take ten times as long
     report = Report("models")
     check_numbers(report)
+    check_rounding(report)
     first = [first_token(is_new=True), first_token(is_new=False)]
     report.add_table("seconds from the command to the first streamed token", first)
     with TemporaryDirectory() as folder, served(0, [TENANT], Path(folder), model=MODEL, dtype="float32") as server:
@@ -119,6 +124,23 @@ def check_numbers(report: Report) -> None:
         f"greedy texts of {len(prompts)} equal to transformers' in float32, share", same / len(prompts), 1.0
     )
     report.add_table("compared", [{"tensors": len(ours), "texts": len(prompts), "tokens": sum(map(len, wanted))}])
+
+
+def check_rounding(report: Report) -> None:
+    """Compare the perplexity of a text with weights as they are and rounded to 8 bits."""
+    folder = resolve_model(MODEL)
+    tokenizer = Tokenizer.from_dir(folder, read_model_config(folder).vocab_size)
+    prompt = tokenizer.encode_text((ROOT / "docs" / HELD_TEXT).read_text(), add_special_tokens=False)[:HELD_TOKENS]
+    found = dict[str, float]()
+    for quantization in QUANTIZATIONS:
+        options = EngineOptions(kv_memory_bytes=2**28, max_model_len=2 * HELD_TOKENS, quantization=quantization)
+        llm = LLM(MODEL, options, dtype="float32", device="cpu", kernels="native")
+        scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        (one,) = llm.generate([prompt], scored, progress=False)
+        assert one.prompt_logprobs is not None, "they were asked for"
+        found[quantization] = math.exp(-mean(token.logprob for token in one.prompt_logprobs))
+    report.add_table(f"perplexity of docs/{HELD_TEXT}, {len(prompt)} tokens", [found])
+    report.at_most("perplexity with weights of 8 bits, times that without", found["int8"] / found["none"], 1.01)
 
 
 def read_by_transformers(file: Path) -> Any:

@@ -184,7 +184,7 @@ def autoscaling(site: RaySite, report: Report) -> None:
 
 
 def _gateways(owner: int) -> list[int]:
-    return children(owner, "fleet.bound_to_parent")
+    return children(owner, "backend.bound_to_parent")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from backend.gguf.reader import GgufFile
 from backend.json_file import JsonFile
 
 MAX_TOKEN_CHARS = 2**10  # the longest are runs of a hundred spaces
+MAX_PART_CHARS = 2**29  # of the parts into which all tokens can be cut: seconds. 256,000 tokens of words have 2**24
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # ggml's types of tokens
 _KINDS = 6
 _ENDS = {  # control tokens that end an answer though no key may name them, as in llama.cpp
@@ -156,6 +157,8 @@ class GgufVocabulary:
         scores = self._array("scores", float)
         if len(scores) != len(self._tokens):
             raise self._wrong("scores", "a score of each token is expected")
+        if sum([len(token) ** 2 for token in self._tokens]) > MAX_PART_CHARS:
+            raise self._wrong("tokens", "they are too long, all in all, to find out which are merged")
         pairs = [
             (-scores[index], index, self._ids[token[:cut]], self._ids[token[cut:]])
             for index, token in enumerate(self._tokens)

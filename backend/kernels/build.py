@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,7 @@ SOURCES = Path(__file__).parent / "csrc"
 COMPILE_SECONDS = 900.0  # 12 s of a core, of which a busy machine may leave little
 VERSION_SECONDS = 30.0
 DIGEST_BYTES = 32
+DRAFT = "build-"  # beginning of the names of folders in the cache in which a library is compiled
 COMMON_FLAGS = (
     "-std=c++17",
     "-O3",
@@ -111,7 +114,8 @@ def build() -> Path | None:
         return None
     try:
         made.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=made.directory, prefix="build-") as scratch:
+        _remove_left(made.directory)
+        with tempfile.TemporaryDirectory(dir=made.directory, prefix=DRAFT) as scratch:
             output = Path(scratch) / "kernels.so"
             run_within(COMPILE_SECONDS, made.command(output))
             output.write_bytes(sealed(output.read_bytes()))
@@ -121,6 +125,14 @@ def build() -> Path | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         log.warning("compiling the kernels failed, torch kernels serve instead: %s", error)
     return None
+
+
+def _remove_left(directory: Path) -> None:
+    """Remove the drafts of builds that were killed, which are older than any that go on."""
+    for draft in directory.glob(f"{DRAFT}*"):
+        with suppress(OSError):
+            if time.time() - draft.stat().st_mtime > 2 * COMPILE_SECONDS:
+                shutil.rmtree(draft)
 
 
 def load_library(wait: bool) -> ctypes.CDLL | None:
@@ -143,7 +155,9 @@ def load_library(wait: bool) -> ctypes.CDLL | None:
 
 
 def build_in_background() -> None:
-    command = [sys.executable, "-m", "backend.kernels.build", "--background"]
+    """Compile in a process that ends with this one, with its compiler."""
+    ours = ("backend.bound_to_parent", str(os.getpid()), "backend.kernels.build", "--background")
+    command = [sys.executable, "-m", *ours]
     run = functools.partial(subprocess.run, command, cwd=Path(__file__).parents[2], capture_output=True, check=False)
     threading.Thread(target=run, name="kernel-build", daemon=True).start()
 

@@ -38,7 +38,6 @@ class FleetApi:
     ) -> None:
         self._fleet, self._budget, self._diagnosis, self._is_draining = fleet, budget, diagnosis, is_draining
         self._tenants = FleetTenants(fleet, weight)
-        self._version = VERSION
         self._started = time.time()
 
     def routes(self) -> list[Route]:
@@ -58,7 +57,7 @@ class FleetApi:
         rows = [summarized(fleet, view) for view in fleet.views.values()]
         told = [row.told for row in rows if row.told is not None]
         return {
-            "version": self._version,
+            "version": VERSION,
             "started": self._started,
             "now": time.time(),
             "draining": self._is_draining(),
@@ -71,7 +70,7 @@ class FleetApi:
             "kv_tokens": sum(one.kv_tokens for one in told),
             "kv_tokens_held": sum(one.kv_tokens * one.kv_share for one in told),
             "replicas_wanted": self._replicas_wanted(),
-            "attempts": fleet.picks.total(),
+            "attempts": fleet.num_attempts,
             "retries": budget.taken,
             "retries_left": budget.is_left_for_all,
             "replicas": rows,

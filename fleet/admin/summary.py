@@ -36,7 +36,7 @@ class ReplicaSummary:
     silent_seconds: float | None  # since its last state; None: there was none
     left_out_seconds: float  # until its ejection ends
     ejections: int  # in all
-    attempts: int  # requests sent there since the router's start
+    attempts: int  # requests sent there since the router knows it
     retried: int  # attempts followed by one at another replica
     open_requests: int  # not answered to the end
     on_the_way: int  # open requests not yet in its state
@@ -55,8 +55,8 @@ def summarized(fleet: Fleet, view: ReplicaView) -> ReplicaSummary:
         silent_seconds=None if view.last_heard is None else now - view.last_heard,
         left_out_seconds=max(0.0, view.ejection.until - now),
         ejections=view.ejection.times,
-        attempts=fleet.picks[name],
-        retried=fleet.retried[name],
+        attempts=view.attempts,
+        retried=view.retried,
         open_requests=len(view.open),
         on_the_way=len(view.on_way),
         told=None if view.state is None else _told(view.state),

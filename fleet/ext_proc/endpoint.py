@@ -53,7 +53,7 @@ class PickEndpoint(FleetEndpoint):
             served = fleet.views.get(head.served or view.name, view)
             if served is not view and served.state is not None:
                 self._services.budget.take(request.tenant)
-                fleet.retried[view.name] += 1
+                view.retried += 1
                 attempts.close()
                 attempts.enter_context(fleet.attempt(request, served))
             self._answered(request, served, head)

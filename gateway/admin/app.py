@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
@@ -42,7 +42,7 @@ class AdminApp:
         routes: Sequence[Route],
         page: Mapping[str, Blob],
         probes: Mapping[str, ASGIApp],
-        metrics: Callable[[], bytes],
+        metrics: Callable[[], Awaitable[bytes]],
     ) -> None:
         self._keys = keys
         self._metrics = metrics
@@ -78,7 +78,7 @@ class AdminApp:
             raise self._unrouted(scope) from None
 
     async def _scrape(self, request: AdminRequest) -> Blob:
-        return Blob(self._metrics(), CONTENT_TYPE)
+        return Blob(await self._metrics(), CONTENT_TYPE)
 
     def _unrouted(self, scope: Scope) -> ApiError:
         """An error that names all methods of a path: starlette itself would name those of its first route."""

@@ -32,7 +32,7 @@ class Diagnosis:
     def __init__(
         self,
         read: Callable[[], Awaitable[Mapping[str, Json]]],
-        metrics: Callable[[], bytes],
+        metrics: Callable[[], Awaitable[bytes]],
         clock: Callable[[], float],
     ) -> None:
         self._read = read
@@ -47,7 +47,7 @@ class Diagnosis:
     async def watch(self) -> None:
         """Store metrics every `METRICS_INTERVAL_SECONDS` for as long as the server runs."""
         while True:
-            at, text = self._clock(), self._metrics()
+            at, text = self._clock(), await self._metrics()
             self._past.append((at, await asyncio.to_thread(zlib.compress, text, 1)))
             await asyncio.sleep(METRICS_INTERVAL_SECONDS)
 
@@ -83,7 +83,7 @@ class Diagnosis:
     async def _snapshot(self) -> Snapshot:
         at, answers = self._clock(), await self._read()
         await asyncio.sleep(0)  # the loop's others, before the longest turn
-        text = self._metrics().decode()
+        text = (await self._metrics()).decode()
         return await asyncio.to_thread(Snapshot.of, at, text, answers)
 
 

@@ -55,7 +55,7 @@ class ChoiceWriter:
         self._usage = TokenUsage(text.sequence.num_prompt_tokens, 0) if continuous_usage else None
 
     async def write_all(self) -> None:
-        await self._response.stream(await self.write_but_end())
+        await self._response.stream(self._joined([await self.write_but_end()]))
 
     async def write_but_end(self) -> bytes:
         """Write all events but the last ones, which are returned: they share a write with the end of the stream."""

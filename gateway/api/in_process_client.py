@@ -395,7 +395,7 @@ class InProcessClient:
         return self._health.of(probe), details
 
     async def metrics_text(self) -> bytes:
-        return self.service.metrics.prometheus_text()
+        return await self.service.metrics.prometheus_text()
 
 
 def readiness(service: Service) -> dict[str, object]:

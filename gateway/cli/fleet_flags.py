@@ -48,7 +48,7 @@ of their admin ports, where their states are read. See docs/fleet.md."""
 
 
 def _name_and_ports(text: str) -> tuple[str, int, int]:
-    match = re.fullmatch(r"([\w.-]{1,253}):([0-9]{1,5}):([0-9]{1,5})", text, re.ASCII)
+    match = re.fullmatch(r"((?:[\w-]{1,63}\.){0,126}[\w-]{1,63}\.?):([0-9]{1,5}):([0-9]{1,5})", text, re.ASCII)
     if match is None or not all(0 < int(port) < 65_536 for port in match.groups()[1:]):
         raise ValueError("is no NAME:PORT:ADMIN, such as replicas.internal:8000:8001")
     return match[1], int(match[2]), int(match[3])

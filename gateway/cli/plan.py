@@ -5,15 +5,27 @@ From the model's config.json: no GPU, and of the weights at most what their file
 import json
 from argparse import Namespace, _SubParsersAction
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from admission.step_times.step_time import StepTime
 from backend.errors import ConfigError
+from backend.extensions import extensions
 from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.parallel.shard import Shard
-from backend.roofline import GPUS, ITEM_BYTES, RUNTIME_BYTES, Footprint, MemoryPlan, Peaks, Roofline, show_bytes
+from backend.roofline import (
+    GPUS,
+    ITEM_BYTES,
+    MEMORY_BYTES,
+    RUNTIME_BYTES,
+    Footprint,
+    MemoryPlan,
+    Peaks,
+    Roofline,
+    show_bytes,
+)
 from gateway.cli.arguments import argument
 from gateway.table import table
 from quotas.policy import units
@@ -44,12 +56,14 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
     plan = commands.add_parser(
         "plan",
         help="a model's memory and its least step times on a GPU",
-        usage="sluice plan MODEL --memory SIZE [flags]",
+        usage="sluice plan MODEL [--gpu GPU] [--memory SIZE] [flags]",
         description=__doc__,
         epilog=NOTES,
     )
     plan.add_argument("model", metavar="MODEL", help="the model: embedded, a local directory, or a hub name")
-    plan.add_argument("--memory", metavar="SIZE", type=_SIZE, required=True, help="memory of the device, such as 80GiB")
+    plan.add_argument(
+        "--memory", metavar="SIZE", type=_SIZE, help="memory of the device, such as 80GiB (default: --gpu's)"
+    )
     plan.add_argument(
         "--dtype", choices=("auto", *ITEM_BYTES), default="auto", help="precision of the weights (default: as stored)"
     )
@@ -103,7 +117,10 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
         "--flops", metavar="RATE", type=argument(_rate), help="sustained FLOP/s of matrix products, such as 790T"
     )
     device.add_argument("--save-device", metavar="FILE", type=Path, help="write the steps as a device to simulate")
-    plan.set_defaults(run=_plan, parser=plan)
+    plan.set_defaults(run=_plan, parser=plan, capacity=None)
+    for extension in extensions():
+        module, function = extension.PLAN.split(":")
+        getattr(import_module(module), function)(plan)
 
 
 def _plan(namespace: Namespace) -> int:
@@ -115,7 +132,9 @@ def _plan(namespace: Namespace) -> int:
     footprint = max((Footprint(part, dtype, kv_item_bytes) for part in parts), key=lambda each: each.num_weights)
     wanted_len = _max_model_len(namespace.max_model_len, model)
     budget = _token_budget(namespace.max_num_batched_tokens, namespace.max_num_seqs)
-    memory = MemoryPlan.make(footprint, namespace.memory, wanted_len, namespace.max_num_seqs, budget)
+    memory = MemoryPlan.make(
+        footprint, namespace.memory or MEMORY_BYTES[namespace.gpu], wanted_len, namespace.max_num_seqs, budget
+    )
     context = min(namespace.context, memory.max_model_len)
     if namespace.dtype == "auto" and model.dtype_said_by != "config":
         print(f"{_ASSUMED[model.dtype_said_by].format(model.torch_dtype)}\n")
@@ -125,6 +144,8 @@ def _plan(namespace: Namespace) -> int:
     print(_steps(roofline, memory, context))
     if namespace.save_device:
         _save(step_time_of(roofline), memory, namespace.save_device)
+    if namespace.capacity is not None and (said := namespace.capacity(namespace, memory, step_time_of(roofline))):
+        print(f"\n{said}")
     for warning in memory.warnings:
         print(f"\nwarning: {warning}")
     return 0

@@ -11,7 +11,8 @@ from gateway.settings import otel_variables
 from gateway.settings.settings import Settings
 
 CONNECT_SECONDS = 3.0
-OTLP_PORTS = {"grpc": 4317, "http": 4318}
+GRPC_PORT, HTTP_PORTS = 443, {"http": 80, "https": 443}
+"""Ports to which the exporters connect where an address has none."""
 
 
 def ports(settings: Settings) -> list[Check]:
@@ -44,7 +45,8 @@ def collector(settings: Settings) -> Check:
     if settings.otlp_endpoint is None:
         return ok("collector", "none: spans are not sent anywhere (--otlp-endpoint)")
     parts = urlsplit(settings.otlp_endpoint)
-    host, port = parts.hostname or "", parts.port or OTLP_PORTS[settings.otlp_protocol]
+    port = parts.port or (GRPC_PORT if settings.otlp_protocol == "grpc" else HTTP_PORTS[parts.scheme])
+    host = parts.hostname or ""
     try:
         socket.create_connection((host, port), CONNECT_SECONDS).close()
     except OSError as error:

@@ -30,6 +30,7 @@ FREE_DISCARD_BYTES = 256 * 1024  # of a connection, discarded without delay
 DISCARDED_PER_SECOND = 32 * 2**20  # bytes, of all connections; it takes some 3 % of a core
 PROBE_SECONDS = 5  # between probes of a client that closed its sending half
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # ignored by a client that did not ask for it (RFC 9110, 15.2.1)
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
 _COMMENT = b"3\r\n:\n\n\r\n"  # means nothing in an event stream
 _TOO_LARGE = f"The request's headers exceed {show_size(MAX_HEADER_BYTES)}."
 
@@ -40,7 +41,10 @@ def bound_socket(host: str, port: int, shared: bool = False) -> socket.socket:
     Its connections will notice a dead peer, since Linux passes its options on to them. Others may be bound to the port
     if all of them are `shared`. Raises `OSError` when the address cannot be bound.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError as error:  # a name that no name can be
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -288,7 +292,10 @@ class HttpConnection(HttpToolsProtocol):
         self._reads_headers = False
         self._entry.begin_request()
         super().on_headers_complete()
-        self.cycle.transport = _AnswerTransport(self.transport, self._close_lingering)  # type: ignore[assignment]
+        is_old = self.scope["http_version"] == "1.0"
+        writer = _UnchunkedTransport if is_old else _AnswerTransport
+        self.cycle.transport = writer(self.transport, self._close_lingering)  # type: ignore[assignment]
+        self.cycle.waiting_for_100_continue &= not is_old  # which knows no interim answers
         if self._exchange is not None:
             self._exchange.has_headers(self.cycle)
         self.headers = []  # headers from here on are trailers, which are ignored
@@ -372,7 +379,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         if not self.cycle.response_started:
             self.transport.write(_CONTINUE)
-        elif self.cycle.chunked_encoding:  # only event streams are chunked
+        elif self._exchange is not None and self._exchange.has_events:
             self.transport.write(_COMMENT)
         self._timer = self.loop.call_later(PROBE_SECONDS, self._probe)
 
@@ -433,6 +440,30 @@ class _AnswerTransport:
         self.write = transport.write
         self.is_closing = transport.is_closing
         self.close = close
+
+
+class _UnchunkedTransport(_AnswerTransport):
+    """The transport of an answer to HTTP/1.0, which knows no chunks (RFC 9112, 6.1): one without a length ends with the
+    connection.
+    """
+
+    __slots__ = ("_is_begun", "_is_chunked", "_write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], object]) -> None:
+        super().__init__(transport, close)
+        self._write = transport.write
+        self.write = self._write_unchunked  # type: ignore[assignment]
+        self._is_begun = self._is_chunked = False
+
+    def _write_unchunked(self, data: bytes) -> None:
+        """Write the head, or the content of one chunk: uvicorn writes each in one piece."""
+        if not self._is_begun:
+            self._is_begun, self._is_chunked = True, _CHUNKED in data
+            data = data.replace(_CHUNKED, b"\r\n", 1)
+        elif self._is_chunked and data:
+            size, _, rest = data.partition(b"\r\n")
+            data = rest[: int(size, 16)]
+        self._write(data)
 
 
 def as_http(error: ApiError) -> bytes:

@@ -31,21 +31,26 @@ _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte != ord("\t"))  # fo
 class Exchange:
     """One request and its answer on our own server's connection: events and shortcuts beyond ASGI."""
 
-    __slots__ = ("_callback", "_cycle", "_flow", "_is_over", "_transport", "entry", "is_complete", "is_refused")
+    __slots__ = (
+        "_callback", "_cycle", "_flow", "_is_over", "_takes_chunks", "_transport",
+        "entry", "has_events", "is_complete", "is_refused",
+    )  # fmt: skip
 
     def __init__(self, transport: asyncio.WriteTransport, flow: FlowControl, entry: ConnectionEntry) -> None:
         self.is_complete = False  # the last byte of the request has come
         self.is_refused = False  # the rest of its body is discarded
+        self.has_events = False  # the answer is a stream of events, between which anything may be written
         self._transport = transport
         self._flow = flow
         self.entry = entry  # of its connection
         self._callback: Callable[[], object] | None = None
         self._cycle: ReferenceType[RequestResponseCycle] | None = None  # uvicorn's, once the headers are there
         self._is_over = False
+        self._takes_chunks = True  # HTTP/1.0 has none
 
     def has_headers(self, cycle: RequestResponseCycle) -> None:
         """Set uvicorn's state of the answer, which refers to this exchange; the reference back is weak."""
-        self._cycle = ref(cycle)
+        self._cycle, self._takes_chunks = ref(cycle), cycle.scope["http_version"] == "1.1"
 
     @property
     def is_paused(self) -> bool:
@@ -54,8 +59,8 @@ class Exchange:
 
     @property
     def is_writable(self) -> bool:
-        """True if a write would not block and the client is connected."""
-        return not (self._is_over or self._flow.write_paused)
+        """True if a chunk can be written at once: the client is connected, reads, and knows chunks."""
+        return self._takes_chunks and not (self._is_over or self._flow.write_paused)
 
     def begin(self, headers: list[tuple[bytes, bytes]], length: int | None, part: bytes) -> bool:
         """Write the head of an answer with status 200 and the first part of its body, past ASGI and in one piece, and
@@ -78,7 +83,7 @@ class Exchange:
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         cycle.chunked_encoding = length is None
         cycle.expected_content_length = 0 if length is None else length - len(part)
-        first = part if length is not None else _CHUNK % (len(part), part)
+        first = _CHUNK % (len(part), part) if length is None and part else part  # an empty chunk would be the last
         self._transport.write(b"%b%b\r\n\r\n%b" % (_OK, lines, first))
         return True
 
@@ -94,6 +99,12 @@ class Exchange:
     def write(self, data: bytes) -> None:
         """Write a part of a chunked answer, right after `is_writable` was true."""
         self._transport.write(_CHUNK % (len(data), data))
+
+    def abort(self) -> None:
+        """Drop the connection with its unwritten bytes: what the client has of the answer is not all of it."""
+        if self._cycle is not None and (cycle := self._cycle()) is not None:
+            cycle.disconnected = True
+        self._transport.abort()
 
     def watch(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the client has gone; soon, if it has gone already.

@@ -41,6 +41,18 @@ def openai_reply(error: ApiError) -> tuple[int, bytes]:
     return error.status, error.to_body()
 
 
+def error_forms(path: str) -> tuple[Callable[[ApiError], tuple[int, bytes]], Callable[[ApiError], bytes]]:
+    """Returns how the clients of a path read errors: as a status with a body, and as the last event of a stream."""
+    if path.startswith(ANTHROPIC_PATHS):
+        return anthropic_reply, error_event
+    return openai_reply, ApiError.to_sse
+
+
+def sends_events(headers: Headers) -> bool:
+    """True for the headers of a stream of events."""
+    return any(name == b"content-type" and value.startswith(sse.CONTENT_TYPE) for name, value in headers)
+
+
 class ResponseWriter:
     """Writes the response to one request."""
 
@@ -48,6 +60,7 @@ class ResponseWriter:
         "_clock",
         "_error_reply",
         "_extra_headers",
+        "_has_events",
         "_is_anthropic",
         "_is_streaming",
         "_starting",
@@ -70,9 +83,10 @@ class ResponseWriter:
         self._extra_headers: Headers = []
         self.exchange = exchange_of(scope)
         self._starting: asyncio.Lock | None = None
-        self._is_anthropic = is_anthropic = scope.get("path", "").startswith(ANTHROPIC_PATHS)
-        self.failure: Callable[[ApiError], bytes] = error_event if is_anthropic else ApiError.to_sse  # ends a stream
-        self._error_reply = anthropic_reply if is_anthropic else openai_reply
+        path: str = scope.get("path", "")
+        self._is_anthropic = path.startswith(ANTHROPIC_PATHS)
+        self._error_reply, self.failure = error_forms(path)  # `failure` ends a stream
+        self._has_events = False  # it is a stream of events
         self._is_streaming = False  # the headers of a stream have been sent
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
@@ -94,8 +108,8 @@ class ResponseWriter:
         await self.send({"type": "http.response.body", "body": left})  # also without a rest: it ends the response
 
     async def begin(self, status: int, headers: Headers, part: bytes) -> None:
-        """Send the head of another server's response, and the first part of its body; further parts follow by
-        `stream`.
+        """Send the head of a response of any type, and the first part of its body, perhaps none; further parts follow
+        by `stream`, and a part of an event stream is one of whole events.
         """
         self._is_streaming = True
         await self.stream(await self._start(status, headers, None, part))
@@ -114,12 +128,17 @@ class ResponseWriter:
         await self.send({"type": "http.response.body", "body": events, "more_body": False})
 
     async def fail(self, error: ApiError) -> None:
-        """Send an error: as a whole response, or as the last event of a stream that has begun, without [DONE]."""
-        if self.started is not None:
-            await self.end_stream(self.failure(error))
-        else:
+        """Send an error: as a whole response, or as the last event of a stream that has begun, without [DONE].
+
+        Any other response that has begun is cut, so that its client does not take the beginning for the whole.
+        """
+        if self.started is None:
             status, body = self._error_reply(error)
             await self.reply(body, status, encode_headers(error.headers()))
+        elif self._has_events:
+            await self.end_stream(self.failure(error))
+        elif self.exchange is not None:  # a foreign server cuts a response that is left without its end
+            self.exchange.abort()
 
     async def _start_stream(self, events: bytes) -> bytes:
         """Send the headers of a stream once, and return the unsent rest of `events`. Other writers wait until the
@@ -139,6 +158,9 @@ class ResponseWriter:
 
         A write costs more than most steps of an answer.
         """
+        self._has_events = length is None and sends_events(headers)
+        if self.exchange is not None:
+            self.exchange.has_events = self._has_events
         head = [*headers, *self._extra_headers, (b"x-request-id", self.request_id)]
         if self._is_anthropic:
             head.append((b"request-id", self.request_id))

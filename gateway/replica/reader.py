@@ -33,7 +33,7 @@ class ReplicaReader:
         policy: Callable[[], str] = lambda: "",
     ) -> None:
         self._model, self._core, self._target, self._clock = model, core, target, clock
-        self._policy, self._version = policy, VERSION
+        self._policy = policy
         self._instance = secrets.token_hex(8)
         self._bytes_per_token = BYTES_PER_TOKEN
         manager = core.scheduler.kv_manager
@@ -74,8 +74,8 @@ class ReplicaReader:
             prefill_seconds=self._prefill_seconds(token_seconds, tokens, pairs),
             token_seconds=token_seconds,
             bytes_per_token=self._bytes_per_token,
-            work_seconds=self.work_seconds(),
-            replicas_wanted=self.replicas_wanted(),
+            work_seconds=(work := self.work_seconds()),
+            replicas_wanted=work / self._target,
             step=StepCost(fitted.coefficients, fitted.knee, core.step_time.relative_error),
             kv=KVTokens(
                 config.num_blocks * size,
@@ -86,7 +86,7 @@ class ReplicaReader:
             ),
             waiting=self._waiting(token_seconds),
             running_by_tenant=Counter(one.tenant for one in running.values()),
-            version=self._version,
+            version=VERSION,
             policy=self._policy(),
             beginnings=self.beginnings.since(since),
         )
@@ -153,6 +153,7 @@ class ReplicaReader:
 
     def _seconds_left(self, one: Sequence) -> float:
         """The remaining cost of a running sequence, as the remaining part of its tokens."""
-        output = self._tokens_left(one) + len(one.output)
-        left = max(0, one.num_admitted_tokens - one.num_computed_tokens) + self._tokens_left(one)
+        tokens = self._tokens_left(one)
+        output = tokens + len(one.output)
+        left = max(0, one.num_admitted_tokens - one.num_computed_tokens) + tokens
         return self._core.backlog.load_of(one, output).seconds * min(1.0, left / (one.num_prompt_tokens + output))

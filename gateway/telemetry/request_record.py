@@ -294,11 +294,14 @@ class Telemetry:
     def begin(self, scope: Scope, response: ResponseWriter) -> RequestRecord:
         """Make the record of a request, which its task and child tasks find in `current`."""
         retries = response.request_headers.get(b"x-stainless-retry-count") or b""
+        states = list[bytes]()
+        if (parent := response.request_headers.get(b"traceparent")) is not None:  # a state may come in several headers
+            states = [value for name, value in scope["headers"] if name == b"tracestate"]
         record = RequestRecord(
             response.request_id.decode(),
             scope["method"],
             masked(scope["path"]),
-            trace_context(response.request_headers.get(b"traceparent"), response.request_headers.get(b"tracestate")),
+            trace_context(parent, b",".join(states)),
             self.clock(),
             self._unix_ns(),
             int(retries) if len(retries) < 4 and retries.isdigit() else 0,

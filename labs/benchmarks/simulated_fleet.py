@@ -12,8 +12,7 @@ from fleet.fleet import Fleet
 from fleet.picker import PICKERS, Knowledge, Routing
 from fleet.prediction import RoutedRequest
 from fleet.prefix_map import PrefixMap
-from fleet.replicas import ReplicaAddress
-from fleet.view import OpenRequest, ReplicaView
+from fleet.view import OpenRequest, ReplicaAddress, ReplicaView
 from gateway.replica.digests import BLOCK_BYTES, MAX_BLOCKS
 from gateway.replica.fleet_secret import Beginnings
 from gateway.replica.reader import ReplicaReader

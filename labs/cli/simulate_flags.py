@@ -77,7 +77,7 @@ def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
 def add_runs(group: Any, pace: Any) -> None:
     """Adds the flags of repetitions and loads."""
     sweep = "serve each of several loads from LOW to HIGH, as --load does, and find the largest with 90 %% good"
-    pace.add_argument("--sweep", metavar="LOW:HIGH[:N]", type=_loads, help=sweep)
+    pace.add_argument("--sweep", metavar="LOW:HIGH[:N]", type=sweep_loads, help=sweep)
     group.add_argument("--seeds", metavar="N", type=_count, default=1, help="runs of each policy (default: 1)")
 
 
@@ -122,8 +122,8 @@ def add_objective(parser: ArgumentParser) -> Any:
 
 def add_report(parser: ArgumentParser) -> None:
     group = add_objective(parser)
-    group.add_argument("--json", metavar="FILE", type=_new_file, help="write every figure of every run")
-    group.add_argument("--html", metavar="FILE", type=_new_file, help="write every figure as one page")
+    group.add_argument("--json", metavar="FILE", type=new_file, help="write every figure of every run")
+    group.add_argument("--html", metavar="FILE", type=new_file, help="write every figure as one page")
 
 
 def _count(text: str) -> int:
@@ -149,7 +149,7 @@ def _columns(text: str) -> Columns:
         raise ArgumentTypeError(str(error)) from None
 
 
-def _loads(text: str) -> tuple[float, ...]:
+def sweep_loads(text: str) -> tuple[float, ...]:
     try:
         return parse_loads(text)
     except OptionError as error:
@@ -163,7 +163,7 @@ def _flood(text: str) -> Flood:
         raise ArgumentTypeError(str(error)) from None
 
 
-def _new_file(text: str) -> Path:
+def new_file(text: str) -> Path:
     """Parse the path of a file to write, and refuse an impossible one before minutes are spent on its content."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from admission.core import CoreConfig
@@ -122,7 +122,12 @@ def _device_of(path: Path) -> Device:
     model = StepTime(tuple(entry["coefficients"]), int(entry.get("knee", 512)))
     token_bytes = float(entry["kv_bytes_per_token"]) if "kv_bytes_per_token" in entry else None
     host = HostTime(**{name: float(seconds) for name, seconds in entry.get("host", {}).items()})
-    return Device(path.stem, model.seconds, _rates(model), int(entry["kv_tokens"]), token_bytes, host=host)
+    return replace(planned_device(path.stem, model, int(entry["kv_tokens"]), token_bytes), host=host)
+
+
+def planned_device(name: str, model: StepTime, kv_tokens: int, kv_bytes_per_token: float | None) -> Device:
+    """Returns a device that nothing was recorded on."""
+    return Device(name, model.seconds, _rates(model), kv_tokens, kv_bytes_per_token)
 
 
 def _rates(model: StepTime) -> Piece:

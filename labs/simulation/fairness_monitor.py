@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from admission.controller import Controller
-from admission.order import DueOrder, half_target_at
+from admission.order import DueOrder
 from backend.scheduler.sequence import Sequence
 from labs.simulation.statistics import ServiceGap
 
@@ -12,9 +12,8 @@ def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahe
     """Return the most engine seconds, for each unit of weight, by which the service of two tenants differs over any
     interval in which both have requests without deadlines waiting: |W_i/w_i - W_j/w_j|.
 
-    `start_s`: the largest difference of two tenants' credits (`Share.spread_s`). `latest_s`: the largest delay after
-    which a request is due without its tenant's debt: half its target and the offset of its class (of tenants in one
-    class, half the target alone). `ahead_s`: seconds that a tenant has prepaid for prompts and not used yet.
+    `start_s`: the largest difference of two tenants' credits (`Share.spread_s`). `latest_s`: the largest offset of a
+    class, 0 for tenants in one class. `ahead_s`: seconds that a tenant has prepaid for prompts and not used yet.
     `run_up_s`: seconds that a tenant spends between two choices of its requests.
 
     While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all asking
@@ -39,7 +38,7 @@ class FairnessMonitor:
         self.order, self.share, self._ledger = core.order, core.share, core.ledger
         self.most_ahead_s = 0.0  # paid ahead by a tenant
         self.most_run_up_s = 0.0  # spent by a tenant since it was last chosen
-        self.latest_s = 0.0  # the latest due time of begun requests after their arrival, debts apart
+        self.latest_s = 0.0  # the largest offset of the classes of begun requests
         self._gap = ServiceGap()
         self._spent: dict[str, float] = {}  # by tenant, before the present event
         self._spent_before: dict[str, float] = {}  # when it was last chosen
@@ -50,8 +49,7 @@ class FairnessMonitor:
         """Record a planned step that admits these sequences."""
         for sequence in admitted:
             self._spent_before[sequence.tenant] = self._spent.get(sequence.tenant, 0.0)
-            offset = self.order.aging.offset(sequence.request.priority_class)
-            self.latest_s = max(self.latest_s, half_target_at(sequence) - sequence.arrival + offset)
+            self.latest_s = max(self.latest_s, self.order.aging.offset(sequence.request.priority_class))
         self.update()
 
     def completed(self) -> None:

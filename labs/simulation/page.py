@@ -33,17 +33,18 @@ def page(results: Results, title: str, facts: str, remarks: Sequence[str] = ()) 
     """Renders the page. `title`, `facts` and `remarks` are plain text, as are all names in the results; all is
     escaped.
     """
-    return _page(title, facts, remarks, f"{_table(results)}{_tenants(results)}")
+    return document(title, facts, remarks, f"{_table(results)}{_tenants(results)}")
 
 
 def sweep_page(sweep: Sweep, title: str, facts: str, remarks: Sequence[str] = ()) -> str:
     """Renders the page of a sweep, as `page` does."""
     head, *rows = sweep_rows(sweep)
-    table = _wide("By load", head, [_row(row) for row in rows])
-    return _page(title, facts, remarks, table)
+    table = wide_table("By load", head, [table_row(row) for row in rows])
+    return document(title, facts, remarks, table)
 
 
-def _page(title: str, facts: str, remarks: Sequence[str], tables: str) -> str:
+def document(title: str, facts: str, remarks: Sequence[str], tables: str) -> str:
+    """Renders a page around `tables`, which are HTML already; the rest is plain text."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -65,10 +66,10 @@ def _table(results: Results) -> str:
         rows.append(f'<tr class="section"><th colspan="{width}">{escaped(group)}</th></tr>')
         for metric in metrics:
             cells = [with_spread(metric, spread(runs, metric.get)) for runs in results.runs]
-            rows.append(_row([metric.label, *cells]))
+            rows.append(table_row([metric.label, *cells]))
     seeds = results.study.seeds
     what = f"All figures, medians over {seeds} seeds (lowest to highest)" if seeds > 1 else "All figures"
-    return _wide(what, ["", *results.names], rows)
+    return wide_table(what, ["", *results.names], rows)
 
 
 def _tenants(results: Results) -> str:
@@ -78,7 +79,9 @@ def _tenants(results: Results) -> str:
             ("Classes", class_rows(runs[0].classes)),
             ("Tenants", tenant_rows(runs[0].tenants)),
         ):
-            tables.append(_wide(f"{what} under {name}{_of_first(results)}", head, [_row(row) for row in rows]))
+            tables.append(
+                wide_table(f"{what} under {name}{_of_first(results)}", head, [table_row(row) for row in rows])
+            )
     return "".join(tables)
 
 
@@ -86,11 +89,11 @@ def _of_first(results: Results) -> str:
     return ", seed 1" if results.study.seeds > 1 else ""
 
 
-def _row(cells: list[str]) -> str:
+def table_row(cells: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in cells) + "</tr>\n"
 
 
-def _wide(caption: str, headings: list[str], rows: list[str]) -> str:
+def wide_table(caption: str, headings: Sequence[str], rows: Sequence[str]) -> str:
     head = "".join(f"<th>{escaped(heading)}</th>" for heading in headings)
     top = f"<caption>{escaped(caption)}</caption><tr>{head}</tr>\n"
     return f'<div class="wide"><table>{top}{"".join(rows)}</table></div>\n'

@@ -56,9 +56,11 @@ class ReplicaReservations:
         self._track(account, tracked)
         try:
             answer = await self._decide(Script.RESERVE, account, tracked.reservation.ask, tracked.field)
-        except BaseException:  # after any interruption it may have been charged
+        except BaseException as error:  # after any interruption it may have been charged
             self._uncertain.add(account.state)
             self.forget(account, tracked)
+            if isinstance(error, asyncio.CancelledError):  # a disconnected client is not to hold its limits for seconds
+                self._runner.submit(Script.SETTLE, self._settlement(account, tracked), lambda _: None)
             raise
         levels = account.remember(answer)
         if answer[0] == b"OK":

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.aging import Aging
-from admission.order import DUE_SHARE_OF_TARGET, OLDEST_SHARE_OF_SERVICE, DueOrder
+from admission.order import OLDEST_SHARE_OF_SERVICE, DueOrder
 from admission.share import Share
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import PRESSING_WAIT_S, Sequence
@@ -106,22 +106,38 @@ def test_the_head_is_of_the_tenant_that_is_due_first(events: list[tuple[str, str
             assert due == inf
             continue
         of_tenant = [queue.order.due(one) for one in queue.waiting if one.tenant == head.tenant]
-        assert (queue.order.due(head) if head.is_pressing else min(of_tenant)) == pytest.approx(due)
+        is_dated = any(entry.sequence is head for entry in queue.order.dated)
+        assert (queue.order.due(head) if is_dated else min(of_tenant)) == pytest.approx(due)
 
 
 def test_a_deadline_of_minutes_is_no_hurry() -> None:
     queue = Queue()
     patient, plain = queue.add("a", 3, first_token_by=600.0), queue.add("b", 3)
-    assert queue.order.due(patient) == queue.order.due(plain) == DUE_SHARE_OF_TARGET * 2.0
+    assert queue.order.due(patient) == queue.order.due(plain) == queue.now
     assert queue.order.due(queue.add("c", 3, first_token_by=PRESSING_WAIT_S)) == PRESSING_WAIT_S
+
+
+def test_a_deadline_that_has_passed_is_no_hurry_any_more() -> None:
+    queue = Queue()
+    late, plain = queue.add("a", 3, first_token_by=1.0), queue.add("b", 3)
+    queue.remove(begun := queue.add("c", 3, first_token_by=1.0))
+    queue.share.charge(queue.share.account("b"), 0.6)
+    assert queue.order.head() is late
+    queue.share.charge(queue.share.account("a"), 1.8)
+    queue.happen("pass", "a", 6)
+    assert queue.order.due(late) > queue.now > queue.order.due(plain)
+    assert queue.order.head() is plain
+    assert queue.order.due(begun) == 1.0, "it began before"
+    queue.wait(begun)
+    assert queue.order.due(begun) == pytest.approx(queue.now + queue.share.payback_of("c")), "it was preempted"
 
 
 def test_debt_makes_a_tenants_requests_due_later_and_credit_makes_them_due_sooner() -> None:
     queue = Queue()
     heavy, light = queue.add("a", 3), queue.add("b", 3)
     queue.share.charge(queue.share.account("a"), 1.0)
-    assert queue.order.due(heavy) == pytest.approx(1.0 + 1.0, abs=0.05)
-    assert queue.order.due(light) == pytest.approx(1.0 - 1.0, abs=0.05)
+    assert queue.order.due(heavy) == pytest.approx(1.0, abs=0.05)
+    assert queue.order.due(light) == pytest.approx(-1.0, abs=0.05)
     assert queue.order.head() is light
 
 
@@ -154,7 +170,7 @@ def test_a_lower_class_that_has_waited_for_its_offset_is_as_urgent_as_any(others
     for _ in range(others):
         queue.happen("pass", "a", 1)
         high = queue.add("high", 0)
-        if queue.now <= DUE_SHARE_OF_TARGET * 2.0:
+        if queue.now <= 1.0:
             assert queue.order.due(high) < queue.order.due(low)
     queue.happen("pass", "a", 9)
     queue.happen("pass", "a", 9)
@@ -186,27 +202,27 @@ def test_where_nobody_asks_for_a_more_urgent_class_a_request_yields_to_none_of_i
     queue.happen("pass", "a", 2)
     assert plain.request.priority_class == 1
     dated = queue.add("b", 4, first_token_by=queue.now + 2.0)
-    assert queue.order.due(plain) == DUE_SHARE_OF_TARGET * 2.0 < queue.order.due(dated)
+    assert queue.order.due(plain) == queue.now < queue.order.due(dated)
     assert queue.order.head() is plain
     queue.add("c", 0)
-    assert queue.order.due(plain) > 20.0
+    assert queue.order.due(plain) == pytest.approx(20.0)
     assert queue.order.head() is not plain
     urgent = queue.waiting[-1]
     queue.remove(urgent)
     queue.order.set_time(queue.now)
-    assert queue.order.due(plain) > 20.0, "it runs"
+    assert queue.order.due(plain) == pytest.approx(20.0), "it runs"
     queue.order.ended(urgent)
     queue.order.set_time(queue.now)
-    assert queue.order.due(plain) == DUE_SHARE_OF_TARGET * 2.0, "no request of the urgent class is open"
+    assert queue.order.due(plain) == queue.now, "no request of the urgent class is open"
 
 
 def test_a_refused_request_of_an_urgent_class_delays_nobody() -> None:
     queue = Queue(Aging(20.0))
     plain = queue.add("a", 1)
     queue.order.asked(make_sequence("refused", "b", 4, 4, priority_class=0), queue.now)
-    assert queue.order.due(plain) > 20.0, "as if it were admitted"
+    assert queue.order.due(plain) == 20.0, "as if it were admitted"
     queue.order.set_time(queue.now)
-    assert queue.order.due(plain) == DUE_SHARE_OF_TARGET * 2.0
+    assert queue.order.due(plain) == queue.now
 
 
 def test_a_begun_request_stays_before_later_ones_of_its_class_when_a_more_urgent_class_is_asked_for() -> None:

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from fleet.replicas import ReplicaAddress
-from fleet.view import ReplicaView
+from fleet.view import ReplicaAddress, ReplicaView
 from gateway.replica.state import KVTokens, ReplicaState, StepCost, WaitingWork
 
 IDLE = ReplicaState(

@@ -25,10 +25,10 @@ EVENTS = (b"data: 1\n\n", b"data: 2\n\ndata", b": 3\n\n", b"data: [DONE]\n\n")
 RESET = httpx.ReadError("reset")
 
 
-async def test_a_stream_comes_byte_for_byte_in_the_parts_it_came_in() -> None:
+async def test_a_stream_comes_byte_for_byte_as_it_came_event_by_event() -> None:
     fleet = PaperFleet(a=answering(stream(*EVENTS)))
     answer = await fleet.request()
-    assert answer.parts[: len(EVENTS)] == [*EVENTS]
+    assert answer.parts == [b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n", b"data: [DONE]\n\n", b""]
     assert answer.body == b"".join(EVENTS)
     assert answer.is_complete
     assert answer.header(b"content-type") == b"text/event-stream"
@@ -44,7 +44,8 @@ async def test_all_headers_but_those_of_the_connection_reach_the_replica() -> No
     ]
     answer = await fleet.request(path="/v1/completions?a=%20b", headers=given)
     (seen,) = fleet.seen
-    assert str(seen.url) == "http://a:8000/v1/completions?a=%20b"
+    assert str(seen.url) == "http://a:8000"
+    assert seen.extensions["target"] == b"/v1/completions?a=%20b"
     assert seen.headers["traceparent"] == "00-1-2-01"
     assert seen.headers["x-request-id"] == "mine"
     assert seen.headers["host"] == "a:8000"
@@ -67,11 +68,13 @@ async def test_without_a_good_key_no_replica_is_asked() -> None:
     assert not fleet.seen
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/x/y", "//v1/models/", "/v1/limits", "/tokenizer_info"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/x/y", "//v1/models/", "/v1/limits", "/v1/models/../../metrics", '/v1/models/a"']
+)
 async def test_a_call_that_generates_nothing_is_answered_by_a_replica_too(path: str) -> None:
     fleet = PaperFleet(a=answering(whole(b"[]")))
     assert (await fleet.request("GET", path)).body == b"[]"
-    assert fleet.seen[0].url.path == path
+    assert fleet.seen[0].extensions["target"] == path.encode(), "as it came, or a tenant reaches what is not routed"
 
 
 @pytest.mark.parametrize("status", [503, 529])
@@ -80,7 +83,7 @@ async def test_a_request_refused_for_a_replicas_own_reasons_goes_to_another(reas
     fleet = PaperFleet(a=answering(refusal(reason, status)), b=answering(whole(b"yes")))
     assert (await fleet.request()).body == b"yes"
     assert fleet.asked == ["a", "b"]
-    assert fleet.fleet.retried == {"a:8000": 1}
+    assert [(view.attempts, view.retried) for view in fleet.fleet.views.values()] == [(1, 1), (1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,29 @@ async def test_anthropics_clients_read_the_routers_own_errors() -> None:
     assert (await responses.request("POST", "/v1/responses")).body == b"yes"
 
 
+@pytest.mark.parametrize("events", [EVENTS[:1], ()])
+async def test_an_event_of_which_a_part_came_is_no_part_of_the_error_behind_it(events: tuple[bytes, ...]) -> None:
+    fleet = PaperFleet(a=answering(stream(*events, b'data: {"text":"cu', RESET)))
+    answer = await fleet.request()
+    assert answer.code == "replica_lost" if not events else answer.parts[1].startswith(b'data: {"error":')
+    assert answer.status == (200 if events else 503)
+    assert await fleet.settled() == [{"tenant": "demo", "has_begun": bool(events), "output_tokens": None}]
+
+
+async def test_a_file_whose_replica_is_lost_does_not_end_as_if_it_were_whole() -> None:
+    cut = httpx.Response(200, headers={"content-type": "application/octet-stream"}, stream=Parts(b"12345", RESET))
+    answer = await PaperFleet(a=answering(cut)).request("GET", "/v1/files/file-1/content")
+    assert (answer.body, answer.is_complete) == (b"12345", False)
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+async def test_what_a_request_makes_is_not_made_twice(path: str) -> None:
+    for error, asked in ((RESET, ["a"]), (httpx.ConnectError("refused"), ["a", "b"])):
+        fleet = PaperFleet(a=answering(error), b=answering(whole(b"made")))
+        answer = await fleet.request("POST", path)
+        assert (answer.status, fleet.asked) == (503 if error is RESET else 200, asked)
+
+
 @pytest.mark.parametrize("split", range(1, 30, 3))
 async def test_delivered_tokens_of_a_lost_stream_are_settled_as_its_replica_told(split: int) -> None:
     """However it comes in parts; what came without being said is not counted."""
@@ -202,7 +228,7 @@ async def test_a_client_that_leaves_closes_the_replicas_connection() -> None:
     await request
     assert body.is_closed
     assert view.load == 0
-    assert b'sluice_route_requests_total{outcome="disconnected"} 1' in fleet.metrics.text()
+    assert b'sluice_route_requests_total{outcome="disconnected"} 1' in await fleet.metrics.text()
 
 
 async def test_a_request_at_a_replica_that_falls_silent_is_sent_to_another() -> None:

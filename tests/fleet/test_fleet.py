@@ -129,7 +129,7 @@ def test_a_change_of_the_file_keeps_the_knowledge_of_staying_replicas(three: Thr
         three.set_replicas(map(replica, "ad"))
         assert three.views["a:8000"] is before
         assert three.names == "a", "d has told nothing yet"
-    assert three.picks["c:8000"] == 1
+    assert three.num_attempts == 1
 
 
 def test_requests_on_their_way_count_before_the_replica_tells_of_them(three: Three) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fleet.membership import GRACE_SECONDS, DnsMembership, FileMembership, StoreMembership
-from fleet.replicas import ReplicaAddress, ReplicasError
+from fleet.replicas import ReplicasError
+from fleet.view import ReplicaAddress
 from gateway.replica.announcer import addresses
 from gateway.replica.fleet_secret import FleetSecret
 from quotas.errors import StoreUnavailable

@@ -32,7 +32,7 @@ class Client:
         self.seen.append(request)
         return await self._handler(request)
 
-    async def send(self, *parts: bytes) -> "Client":
+    async def send(self, *parts: bytes, path: str = "/v1/x") -> "Client":
         left = [*parts]
 
         async def receive() -> Message:
@@ -45,7 +45,7 @@ class Client:
             self.got.append(message)
 
         headers = [(b"host", b"ray"), (b"x-request-id", b"mine"), (b"authorization", b"Bearer k"), (b"te", b"x")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/x", "raw_path": b"/v1/x", "query_string": b"a=b"}
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"a=b"}
         await self.app(scope | {"headers": headers}, receive, send)
         return self
 
@@ -64,7 +64,7 @@ async def test_requests_and_answers_are_handed_on_as_they_are() -> None:
         BODY[:5], BODY[5:]
     )
     (request,) = client.seen
-    assert (request.method, str(request.url), request.content) == ("POST", "http://child/v1/x?a=b", BODY)
+    assert (request.method, request.extensions["target"], request.content) == ("POST", b"/v1/x?a=b", BODY)
     assert (request.headers["authorization"], request.headers["x-request-id"]) == ("Bearer k", "mine")
     assert "te" not in request.headers
     assert (client.status, client.body) == (429, b'{"a":1}')
@@ -133,6 +133,10 @@ async def test_a_replica_that_is_lost_is_a_typed_error() -> None:
     assert begun.status == 200
     assert b'"code":"replica_lost"' in begun.body
     assert b"[DONE]" not in begun.body
+    within = await Client(answering(stream(b"data: 1\n\n", b"data: 2", lost))).send(BODY, path="/v1/messages")
+    assert within.body.startswith(b'data: 1\n\nevent: error\ndata: {"type":"error"')
+    file = httpx.Response(200, headers={"content-type": "application/octet-stream"}, stream=Parts(b"1", lost))
+    assert (await Client(answering(file)).send(BODY)).got[-1]["more_body"], "it is cut"
 
 
 async def test_a_body_larger_than_the_replicas_limit_is_not_read_to_its_end() -> None:

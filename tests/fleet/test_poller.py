@@ -10,6 +10,7 @@ import httpx
 import orjson
 import pytest
 
+from fleet.fleet import LEARNED_AT_ONCE
 from fleet.poller import Poller
 from fleet.view import SILENCE_SECONDS
 from gateway.replica.digests import BLOCK_BYTES
@@ -84,3 +85,13 @@ async def test_a_silent_replica_is_gone_after_a_while_and_logged_once(
         assert not fleet.views["a:8000"].problem
     warnings = [record for record in caplog.records if record.name == "fleet.poller"]
     assert [record.levelno for record in warnings] == [logging.WARNING]
+
+
+async def test_of_thousands_of_beginnings_all_are_learned_a_part_at_a_time() -> None:
+    fleet, digests = Three(), [f"{number:06x}" for number in range(2 * LEARNED_AT_ONCE + 1)]
+    told = replace(IDLE, beginnings=Changes(7, digests, [], is_all=True, behind={digests[-1]: 5}))
+    content, last = orjson.dumps(told), (bytes.fromhex(digests[-1]),)
+    async with polling(fleet, a=lambda _: httpx.Response(200, content=content)):
+        assert fleet.prefixes.cached_bytes("a:8000", last, fleet.clock()) == BLOCK_BYTES + 5
+    fleet.told(fleet.views["b:8000"], told, fleet.clock())
+    assert fleet.prefixes.cached_bytes("b:8000", last, fleet.clock()) == 0, "the rest is learned later"

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.replicas import ReplicaAddress, ReplicasError, read_replicas
+from fleet.replicas import ReplicasError, read_replicas
+from fleet.view import ReplicaAddress
 
 
 @pytest.fixture
@@ -30,6 +31,8 @@ def test_a_file_names_replicas(file: Path) -> None:
         ("replicas: [{url: 'http://a', admin: 'http://a:2'}]", "url must be"),
         ("replicas: [{url: 'http://a:1', admin: 'ftp://a:2'}]", "admin must be"),
         ("replicas: [{url: 'http://u:p@a:1', admin: 3}]", "url must be"),
+        ("replicas: [{url: 'http://xn--:1', admin: 'http://a:2'}]", "url must be"),
+        ("replicas: [{url: 'http://a:1', admin: 'http://a\u200bb:2'}]", "admin must be"),
         ("replicas: [{url: 'http://a:1', admin: 'http://a:2'}, {url: 'https://a:1', admin: 'http://a:3'}]", "twice"),
     ],
 )

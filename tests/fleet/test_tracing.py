@@ -49,7 +49,8 @@ def traced(ratio: float, **handlers: Handler) -> tuple[PaperFleet, Kept]:
 
 
 def client(flags: str = "01") -> list[tuple[bytes, bytes]]:
-    return [(b"traceparent", f"00-{TRACE}-{PARENT}-{flags}".encode()), (b"tracestate", b"a=1"), (b"baggage", b"user=7")]
+    states = [(b"tracestate", b"a=1"), (b"tracestate", b"b=2")]  # as one, in two headers
+    return [(b"traceparent", f"00-{TRACE}-{PARENT}-{flags}".encode()), *states, (b"baggage", b"user=7")]
 
 
 async def test_a_second_attempt_has_a_span_of_its_own_that_says_why() -> None:
@@ -72,7 +73,7 @@ async def test_a_second_attempt_has_a_span_of_its_own_that_says_why() -> None:
     assert [one["traceparent"] for one in given] == [
         f"00-{TRACE}-{one.context.span_id:016x}-01" for one in (first, second)
     ]
-    assert {(one["tracestate"], one["baggage"]) for one in given} == {("a=1", "user=7")}
+    assert {(one["tracestate"], one["baggage"]) for one in given} == {("a=1,b=2", "user=7")}
 
 
 async def test_a_replica_that_is_lost_in_the_middle_ends_both_spans_with_an_error() -> None:
@@ -114,4 +115,4 @@ async def test_without_a_collector_every_header_passes_as_it_is() -> None:
     await paper.request(headers=client())
     headers = paper.seen[0].headers
     assert headers["traceparent"] == f"00-{TRACE}-{PARENT}-01"
-    assert (headers["tracestate"], headers["baggage"]) == ("a=1", "user=7")
+    assert (headers["tracestate"], headers["baggage"]) == ("a=1, b=2", "user=7")

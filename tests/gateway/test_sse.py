@@ -1,7 +1,10 @@
 """The framing of events, read back by the official client's decoder."""
 
 from collections.abc import Iterator
+from random import Random
 
+from hypothesis import given
+from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from gateway import sse
@@ -35,3 +38,15 @@ def test_progress_is_found_at_the_end_of_what_has_come_and_no_client_sees_it() -
     assert found == sorted(found, key=lambda count: count or 0)
     assert (found[0], found[-2], found[-1]) == (None, 1, 12)
     assert sse.last_progress(b": hello\n\n") is None
+
+
+@given(st.lists(st.sampled_from([b"data: 1\n\n", b": 2 tokens\n\n", b"event: x\ndata: 3\n\n"])), st.randoms())
+def test_parts_of_any_size_are_cut_behind_events(events: list[bytes], dice: Random) -> None:
+    stream, whole, parts = b"".join(events) + b"data: beg", sse.WholeEvents(), list[bytes]()
+    while stream:
+        size = dice.randint(1, 12)
+        parts.append(whole.add(stream[:size]))
+        stream = stream[size:]
+    assert b"".join(parts) == b"".join(events)
+    assert whole.rest == b"data: beg"
+    assert all(part.endswith(sse.END) for part in parts if part)

@@ -45,7 +45,12 @@ class LogWriter(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
+        try:
+            text = self.format(record)
+        except Exception as error:  # noqa: BLE001 - of a library's message, perhaps; its caller cannot help it
+            where = f"{record.pathname}:{record.lineno}"
+            text = self.format(_replaced(record, f"a line of {where} cannot be written ({type(error).__name__})"))
+        line = (text + "\n").encode("utf-8", "backslashreplace")
         with self._counting:
             if self._pending_bytes + len(line) > self._max_pending_bytes:
                 self.num_dropped += 1
@@ -85,6 +90,10 @@ class LogWriter(logging.Handler):
             self._num_reported += news
             log.warning("%d log lines were dropped: %s", news, self._reason)
             self._reason = TOO_SLOW
+
+
+def _replaced(record: logging.LogRecord, message: str) -> logging.LogRecord:
+    return logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, message, None, None)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -16,7 +16,7 @@ from gateway.telemetry.metrics.estimates import EstimateMetrics
 from gateway.telemetry.metrics.grammars import GrammarSources, count_grammars
 from gateway.telemetry.metrics.labels import ClassNames
 from gateway.telemetry.metrics.process import ProcessMetrics, StoreMetrics, show_connections, show_debts
-from gateway.telemetry.metrics.prometheus import exposition
+from gateway.telemetry.metrics.prometheus import exposition_in_turns
 from gateway.telemetry.metrics.queue import QueueMetrics
 from gateway.telemetry.metrics.registry import Registry
 from gateway.telemetry.metrics.requests import RequestMetrics
@@ -60,7 +60,7 @@ class Metrics:
         registry, classes = Registry(), ClassNames(policies)
         self.registry = registry
         self.model = sources.model
-        self._constant = (("model_name", sources.model),)
+        self.constant = (("model_name", sources.model),)  # labels of all series
         self._sources = sources
 
         self._requests = RequestMetrics(registry, sources.model, classes)
@@ -89,9 +89,9 @@ class Metrics:
         sources.core_telemetry.on_release.append(self._disconnects.released)
         telemetry.on_end.append(self._ended)
 
-    def prometheus_text(self) -> bytes:
-        """Returns every metric in Prometheus' text format."""
-        return exposition(self.registry.collect(), self._constant)
+    async def prometheus_text(self) -> bytes:
+        """Returns every metric in Prometheus' text format, as of the call."""
+        return await exposition_in_turns(self.registry.collect(), self.constant)
 
     async def run(self) -> None:
         """Measure the lag of the event loop every second, as long as the server runs."""

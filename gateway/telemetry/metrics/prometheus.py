@@ -1,5 +1,6 @@
 """Metrics in Prometheus' text format (https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4)."""
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate
@@ -7,6 +8,7 @@ from itertools import accumulate
 from gateway.telemetry.metrics.registry import Distribution, Family, Labels, Reading
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SERIES_PER_TURN = 200  # written between two turns of the event loop: about a millisecond
 
 
 def exposition(readings: Iterable[Reading], constant: tuple[tuple[str, str], ...] = ()) -> bytes:
@@ -17,6 +19,21 @@ def exposition(readings: Iterable[Reading], constant: tuple[tuple[str, str], ...
         lines += _family_lines(reading, first)
     lines.append("")
     return "\n".join(lines).encode()
+
+
+async def exposition_in_turns(readings: Iterable[Reading], constant: tuple[tuple[str, str], ...] = ()) -> bytes:
+    """As `exposition`, while the event loop runs other callbacks: with a hundred tenants a page has thousands of
+    series.
+    """
+    pages, waiting, count = list[bytes](), list[Reading](), 0
+    for reading in readings:
+        waiting.append(reading)
+        count += len(reading.points)
+        if count >= SERIES_PER_TURN:
+            pages.append(exposition(waiting, constant))
+            waiting, count = [], 0
+            await asyncio.sleep(0)
+    return b"".join([*pages, exposition(waiting, constant)])
 
 
 def _family_lines(reading: Reading, constant: str) -> Iterator[str]:

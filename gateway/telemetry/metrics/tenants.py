@@ -86,14 +86,15 @@ class TenantUsage:
             self._of(self._ended, timeline).add(timeline, record.ended or timeline.queued)
 
     def read(self, now: float) -> dict[str, TenantTotals]:
-        """Returns the usage by label, in O(sequences of live requests).
+        """Returns the usage by label, in O(live requests).
 
         Tokens of prompts count when their step is planned. A lost step takes them back, but no counter goes down.
         """
         usage = {label: replace(one) for label, one in self._ended.items()}
         for record in self._live:
             for timeline in record.engine.timelines:
-                self._of(usage, timeline).add(timeline, now)
+                if timeline.admitted is not None:  # the others have used nothing, and may be thousands
+                    self._of(usage, timeline).add(timeline, now)
         for label, one in usage.items():
             computed, cached = self._shown.get(label, (0, 0))
             one.prompt_tokens, one.cached_tokens = max(one.prompt_tokens, computed), max(one.cached_tokens, cached)

@@ -137,6 +137,7 @@ def test_special_tokens_and_ends(tmp_path: Path) -> None:
     assert [(one["content"], one["special"]) for one in added] == [(mark, mark != "<tool>") for mark in MARKS]
 
 
+LONG = [f"{number:01024}" for number in range(600)]
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": (byte_level([], tokens=None), "tokens: an array of str"),
     "an empty array of tokens": (byte_level([], tokens=[]), "tokens: there are none"),
@@ -154,6 +155,9 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "an end that is no token": (byte_level([], eos_token_id=1000), r"eos_token_id is 1000; one of the 260 tokens"),
     "a flag that is none": (byte_level([], add_bos_token="yes"), r"add_bos_token is 'yes'; true or false"),
     "fewer scores": (sentencepiece(scores=[1.0]), "scores: a score of each"),
+    "long tokens, thousands of them": (
+        sentencepiece(tokens=[*LONG], token_type=[1] * len(LONG), scores=[0.0] * len(LONG)), "tokens: they are too long"
+    ),
 }  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 import ctypes
 import logging
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,3 +206,35 @@ def test_the_command_says_what_it_did(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_the_command_fails_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["build"])
     assert build.build_command() == 1
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit()"])
+def test_a_build_in_the_background_ends_with_the_process_that_it_is_for(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However that ends, and with all that the compiler has started; what is begun is not left in the cache."""
+    driver, started = tmp_path / "c++", tmp_path / "started"
+    driver.write_text(
+        "#!/usr/bin/env bash\n[[ $1 == --version ]] || "
+        f"flock {tmp_path}/lock bash -c 'touch {started}; sleep infinity'\n"
+    )
+    driver.chmod(0o755)
+    monkeypatch.setenv("CXX", str(driver))
+    program = (
+        "import os, signal, sys, time; from pathlib import Path; from backend.kernels import build;"
+        f"build.build_in_background()\nwhile not Path({str(started)!r}).exists(): time.sleep(0.01)\n{ending}"
+    )
+    subprocess.run(**bound([sys.executable, "-c", program]), check=False, timeout=240)
+    subprocess.run(["flock", tmp_path / "lock", "true"], check=True, timeout=20)
+    while [*(tmp_path / "cache").iterdir()]:
+        time.sleep(0.01)
+
+
+def test_what_killed_builds_have_left_is_removed(tmp_path: Path) -> None:
+    left, going_on = tmp_path / "cache" / "build-left", tmp_path / "cache" / "build-going-on"
+    for draft in (left, going_on):
+        draft.mkdir(parents=True)
+        (draft / "kernels.so").write_text("a part")
+    os.utime(left, (0, 0))
+    build.build()
+    assert going_on.exists() and not left.exists()

@@ -22,6 +22,12 @@ async def answer(handler: str, request: AdminRequest) -> Json:
 
 
 show, change = partial(answer, "show"), partial(answer, "change")
+
+
+async def metrics() -> bytes:
+    return b"up 1\n"
+
+
 APP = AdminApp(
     AdminKeys(KEY),
     [
@@ -32,7 +38,7 @@ APP = AdminApp(
     ],
     {"/": Blob(b"<p>", "text/html")},
     {},
-    lambda: b"up 1\n",
+    metrics,
 )
 
 
@@ -120,7 +126,7 @@ async def test_a_query_has_a_bounded_number_of_fields(fields: int, status: int) 
 
 
 async def test_an_unforeseen_error_reveals_nothing_of_the_inside(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> bytes:
+    async def broken() -> bytes:
         raise ValueError("inside")
 
     app = AdminApp(AdminKeys(KEY), [], {}, {}, broken)

@@ -26,13 +26,16 @@ class Site:
         self.clock = Clock()
         self.compared: list[tuple[float, float]] = []
         self.looks = 0
-        self.diagnosis = Diagnosis(self.read, lambda: b"", self.clock)
+        self.diagnosis = Diagnosis(self.read, self.metrics, self.clock)
         monkeypatch.setattr(diagnosis, "findings", self.findings)
         monkeypatch.setattr("gateway.admin.diagnosis.asyncio.sleep", self.sleep)
 
     async def read(self) -> dict[str, Any]:
         self.looks += 1
         return ANSWERS
+
+    async def metrics(self) -> bytes:
+        return b""
 
     async def sleep(self, seconds: float) -> None:
         self.clock.now += seconds

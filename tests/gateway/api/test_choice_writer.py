@@ -216,3 +216,4 @@ async def test_the_choices_of_an_answer_count_together() -> None:
     for served in choices:
         served.give(IDS[0], FinishReason.LENGTH)
         await served.task
+    assert last_progress(bytes(client.body)) == 8, "the last of one choice is not the last of the answer"

@@ -15,6 +15,7 @@ from tests.gateway.server_process import ROOT, sluice
         ((), "one of the arguments --replicas --replicas-dns --replicas-store is required"),
         (("--replicas", "none.yaml"), "--replicas none.yaml: No such file or directory"),
         (("--replicas-dns", "name:80"), "'name:80' is no NAME:PORT:ADMIN, such as replicas.internal:8000:8001"),
+        (("--replicas-dns", "a..b:80:81"), "'a..b:80:81' is no NAME:PORT:ADMIN, such as replicas.internal:8000:8001"),
         (("--replicas-dns", "name:80:81", "--state-interval", "2"), "'2' is no interval: 0.01 to 1 seconds"),
         (("--replicas-dns", "name:80:81", "--routing", "best"), "invalid choice: 'best'"),
     ],

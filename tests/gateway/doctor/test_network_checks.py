@@ -1,3 +1,8 @@
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
 from gateway.doctor import network_checks
 from gateway.doctor.check import Verdict
 from gateway.http.connection import bound_socket
@@ -26,3 +31,15 @@ def test_collectors() -> None:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         assert network_checks.collector(Settings(otlp_endpoint=url)).verdict is OK
     assert network_checks.collector(Settings(otlp_endpoint=url)).verdict is WARNING
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "port"), [("http", "grpc", 443), ("http", "http", 80), ("https", "http", 443)]
+)
+def test_a_collector_without_a_port_is_looked_for_where_spans_are_sent(
+    url: str, protocol: Any, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.create_connection", refuse := Mock(side_effect=ConnectionRefusedError))
+    check = network_checks.collector(Settings(otlp_endpoint=f"{url}://collector", otlp_protocol=protocol))
+    refuse.assert_called_once_with(("collector", port), network_checks.CONNECT_SECONDS)
+    assert f"collector:{port}" in check.found

@@ -10,6 +10,7 @@ from uvicorn.server import ServerState
 
 from gateway.admin.endpoint import Blob
 from gateway.admin.server import AdminServer, serving
+from gateway.errors import ShuttingDown
 from gateway.http.connection import (
     DEAD_PEER_SECONDS,
     DISCARDED_PER_SECOND,
@@ -214,6 +215,39 @@ async def test_an_event_that_is_written_past_asgi_has_the_bytes_that_it_has_by_a
         written.append(wire.transport.written)
     assert written[0] == written[1]
     assert written[0].count(b"9\r\ndata: 1\n\n\r\n") == 2
+
+
+async def test_http_1_0_is_sent_no_chunks() -> None:
+    wire, application = streamed()
+    await wire.send(POST.replace(b"HTTP/1.1", b"HTTP/1.0\r\nexpect: 100-continue"))
+    await give(application, b"data: 1\n\n", b"data: 2\n\n", b"")
+    head, _, body = wire.transport.written.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body == b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+    assert wire.transport.closed
+
+
+async def test_only_between_events_is_a_client_probed_that_has_closed_its_half() -> None:
+    for content_type, probes in ((b"text/event-stream", b"3\r\n:\n\n\r\n"), (b"application/octet-stream", b"")):
+        wire, is_over = Wire(), asyncio.Event()
+
+        async def answer(
+            scope: Scope, receive: Receive, send: Send, kind: bytes = content_type, is_over: asyncio.Event = is_over
+        ) -> None:
+            response = ResponseWriter(scope, send, lambda: 0.0)
+            await response.begin(200, [(b"content-type", kind)], b"1\n\n")
+            await is_over.wait()
+            await response.fail(ShuttingDown())
+
+        wire.protocol.app = answer
+        await wire.send(POST)
+        wire.protocol._probe()
+        assert wire.transport.written.endswith(b"3\r\n1\n\n\r\n" + probes)
+        is_over.set()
+        await settled()
+        assert wire.transport.written.endswith(b"0\r\n\r\n") is bool(probes), "a file that is not whole is cut"
+        assert wire.transport.closed is not bool(probes)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class Answer:
     """Uvicorn's state of an answer that has not begun, on a connection that keeps what is written to it."""
 
     def __init__(self) -> None:
-        self.scope = {"method": "POST"}
+        self.scope = {"method": "POST", "http_version": "1.1"}
         self.default_headers: list[tuple[bytes, bytes]] = []
         self.response_started, self.keep_alive = False, True
         self.expected_content_length = 0

@@ -25,6 +25,8 @@ def test_an_address_of_elsewhere_is_named_with_its_flag() -> None:
     said = "is not an address of this machine: choose another with --host"
     with pytest.raises(ListenError, match=f"203.0.113.1 {said}"):
         open_port("203.0.113.1", 0)
+    with pytest.raises(ListenError, match=f"a..b {said}"):
+        open_port("a..b", 0)
     assert said in why_not_listening(socket.gaierror(-2, "unknown"), "nowhere", 0)
 
 

@@ -7,6 +7,7 @@ from admission.core import CoreConfig, MemoryGate
 from backend.config import EngineConfig
 from gateway.http.connection_table import ConnectionTable
 from gateway.telemetry.metrics.metrics import Metrics, Sources
+from gateway.telemetry.metrics.prometheus import exposition
 from gateway.telemetry.request_record import RequestRecord, SequenceTimeline, Telemetry
 from gateway.tenants.live_policy import LivePolicy
 from gateway.workers.stats import PoolStats
@@ -94,7 +95,7 @@ class Rig(CoreRun):
         PoolStats(0, int).show(self.metrics.registry)
 
     def page(self) -> Page:
-        return Page(self.metrics.prometheus_text().decode())
+        return Page(exposition(self.metrics.registry.collect(), self.metrics.constant).decode())
 
     def value(self, name: str, **labels: str) -> float:
         return self.page().value(name, **labels)

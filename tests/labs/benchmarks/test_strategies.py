@@ -3,7 +3,15 @@
 import pytest
 
 from labs.benchmarks.report import Report, Spread
-from labs.benchmarks.strategies import STRATEGIES, STRATEGIST, Strategy, _arrivals, _true_seconds, show_strategies
+from labs.benchmarks.strategies import (
+    HONEST,
+    STRATEGIES,
+    STRATEGIST,
+    Strategy,
+    _arrivals,
+    _true_seconds,
+    show_strategies,
+)
 from labs.benchmarks.true_costs import DOCUMENTS
 
 
@@ -29,6 +37,12 @@ def test_the_strategist_asks_as_it_does_and_the_others_honestly() -> None:
     assert len(mine) == pytest.approx(len(others), rel=0.3)
     assert {arrival.deadline for arrival in mine} == {2.0} and {arrival.deadline for arrival in others} == {None}
     assert others[0].time > 1.0 > mine[0].time
+
+
+def test_a_time_for_last_tokens_that_can_be_met_costs_no_share() -> None:
+    """Early estimates were too long; refused for them, the tenant had no admission to correct them."""
+    found = _true_seconds(Strategy("x", change=lambda a: a._replace(done_within=10.0), times=2.0), 101, 30.0)
+    assert found[STRATEGIST] > 0.9 * found[HONEST[0]]
 
 
 def test_a_tenant_that_leaves_after_first_tokens_pays_for_prompts_only() -> None:

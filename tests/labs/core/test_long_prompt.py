@@ -66,7 +66,7 @@ def test_the_rhythm_is_kept_and_the_machine_is_used(device: str, noise: float) -
             machine.step()
             gaps.append(machine.elapsed)
     gaps.sort()
-    assert gaps[int(0.99 * len(gaps))] <= INTERVAL
+    assert gaps[int(0.99 * len(gaps))] <= 1.01 * INTERVAL, "the fit is of few steps"
     assert gaps[len(gaps) // 2] > 0.85 * INTERVAL
 
 

@@ -17,10 +17,12 @@ from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from labs.controlled_delay import ControlledDelay
 from labs.simulation.arrival import Arrival
-from labs.simulation.recorder import AttemptOutcome
+from labs.simulation.policy import parse_simulated_policy
+from labs.simulation.recorder import AttemptOutcome, Objective
+from labs.simulation.study import SimulatedRun
 from tests.admission.clocked_core import ClockedCore
 from tests.backend.sequences import make_sequence
-from tests.labs.simulation.runs import recorded, simulated
+from tests.labs.simulation.runs import DEVICE, recorded, simulated
 
 ENGINE = "max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512"
 SMALL = EngineConfig(num_blocks=4096, max_model_len=8192, max_num_seqs=32, prefill_chunk=512)
@@ -184,6 +186,23 @@ def test_a_last_token_that_would_be_late_is_a_reason_too() -> None:
         core.arrive(sequence("late", done_by=0.05), 0.0)
 
 
+def test_a_length_that_no_answer_has_shown_refuses_nobody_who_waits_for_nobody() -> None:
+    """Refused for it, a tenant would stay unknown for as long as the machine has work."""
+    machine = ClockedCore(busy(), lambda step: PRIOR_STEP_TIME.seconds(work_of(step)))
+    machine.add(sequence("running"))
+    for _ in range(5):
+        machine.step()
+
+    def unknown(name: str, prompt: int) -> Sequence:
+        return make_sequence(name, "b", prompt, 150, done_by=machine.now + 0.3)
+
+    with pytest.raises(DeadlineInfeasible, match="the last token is expected"):
+        machine.add(unknown("hopeless", 8000))
+    machine.add(unknown("first", 10))
+    with pytest.raises(DeadlineInfeasible, match="the last token is expected"):
+        machine.add(unknown("behind", 10))
+
+
 def test_a_request_without_a_deadline_waits_and_counts_as_deferred() -> None:
     core = busy(100)
     core.arrive(sequence("batch", first_token_target=0.01), 0.0)
@@ -256,6 +275,18 @@ def test_baselines_give_up_nobody(overload: Overload) -> None:
     found = outcomes(f"order=fair,overload={overload},max_waiting=5", arrivals)
     assert share(found, AttemptOutcome.EXPIRED) == 0
     assert (share(found, AttemptOutcome.REFUSED) > 0) == (overload is Overload.BOUNDED)
+
+
+@pytest.mark.parametrize(("overload", "deadline"), [("unbounded", 2.0), ("unbounded", 8.0), ("bounded", 2.0)])
+def test_where_nobody_is_given_up_missed_deadlines_give_no_more_than_a_share(overload: str, deadline: float) -> None:
+    """A deadline of the past must not be due before all others for ever."""
+    tenants = {"stating": deadline, "silent": None}
+    asked = [a._replace(deadline=by) for name, by in tenants.items() for a in poisson(9.0, 30, name)]
+    policy = parse_simulated_policy(f"order=fair,overload={overload},{ENGINE}", DEVICE)
+    run = SimulatedRun(policy, sorted(asked), DEVICE, Objective())
+    run.loop.advance(30.0)
+    stating, silent = (run.recorder.tenants[name].seconds for name in tenants)
+    assert stating == pytest.approx(silent, rel=0.1)
 
 
 def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:

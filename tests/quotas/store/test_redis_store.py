@@ -307,12 +307,15 @@ async def test_each_replica_restores_what_it_holds(
     assert (remaining["tokens/h"], remaining["concurrent_requests"]) == (600, 1)
 
 
-async def test_a_cancelled_reserve_is_given_back_by_the_next_heartbeat(store: RedisStore, tenant: str) -> None:
-    call = asyncio.ensure_future(store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200)))
+@pytest.mark.parametrize("is_beaten", [False, True])
+async def test_a_cancelled_reserve_is_given_back_at_once(store: RedisStore, tenant: str, is_beaten: bool) -> None:
+    calls = [asyncio.ensure_future(store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))) for _ in range(4)]
     await asyncio.sleep(0)
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
-    await store.heartbeat()
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    if is_beaten:
+        await store.heartbeat()
     remaining = await left(store, tenant)
     assert (remaining["tokens/h"], remaining["concurrent_requests"]) == (1000, 3)
 

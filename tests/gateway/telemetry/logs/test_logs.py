@@ -83,6 +83,14 @@ def test_a_stopped_reader_delays_no_request_and_is_told_of_its_losses(
     writer.close()
 
 
+def test_a_message_that_does_not_fit_its_arguments_is_not_its_callers_trouble(pipe: Pipe) -> None:
+    writer = LogWriter(pipe.writing)
+    writer.handle(logging.LogRecord("library", logging.WARNING, "its.py", 7, "%d of %d", (1,), None))
+    say(writer, "next")
+    assert pipe.read_until(b"next\n") == b"a line of its.py:7 cannot be written (TypeError)\nnext\n"
+    writer.close()
+
+
 def test_closing_writes_what_is_left(pipe: Pipe) -> None:
     writer = LogWriter(pipe.writing)
     say(writer, "last words")

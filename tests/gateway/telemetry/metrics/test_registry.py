@@ -1,10 +1,11 @@
+import asyncio
 import re
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.telemetry.metrics.labels import OTHER, TenantLabels
-from gateway.telemetry.metrics.prometheus import exposition
+from gateway.telemetry.metrics.prometheus import exposition, exposition_in_turns
 from gateway.telemetry.metrics.registry import Family, HistogramSeries, Kind, Registry
 from tests.gateway.telemetry.metrics_rig import LABEL, Page
 
@@ -73,6 +74,21 @@ def test_a_collected_family_does_not_change_any_more() -> None:
     count.value += 1
     histogram.observe(1.0)
     assert exposition(before) == text != exposition(registry.collect())
+
+
+async def test_a_page_that_is_written_in_turns_is_the_same() -> None:
+    registry = Registry()
+    for number in range(9):
+        counts = registry.counter(f"x{number}", "X.", ("tenant",))
+        for tenant in range(50):
+            counts.at(f"t{tenant}")
+    turns, constant = 0, (("model_name", "m"),)
+    writing = asyncio.create_task(exposition_in_turns(readings := registry.collect(), constant))
+    while not writing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert await writing == exposition(readings, constant)
+    assert turns > 2
 
 
 @given(st.lists(st.text()))

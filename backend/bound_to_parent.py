@@ -1,9 +1,9 @@
 """Runs a module as a child process that is told to stop when its parent dies.
 
-Usage: python -m fleet.bound_to_parent PARENT MODULE ARGUMENTS.
+Usage: python -m backend.bound_to_parent PARENT MODULE ARGUMENTS.
 
-The kernel sends the signal, so it comes even if the parent is killed. `sluice serve` then drains: requests whose
-clients went with the parent end at once, and their use is settled.
+The kernel sends the signal, so it comes even if the parent is killed, when the thread ends that started the child.
+`sluice serve` then drains: requests whose clients went with the parent end at once, and their use is settled.
 """
 
 import ctypes

@@ -1,0 +1,194 @@
+"""`sluice bench` beside other generators, in turn against one server: `python -m labs.benchmarks.generators`.
+
+The server is the whole gateway over a simulated device, whose steps take 50 ms and 20 us for each token of a prompt:
+what is to be measured is known. In each run every generator sends 2 requests a second, Poisson, of 64 prompt and 64
+output tokens: not in lock step, since 16 requests at once already keep the Python of other generators busy for longer
+than a step.
+guidellm and vLLM's own benchmark are installed into environments of their own at first use (6 GB and 4 GB;
+`--peers` chooses). Then 1,000 streams at a time, of `sluice bench` alone, with the share of its core that it took.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from backend.bound_process import bound
+from backend.model.hub import resolve_model
+from labs.bench.benchmark import Benchmark
+from labs.bench.scenario import Scenario
+from labs.bench.summary import Summary
+from labs.benchmarks import machine
+from labs.benchmarks.own_environment import own_environment
+from labs.benchmarks.processes import Worker
+from labs.benchmarks.report import Report, Spread, scenario_parser
+from labs.benchmarks.vllm_environment import vllm_environ, vllm_python
+
+GUIDELLM = "guidellm==0.8.1"
+RATE, TOKENS = 2.0, 64  # requests a second
+STREAMS = 16  # that the server runs at a time
+STEP_MS, PROMPT_US = 50.0, 20.0
+MANY_STREAMS, MANY_TOKENS = 1000, 200
+NEAR_RATIO = 0.1  # within which another generator is to agree
+MEASURES = ("TTFT ms", "per token ms", "end to end ms")
+
+Measured = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    key: str
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = scenario_parser(__doc__, runs=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each generator in each run")
+    parser.add_argument("--peers", nargs="*", choices=tuple(PEERS), default=list(PEERS))
+    parser.add_argument("--streams", type=int, default=MANY_STREAMS, help="at a time, in the last part")
+    options = parser.parse_args(arguments)
+    runs, seconds, streams = (1, 2.0, 50) if options.quick else (options.runs, options.seconds, options.streams)
+    report = Report("generators", options.quick)
+    with _serving(STREAMS) as server:
+        found = _in_turn(server, ["sluice bench", *options.peers], runs, seconds)
+    _tell(report, found)
+    with _serving(streams) as server:
+        _many(report, server, streams, seconds)
+    return report.finish(options.results)
+
+
+@contextmanager
+def _serving(streams: int) -> Iterator[Server]:
+    server_core, load_core = machine.two_cores()
+    os.sched_setaffinity(0, {load_core})
+    flags = ["--step-ms", str(STEP_MS), "--prompt-us", str(PROMPT_US)]
+    flags += ["--set", f"max_num_seqs={streams}", "--set", f"max_waiting={2 * streams}"]
+    with Worker.module("labs.benchmarks.gateway_server", *flags, core=server_core) as worker:
+        yield Server(f"http://127.0.0.1:{worker.ready['port']}", worker.ready["key"])
+
+
+def _in_turn(server: Server, names: list[str], runs: int, seconds: float) -> dict[str, list[Measured]]:
+    measure: dict[str, Callable[[Server, float], Measured]] = {"sluice bench": _ours, **PEERS}
+    found = defaultdict[str, list[Measured]](list)
+    for run in range(runs):
+        for name in names[run % len(names) :] + names[: run % len(names)]:
+            found[name].append(measure[name](server, seconds))
+    return found
+
+
+def _ours(server: Server, seconds: float) -> Measured:
+    every = _run(server, seconds, TOKENS, rate=RATE).all
+    assert every.ttft.mean and every.per_token.mean and every.total.mean
+    return dict(
+        zip(
+            MEASURES,
+            (1e3 * every.ttft.mean, 1e3 * every.per_token.mean, 1e3 * every.total.mean),
+            strict=True,
+        )
+    )
+
+
+def _run(server: Server, seconds: float, tokens: int, **pace: float) -> Summary:
+    tenant = {"key": server.key, "prompt_tokens": TOKENS, "output_tokens": tokens, **pace}
+    tenant |= {"workload": "reasoning", "body": {"ignore_eos": True}}
+    scenario = Scenario.parse({"seconds": seconds, "drain": 60, "tenants": {"one": tenant}}, "generators")
+    return Benchmark(server.url, scenario).run().summary
+
+
+def _guidellm(server: Server, seconds: float) -> Measured:
+    program = own_environment(GUIDELLM) / "guidellm"
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "report.json"
+        command = [
+            str(program), "run", "--disable-console",
+            "--backend", f"kind=openai_http,target={server.url},model=embedded,api_key={server.key}",
+            "--profile", f"kind=poisson,rate={RATE:g}",
+            "--constraint", f"kind=max_duration,seconds={seconds:g}",
+            "--tokenizer", f"kind=hf_auto,model={resolve_model('embedded')}",
+            "--data", f"kind=synthetic_text,prompt_tokens={TOKENS},output_tokens={TOKENS}",
+            "--output", f"kind=json,path={path}",
+        ]  # fmt: skip
+        _ran(command, {"HF_HUB_OFFLINE": "1"})
+        metrics = json.loads(path.read_text())["benchmarks"][0]["metrics"]
+    of = {name: metrics[name]["successful"]["mean"] for name in GUIDELLM_NAMES}
+    first, each, whole = (of[name] for name in GUIDELLM_NAMES)
+    return dict(zip(MEASURES, (first, each, 1e3 * whole), strict=True))
+
+
+GUIDELLM_NAMES = ("time_to_first_token_ms", "inter_token_latency_ms", "request_latency")
+
+
+def _vllm(server: Server, seconds: float) -> Measured:
+    requests = max(2, round(RATE * seconds))
+    with TemporaryDirectory() as folder:
+        command = [
+            str(vllm_python().parent / "vllm"), "bench", "serve",
+            "--backend", "openai-chat", "--base-url", server.url, "--endpoint", "/v1/chat/completions",
+            "--model", "embedded", "--tokenizer", str(resolve_model("embedded")),
+            "--dataset-name", "random", "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS),
+            "--num-prompts", str(requests), "--request-rate", str(RATE), "--ignore-eos",
+            "--percentile-metrics", "ttft,tpot,itl,e2el",
+            "--save-result", "--result-dir", folder, "--result-filename", "report.json",
+        ]  # fmt: skip
+        _, load_core = machine.two_cores()
+        _ran(command, vllm_environ(load_core) | {"OPENAI_API_KEY": server.key})
+        said = json.loads((Path(folder) / "report.json").read_text())
+    names = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
+    return dict(zip(MEASURES, (said[name] for name in names), strict=True))
+
+
+PEERS: dict[str, Callable[[Server, float], Measured]] = {"guidellm": _guidellm, "vllm bench": _vllm}
+
+
+def _ran(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Run it, and show what it said if it failed."""
+    done = subprocess.run(
+        **bound(command), env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{command[0]} ended with status {done.returncode}:\n{done.stdout.decode()[-2000:]}")
+
+
+def _tell(report: Report, found: dict[str, list[Measured]]) -> None:
+    report.add_table(
+        f"{RATE:g} requests a second of {TOKENS} prompt and {TOKENS} output tokens, means",
+        [
+            {"generator": name, **{what: Spread.of([one[what] for one in runs]) for what in MEASURES}}
+            for name, runs in found.items()
+        ],
+    )
+    ours = found["sluice bench"]
+    for name, runs in found.items():
+        for what in MEASURES if name != "sluice bench" else ():
+            ratio = median(one[what] for one in ours) / median(one[what] for one in runs)
+            report.at_most(f"{what}: distance from {name}'s", abs(ratio - 1), NEAR_RATIO)
+
+
+def _many(report: Report, server: Server, streams: int, seconds: float) -> None:
+    summary = _run(server, seconds, MANY_TOKENS, clients=streams)
+    every = summary.all
+    row = {
+        "streams at a time": summary.peak_in_flight,
+        "answered": every.answered,
+        "failed": sum(every.failures.values()) + sum(every.refusals.values()),
+        "output tokens/s": every.output_rate,
+        "share of a core": summary.cpu_share,
+        "us a token": 1e6 * summary.cpu_share / every.output_rate,
+        "between chunks p50 ms": 1e3 * (every.between.p50 or 0.0),
+        "sent late p99 ms": 1e3 * (summary.sent_late.p99 or 0.0),
+    }
+    report.add_table(f"{streams} streams of {MANY_TOKENS} output tokens from one core", [row])
+    report.at_least("streams at a time", summary.peak_in_flight, streams)
+    report.at_most("share of its core", summary.cpu_share, 0.7)
+    report.at_most("streams that failed", row["failed"], 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

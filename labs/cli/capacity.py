@@ -1,0 +1,201 @@
+"""The capacity part of `sluice plan`: from a trace, a rate and a target to lengths, replicas and cost.
+
+Replicas are simulated on the roofline that the command prints, so that queues and bursts count."""
+
+import re
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from admission.step_times.step_time import StepTime
+from backend.roofline import MemoryPlan
+from gateway.cli.arguments import argument, duration
+from gateway.table import table
+from labs.cli.simulation_inputs import progress
+from labs.simulation.arrival import Arrival
+from labs.simulation.device import planned_device
+from labs.simulation.errors import OptionError
+from labs.simulation.metrics import format_duration, format_number, format_percent
+from labs.simulation.policy import parse_simulated_policy
+from labs.simulation.recorder import Objective
+from labs.simulation.search.replicas import (
+    CHANGE,
+    GOOD_SHARE,
+    NUM_HALVINGS,
+    NUM_NEAR_HALVINGS,
+    SENSITIVITIES,
+    Knee,
+    Replica,
+    fits,
+    recommended_len,
+    replicas_for,
+)
+from labs.simulation.statistics import quantile
+from labs.simulation.traces import read_traffic
+from quotas.policy import units
+
+DEFAULT_REQUESTS = 1000
+DEFAULT_PER_TOKEN_SECONDS = 0.1
+FITTING_SHARE = 0.999  # of the requests that the recommended max_model_len holds
+SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
+_PRICE = re.compile(r"(\d+(?:\.\d+)?)(?:/h)?")
+
+
+def add_capacity_flags(plan: ArgumentParser) -> None:
+    """Add the flags, and what `sluice plan` calls with the memory and the step times that it has computed."""
+    group = plan.add_argument_group("capacity, from a trace")
+    group.add_argument("--trace", metavar="FILE", type=Path, help="recorded requests, as `sluice simulate` reads them")
+    group.add_argument("--rate", metavar="R", type=argument(_above_zero), help="requests a second of all replicas")
+    group.add_argument("--ttft", metavar="D", type=duration, help="first token of 99 in 100 requests, such as 1s")
+    group.add_argument(
+        "--per-token", metavar="D", type=duration, default=DEFAULT_PER_TOKEN_SECONDS,
+        help=f"and then a token every D on average (default: {format_duration(DEFAULT_PER_TOKEN_SECONDS)})",
+    )  # fmt: skip
+    group.add_argument("--price", metavar="P", type=argument(_price), help="of a GPU an hour, such as 3.50/h")
+    group.add_argument(
+        "--requests", metavar="N", type=argument(units.count), default=DEFAULT_REQUESTS,
+        help=f"requests of each simulation, at least (default: {DEFAULT_REQUESTS:,})",
+    )  # fmt: skip
+    plan.set_defaults(capacity=plan_capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """What is to be served, and on what."""
+
+    rate: float
+    ranks: int
+    price: float | None  # of a GPU an hour
+
+
+def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> str:
+    """Return the text of the capacity part; empty without a trace. Raises `OptionError`, `TraceError`."""
+    if namespace.trace is None:
+        for option in ("rate", "ttft", "price"):
+            if getattr(namespace, option) is not None:
+                raise OptionError(f"--{option}", getattr(namespace, option), "is of a trace's requests: give --trace")
+        return ""
+    if namespace.rate is None or namespace.ttft is None:
+        raise OptionError("--trace", str(namespace.trace), "needs --rate and --ttft")
+    arrivals = read_traffic(namespace.trace).arrivals
+    fleet = _Fleet(namespace.rate, namespace.tensor_parallel, namespace.price)
+    objective = Objective(namespace.ttft, namespace.per_token)
+    replica = _replica(arrivals, memory, steps, objective, namespace.requests)
+    runs = 1 + NUM_HALVINGS + 2 * len(SENSITIVITIES) * (1 + NUM_NEAR_HALVINGS)
+    with progress("simulating", "requests", runs * replica.requests) as bar:
+        knee = replica.knee(bar.update)
+        if knee is None:
+            reason = "no rate meets it: one request alone takes too long, or nearly so; more ranks, or a later target"
+            raise OptionError("--ttft", format_duration(namespace.ttft), reason)
+        changed = {
+            name: [change(replica, factor).knee_near(knee, bar.update) for factor in (1 - CHANGE, 1 + CHANGE)]
+            for name, change in SENSITIVITIES.items()
+        }
+    return "\n".join(
+        [
+            _lengths(arrivals),
+            _advice(arrivals, memory),
+            "",
+            _knee(replica, knee, fleet),
+            _sensitivity(knee, changed, fleet),
+        ]
+    )
+
+
+def _replica(
+    arrivals: list[Arrival], memory: MemoryPlan, steps: StepTime, objective: Objective, requests: int
+) -> Replica:
+    device = planned_device("planned", steps, memory.kv_tokens, memory.footprint.kv_bytes_per_token)
+    settings = {
+        "max_num_seqs": memory.max_num_seqs,
+        "max_model_len": memory.max_model_len,
+        "max_num_batched_tokens": memory.max_num_batched_tokens,
+    }
+    policy = parse_simulated_policy(",".join(f"{name}={value}" for name, value in settings.items()), device)
+    fitting = tuple(one.alike for one in arrivals if fits(one, memory.max_model_len))
+    if not fitting:
+        raise OptionError("--max-model-len", memory.max_model_len, "no request of the trace fits: raise it")
+    return Replica(policy, device, fitting, objective, requests)
+
+
+def _lengths(arrivals: list[Arrival]) -> str:
+    measured = {
+        "prompt": [one.prompt_tokens for one in arrivals],
+        "answer": [one.output_tokens for one in arrivals],
+        "both": [one.prompt_tokens + one.output_tokens for one in arrivals],
+    }
+    rows = []
+    for name, tokens in measured.items():
+        ordered = sorted(map(float, tokens))
+        rows.append((name, *(format_number(quantile(ordered, share) or 0.0) for share in SHARES)))
+    heading = ("tokens", *(f"p{100 * share:g}" for share in SHARES[:-1]), "longest")
+    return f"{len(arrivals):,} requests of the trace\n{table(heading, rows, frozenset(heading[1:]))}"
+
+
+def _advice(arrivals: list[Arrival], memory: MemoryPlan) -> str:
+    longest = memory.footprint.model.max_position
+    wanted = recommended_len(arrivals, longest, FITTING_SHARE)
+    left_out = sum(not fits(one, memory.max_model_len) for one in arrivals) / len(arrivals)
+    line = f"--max-model-len {wanted} holds {format_percent(FITTING_SHARE)} of them"
+    if wanted == longest:
+        line = f"--max-model-len {wanted}, all that the model has, holds "
+        line += f"{format_percent(sum(fits(one, wanted) for one in arrivals) / len(arrivals))} of them"
+    if left_out:
+        line += f"; planned here is {memory.max_model_len:,}, which refuses {format_percent(left_out)}"
+    return line
+
+
+def _knee(replica: Replica, knee: Knee, fleet: _Fleet) -> str:
+    run, number = knee.run, replicas_for(fleet.rate, knee.rate)
+    first, each = (format_duration(seconds) for seconds in (replica.objective.first_token, replica.objective.per_token))
+    rows = [
+        (
+            "a replica's knee",
+            f"{knee.rate:.3g} requests/s",
+            f"{format_percent(GOOD_SHARE)} have a first token in {first}, and then one every {each}",
+        ),
+        ("of its capacity", format_percent(knee.rate / knee.capacity), "what it completes without any target"),
+        ("first token there", format_duration(run.first_token.p99 or 0.0), "p99"),
+        (
+            "tokens there",
+            f"{format_number(run.prompt_rate)} + {format_number(run.output_rate)} /s",
+            "prompts + answers",
+        ),
+        ("busy there", format_percent(run.busy), "of the time"),
+        ("replicas", f"{number:,}", f"{fleet.rate:g} requests/s / {knee.rate:.3g}, rounded up"),
+        ("GPUs", f"{number * fleet.ranks:,}", f"{fleet.ranks} a replica"),
+    ]
+    if fleet.price is not None:
+        hour = fleet.price * fleet.ranks
+        output, every = (3600 * rate / 1e6 for rate in (run.output_rate, run.output_rate + run.prompt_rate))
+        rows += [
+            ("cost an hour", format_number(number * hour), f"{number * fleet.ranks:,} GPUs at {fleet.price:g}"),
+            ("cost at the knee", f"{hour / output:.3g}", "a million answer tokens, prompts included"),
+            ("", f"{hour / every:.3g}", "a million tokens of prompts and answers"),
+        ]
+    return table(("at " + f"{fleet.rate:g} requests/s", "", ""), rows, frozenset())
+
+
+def _sensitivity(knee: Knee, changed: dict[str, list[Knee | None]], fleet: _Fleet) -> str:
+    def shown(one: Knee | None) -> str:
+        return "far more" if one is None else f"{replicas_for(fleet.rate, one.rate):,}"
+
+    by_rate = (f"{replicas_for(fleet.rate * (1 + change), knee.rate):,}" for change in (-CHANGE, CHANGE))
+    rows = [("requests a second", *by_rate)]
+    rows += [(name, *map(shown, pair)) for name, pair in changed.items()]
+    heading = ("replicas, with", f"{-CHANGE:.0%}", f"+{CHANGE:.0%}")
+    return table(heading, rows, frozenset(heading[1:]))
+
+
+def _above_zero(text: str) -> float:
+    number = units.number(text)
+    if not number:
+        raise ValueError("must be above zero")
+    return number
+
+
+def _price(text: str) -> float:
+    found = _PRICE.fullmatch(text)
+    if found is None:
+        raise ValueError("is no price such as 3.50/h")
+    return float(found[1])

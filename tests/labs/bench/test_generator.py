@@ -1,0 +1,174 @@
+"""The generator against a server of known timing: each of its times is held to the server's own record."""
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from random import Random
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+
+from labs.bench.exchange import Exchange, Outcome
+from labs.bench.generator import SLOW_PAUSE_SECONDS, Generator, TenantLoad
+from labs.bench.wire import Address
+from labs.bench.workloads import CHAT, Session, Turn
+from tests.labs.bench.conftest import KnownServer, Reply, Served
+
+PATIENCE = 60.0  # seconds until something that must happen counts as not happening
+
+
+def session(turns: int = 1, tokens: int = 3, wait: float = 0.0) -> Session:
+    messages = [{"role": "user", "content": "a question"}]
+    for number in range(turns):
+        body = {"messages": list(messages), "stream": True}
+        answer = yield Turn(CHAT, body, tokens, wait=wait if number else 0.0)
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "and then?"}]
+
+
+def load(times: list[float] | None = None, make: Callable[[], Session] = session, **options: Any) -> TenantLoad:
+    arrivals: Iterator[tuple[float, Session]] = iter([(at, make()) for at in times or ()])
+    return TenantLoad("one", {"authorization": "Bearer sk"}, arrivals, make, **options)
+
+
+def exchanges(server: KnownServer, *loads: TenantLoad, seconds: float = PATIENCE, **options: Any) -> list[Exchange]:
+    address = Address.of(server.url)
+    options = {"drain": PATIENCE, "timeout": PATIENCE, "random": Random(1)} | options
+    return Generator(address, list(loads), seconds=seconds, **options).run().exchanges
+
+
+def test_times_are_those_of_the_server(known_server: KnownServer) -> None:
+    known_server.script = lambda served: Reply(chunks=4, pause=0.01)
+    began = time.perf_counter()
+    found = exchanges(known_server, load([0.0, 0.01, 0.02]))
+    assert [one.outcome for one in found] == [Outcome.ANSWERED] * 3
+    ended = time.perf_counter()
+    for one, served in zip(found, sorted(known_server.streams, key=lambda one: one.arrived), strict=True):
+        assert (one.prompt_tokens, one.output_tokens, len(one.token_times)) == (11, 4, 4)
+        assert one.ttft is not None and one.per_token is not None
+        assert one.ttft >= 0.01 and one.total >= 0.04 and one.per_token >= 0
+        starts = [at - began for at in served.sent]  # the generator began a little later than that
+        assert all(start - at <= 0.5 * (ended - began) for start, at in zip(starts, one.token_times, strict=True))
+        assert one.due <= one.sent <= one.token_times[0] <= one.ended
+
+
+def test_an_open_loop_waits_for_no_answer(known_server: KnownServer) -> None:
+    """The server answers nothing until all have asked; each wait counts from the moment its request was due."""
+    together = Barrier(5)
+
+    def script(_: Served) -> Reply:
+        together.wait(PATIENCE)
+        return Reply()
+
+    known_server.script = script
+    times = [0.0, 0.02, 0.04, 0.06, 0.08]
+    found = exchanges(known_server, load(times))
+    assert [one.due for one in found] == times
+    assert all(one.ttft is not None and one.ttft >= 0.08 - one.due for one in found)
+
+
+def test_clients_wait_for_their_answers(known_server: KnownServer) -> None:
+    running, most = 0, 0
+
+    def script(served: Served) -> Reply:
+        nonlocal running, most
+        with known_server.lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.005)
+        with known_server.lock:
+            running -= 1
+        return Reply(chunks=1)
+
+    known_server.script = script
+    found = exchanges(known_server, load(clients=3), seconds=0.2)
+    assert most == 3 and len(found) >= 6
+    assert known_server.connections < len(found)  # they are used again
+
+
+def test_a_session_sends_the_answer_back_after_its_wait(known_server: KnownServer) -> None:
+    found = exchanges(known_server, load([0.0], lambda: session(turns=3, wait=0.01)))
+    last = known_server.streams[-1].body["messages"]
+    assert [message["role"] for message in last] == ["user", "assistant", "user", "assistant", "user"]
+    assert last[1]["content"] == "word word word "
+    assert [round(after.due - before.ended, 9) for before, after in pairwise(found)] == [0.01] * 2
+
+
+def test_a_client_leaves_in_the_midst_of_an_answer(known_server: KnownServer) -> None:
+    gone = Event()
+
+    def script(_: Served) -> Reply:
+        return Reply(chunks=2000, pause=0.0005, text="x" * 4000)
+
+    known_server.script = script
+    found = exchanges(known_server, load([0.0] * 4, lambda: session(tokens=5), leave=1.0))
+    assert {one.outcome for one in found} == {Outcome.LEFT}
+    assert all(1 <= len(one.token_times) < 2000 for one in found)
+    for _ in range(int(PATIENCE / 0.01)):
+        if all(served.is_cut for served in known_server.streams):
+            gone.set()
+            break
+        time.sleep(0.01)
+    assert gone.is_set()
+
+
+def test_a_slow_reader_delays_its_server(known_server: KnownServer) -> None:
+    known_server.script = lambda served: Reply(chunks=12, text="x" * 50)
+    (slow,) = exchanges(known_server, load([0.0], slow=1.0))
+    (quick,) = exchanges(known_server, load([0.0]))
+    assert slow.is_slow and slow.outcome is Outcome.ANSWERED
+    assert slow.total >= 2 * SLOW_PAUSE_SECONDS and len(slow.token_times) == len(quick.token_times) == 12
+
+
+def test_a_refused_client_comes_back_as_it_is_told(known_server: KnownServer) -> None:
+    def script(served: Served) -> Reply:
+        if served.number < 2:
+            return Reply(status=429, headers={"retry-after-ms": "20"})
+        return Reply()
+
+    known_server.script = script
+    (one,) = exchanges(known_server, load([0.0], retries=2))
+    assert (one.outcome, one.attempts) == (Outcome.ANSWERED, 3)
+    assert one.ttft is not None and one.ttft >= 0.04  # since it was due, not since the last attempt
+
+
+@pytest.mark.parametrize(
+    ("reply", "retries", "outcome", "code"),
+    [
+        (Reply(status=503, headers={"x-should-retry": "false"}), 2, Outcome.REFUSED, "503 busy"),
+        (Reply(status=429), 0, Outcome.REFUSED, "429 busy"),
+        (Reply(status=400), 2, Outcome.REFUSED, "400 busy"),
+        (Reply(is_whole=False), 0, Outcome.FAILED, "stream without [DONE]"),
+    ],
+)
+def test_refusals_and_failures_have_their_codes(
+    known_server: KnownServer, reply: Reply, retries: int, outcome: Outcome, code: str
+) -> None:
+    known_server.script = lambda served: reply
+    (one,) = exchanges(known_server, load([0.0], retries=retries))
+    assert (one.outcome, one.code, one.attempts) == (outcome, code, 1)
+
+
+def test_a_request_ends_at_its_timeout_or_with_the_benchmark(known_server: KnownServer) -> None:
+    release = Event()
+
+    def script(served: Served) -> Reply:
+        release.wait(PATIENCE)
+        return Reply()
+
+    known_server.script = script
+    try:
+        (late,) = exchanges(known_server, load([0.0]), timeout=0.01)
+        (unfinished,) = exchanges(known_server, load([0.0]), seconds=0.01, drain=0.01)
+    finally:
+        release.set()
+    assert (late.outcome, late.code) == (Outcome.FAILED, "timeout")
+    assert unfinished.outcome is Outcome.UNFINISHED and unfinished.total > 0
+
+
+def test_a_server_that_is_gone_is_a_failure(known_server: KnownServer) -> None:
+    address = Address.of(known_server.url)
+    known_server.shutdown()
+    known_server.server_close()
+    run = Generator(address, [load([0.0])], seconds=PATIENCE, drain=PATIENCE, timeout=PATIENCE, random=Random(1)).run()
+    assert run.exchanges[0].outcome is Outcome.FAILED and "ConnectionRefusedError" in run.exchanges[0].code
