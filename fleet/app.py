@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 
 MODELS = "/v1/models"
 RESPONSE, FILE, BATCH = "/v1/responses/*", "/v1/files/*", "/v1/batches/*"
-_ONE = re.compile(r"/v1/(responses|files|batches)/[^/]+")
+CONVERSATION = "/v1/conversations/*"
+_ONE = re.compile(r"/v1/(responses|conversations|files|batches)/[^/]+")
+_ITEM = re.compile(r"(/v1/conversations/[^/]+/items)/[^/]+")
 ROUTES = {  # with the scope required of a key; a replica checks again
     ("POST", "/v1/chat/completions"): "inference",
     ("POST", "/v1/completions"): "inference",
@@ -26,6 +28,10 @@ ROUTES = {  # with the scope required of a key; a replica checks again
     ("DELETE", RESPONSE): "inference",
     ("GET", f"{RESPONSE}/input_items"): "inference",
     ("POST", f"{RESPONSE}/cancel"): "inference",
+    ("POST", "/v1/conversations"): "inference",
+    **{(verb, CONVERSATION): "inference" for verb in ("GET", "POST", "DELETE")},
+    **{(verb, f"{CONVERSATION}/items"): "inference" for verb in ("GET", "POST")},
+    **{(verb, f"{CONVERSATION}/items/*"): "inference" for verb in ("GET", "DELETE")},
     **{(verb, "/v1/files"): "inference" for verb in ("GET", "POST")},
     **{(verb, FILE): "inference" for verb in ("GET", "DELETE")},
     ("GET", f"{FILE}/content"): "inference",
@@ -70,7 +76,7 @@ class RouterApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], route_path(scope)
         one_model = path.startswith(f"{MODELS}/") and len(path) > len(MODELS) + 1
-        known = MODELS if one_model else _ONE.sub(r"/v1/\1/*", path, count=1)
+        known = MODELS if one_model else _ONE.sub(r"/v1/\1/*", _ITEM.sub(r"\1/*", path), count=1)
         endpoint = self._endpoints.get((method, known))
         if endpoint is not None:
             await endpoint(scope, receive, send)

@@ -17,6 +17,7 @@ ApiError
 ├── RouteNotFound        404
 ├── StoredFileNotFound, BatchNotFound  404  not of this tenant, or expired
 ├── ResponseNotFound     404  not stored for this tenant; 400 where a request names it as the one before
+├── ConversationNotFound 404  not of this tenant, or expired
 ├── RequestNotFound, TenantNotFound, KeyNotFound  404  on the admin port
 ├── TenantNotNamed       400  on the admin port: a key for it was not confirmed
 ├── MethodNotAllowed     405
@@ -167,6 +168,16 @@ class Forbidden(ApiError):
     code = "insufficient_permissions"
 
 
+class ClassNotAllowed(ApiError):
+    status = 403
+    code = "class_not_allowed"
+
+
+class KeySettingsInvalid(ApiError):
+    status = 403
+    code = "key_settings_invalid"
+
+
 class RoleNotAllowed(ApiError):
     status = 403
     code = "role_not_allowed"
@@ -185,6 +196,11 @@ class RouteNotFound(ApiError):
 class ResponseNotFound(ApiError):
     status = 404
     code = "response_not_found"
+
+
+class ConversationNotFound(ApiError):
+    status = 404
+    code = "conversation_not_found"
 
 
 class StoredFileNotFound(ApiError):

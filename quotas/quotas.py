@@ -30,6 +30,7 @@ class Grant:
     name: str
     key: str | None
     reservation: Reservation | None = None  # None: no limit counts its usage
+    row: str | None = None  # of the ledger, if there is no reservation; None: its key's
     measure: Callable[[], Usage] = field(default=lambda: NOTHING)
     settlement: "asyncio.Future[None] | None" = None  # done once the store settled it, or failed to answer
     is_settled: bool = False
@@ -77,7 +78,7 @@ class Quotas:
         then raises `StoreUnavailable`, or grants (quotas/store/outage.py).
         """
         if not limits and ask.attempt is None:
-            return Grant(self, name, key)
+            return Grant(self, name, key, row=ask.row)
         grant = Grant(self, name, key, await self._reserve(name, key, limits, ask, outage))
         self.refused.discard((name, key))
         self._live[grant] = self._clock()
@@ -117,7 +118,7 @@ class Quotas:
     def settle(self, grant: Grant) -> None:
         usage = grant.measure()
         if grant.reservation is None:
-            self.store.book(grant.name, grant.key, usage)
+            self.store.book(grant.name, grant.key, usage, grant.row)
             return
         grant.reservation.progress = usage
         settlement = grant.settlement = asyncio.get_running_loop().create_future()

@@ -31,6 +31,7 @@ class Ask:
     input_tokens: int = 0
     output_tokens: int = 0
     attempt: Attempt | None = field(default=None, kw_only=True)  # None: the only one
+    row: str | None = field(default=None, kw_only=True)  # of the ledger, in which its use is booked; None: its key's
 
     def __post_init__(self) -> None:
         if self.requests < 0 or self.input_tokens < 0 or self.output_tokens < 0:
@@ -65,6 +66,10 @@ class Usage(NamedTuple):
     cached_tokens: int = 0  # input tokens found in the prefix cache
     kv_byte_seconds: float = 0.0
     requests: int = 1
+    engine_seconds: float = 0.0  # of the tenant, whose requests' parts are not booked apart
+    batch_input_tokens: int = 0  # of the above, in batches, where tokens have a price of their own
+    batch_output_tokens: int = 0
+    batch_cached_tokens: int = 0
 
     def of(self, limit: Limit) -> int:
         """The amount that it takes of a limit; 0 of resources leased otherwise."""
@@ -77,6 +82,10 @@ class Usage(NamedTuple):
             self.cached_tokens + other.cached_tokens,
             self.kv_byte_seconds + other.kv_byte_seconds,
             self.requests + other.requests,
+            self.engine_seconds + other.engine_seconds,
+            self.batch_input_tokens + other.batch_input_tokens,
+            self.batch_output_tokens + other.batch_output_tokens,
+            self.batch_cached_tokens + other.batch_cached_tokens,
         )
 
 

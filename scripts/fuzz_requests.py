@@ -1,11 +1,13 @@
 """Sends requests at random over the fields that few ask for, and sees that each is answered and nothing stays behind:
-`python -m scripts.fuzz_requests [--requests 20000] [--seed 0] [--dialects 0.5]`.
+`python -m scripts.fuzz_requests [--requests 20000] [--seed 0] [--dialects 0.5] [--stored 0]`.
 
 `sluice serve` with the embedded model and limits that count tokens. A request begins as one that is served, and some of
 its fields are given values at random: in range, at the edges, beyond, of other types, too many, too long. Every answer
 has to be a 200 whose choices and log probabilities agree with what was asked, or a 400 that names a field; a 429 or 503
 says that the server is busy. In the end no KV block, no reservation and no sequence is left, and the limits have lost
-what usage said. A share of the requests, `--dialects`, are responses and Anthropic's messages (`fuzz_dialects`).
+what usage said. A share of the requests, `--dialects`, are responses and Anthropic's messages (`fuzz_dialects`), and
+another one, `--stored`, are calls of a tenant of its own about what is stored (`fuzz_stored`). `--results` names a
+folder in which the figures are written to `fuzz.json`.
 """
 
 import argparse
@@ -22,11 +24,18 @@ from typing import Any
 
 import httpx
 
+from labs.benchmarks.report import Report
 from scripts import fuzz_dialects
+from scripts.fuzz_stored import StoredCalls, store_secrets
 from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.tenant_site import make_keys
 
-POLICY = "tenants: {fuzz: {limits: {input_tokens: 100M/day, output_tokens: 100M/day}}}\n"
+POLICY = """
+tenants:
+  fuzz: {limits: {input_tokens: 100M/day, output_tokens: 100M/day}}
+  stored: {stored_responses: {bytes: 1MiB}, batches: {file_bytes: 4MiB, open: 4}}
+  other: {}
+"""
 FLAGS = ("--threads", "1", "--refused-per-second", "1000000", "--max-waiting", "512")
 CLIENTS = 16  # at a time
 ANSWER_TIMEOUT_SECONDS = 60.0  # until an answer counts as not coming
@@ -135,23 +144,28 @@ def request(random: Random) -> tuple[str, dict[str, Any]]:
 class Fuzzer:
     """Sends requests and judges answers."""
 
-    def __init__(self, server: ServerProcess, key: str, seed: int, dialects: float) -> None:
+    def __init__(self, server: ServerProcess, keys: dict[str, str], seed: int, dialects: float, stored: float) -> None:
         self.random = Random(seed)
-        self._dialects = dialects
+        self._dialects, self._stored = dialects, stored
+        self._calls = StoredCalls(self.random, store_secrets(server.url, keys["other"]))
         self.statuses: Counter[int] = Counter()
+        self.stored: Counter[int] = Counter()  # statuses of calls about what is stored
         self.wrong: list[str] = []
         self.used = [0, 0]  # tokens of input and output, by the answers' usage
         self.params: Counter[str] = Counter()  # of refusals
         self.unknown = 0  # streams without usage
         self._server = server
-        self._headers = {"authorization": f"Bearer {key}"}
+        self._headers = {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
 
     async def send(self, client: httpx.AsyncClient, count: int) -> None:
         for _ in range(count):
+            if self.random.random() < self._stored:
+                await self._send_stored(client)
+                continue
             make = fuzz_dialects.request if self.random.random() < self._dialects else request
             path, body = make(self.random)
             try:
-                reply = await client.post(self._server.url + path, json=body, headers=self._headers)
+                reply = await client.post(self._server.url + path, json=body, headers=self._headers["fuzz"])
             except httpx.HTTPError as error:
                 self._wrong(body, f"{type(error).__name__}: {error}")
                 continue
@@ -160,6 +174,22 @@ class Fuzzer:
                 self._judge(path, body, reply)
             except Exception as error:  # noqa: BLE001 - an answer that cannot be read is a wrong one
                 self._wrong(body, f"{type(error).__name__}: {error}: {reply.text[:300]}")
+
+    async def _send_stored(self, client: httpx.AsyncClient) -> None:
+        call = self._calls.next()
+        given = call.form or ({} if call.body is None else {"json": call.body})
+        told: dict[str, Any] = {"call": f"{call.method} {call.path[:200]}", "body": call.body}
+        try:
+            url = self._server.url + call.path
+            reply = await client.request(call.method, url, headers=self._headers["stored"], **given)
+        except httpx.HTTPError as error:
+            self._wrong(told, f"{type(error).__name__}: {error}")
+            return
+        self.stored[reply.status_code] += 1
+        try:
+            self._calls.judge(call, reply)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._wrong(told, f"{type(error).__name__}: {error}: {reply.text[:300]}")
 
     def _judge(self, path: str, body: dict[str, Any], reply: httpx.Response) -> None:
         is_dialect = "completions" not in path
@@ -235,19 +265,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--http-workers", type=int, default=0)
     parser.add_argument("--dialects", type=float, default=0.5)
+    parser.add_argument("--stored", type=float, default=0.0)
+    parser.add_argument("--results", type=Path, help="a folder")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "policy.yaml").write_text(POLICY)
-        key = make_keys(directory / "state", "fuzz")["fuzz"]
+        keys = make_keys(directory / "state", "fuzz", "stored", "other")
         flags = (*FLAGS, "--policy", str(directory / "policy.yaml"), "--http-workers", str(options.http_workers))
         with running_server(directory, *flags) as server:
-            fuzzer, began = Fuzzer(server, key, options.seed, options.dialects), time.monotonic()
+            fuzzer = Fuzzer(server, keys, options.seed, options.dialects, options.stored)
+            began = time.monotonic()
             asyncio.run(fuzz(fuzzer, options.requests))
             left = left_behind(server)
-            reply = httpx.get(f"{server.url}/v1/limits", headers={"authorization": f"Bearer {key}"})
+            reply = httpx.get(f"{server.url}/v1/limits", headers={"authorization": f"Bearer {keys['fuzz']}"})
             gone = [entry["amount"] - entry["remaining"] for entry in reply.json()["data"]]
     print(f"{options.requests} requests in {time.monotonic() - began:.0f} s: {dict(sorted(fuzzer.statuses.items()))}")
+    print(f"statuses of what is stored: {dict(sorted(fuzzer.stored.items()))}")
     print(f"refused for: {dict(fuzzer.params.most_common())}")
     print(f"left behind: {left or 'nothing'}")
     print(f"tokens in and out by usage: {fuzzer.used}, by the limits: {gone}; {fuzzer.unknown} streams told no usage")
@@ -256,7 +290,25 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"wrong answers: {len(fuzzer.wrong)}")
     for one in fuzzer.wrong[:20]:
         print(f"  {one}")
+    if options.results is not None:
+        _write(options, fuzzer, left)
     return 1 if fuzzer.wrong or left else 0
+
+
+def _write(options: argparse.Namespace, fuzzer: Fuzzer, left: dict[str, float]) -> None:
+    report = Report("fuzz")
+    rows = [
+        {
+            "status": str(status),
+            "requests to generate": fuzzer.statuses[status],
+            "of what is stored": fuzzer.stored[status],
+        }
+        for status in sorted({*fuzzer.statuses, *fuzzer.stored})
+    ]
+    report.add_table(f"answers by status, seed {options.seed}, {options.http_workers} HTTP workers", rows)
+    report.at_most("wrong answers, hangs, or another tenant's contents", len(fuzzer.wrong), 0)
+    report.at_most("gauges of work that stayed behind", len(left), 0)
+    report.finish(options.results)
 
 
 if __name__ == "__main__":

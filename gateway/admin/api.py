@@ -14,16 +14,17 @@ from gateway.admin.actions import Actions
 from gateway.admin.admins import Role
 from gateway.admin.app import LOADS
 from gateway.admin.audit_log import AuditLog
+from gateway.admin.bill import BillReader
 from gateway.admin.cut_requests import CutRequest, settle_cut
 from gateway.admin.diagnosis import Diagnosis
 from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route, who_asks
 from gateway.admin.history import History
-from gateway.admin.keys import Keys, NewKey, Rotation
+from gateway.admin.keys import KeyEdit, Keys, NewKey, Rotation
 from gateway.admin.kv_map import kv_map
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.overview import Process, QueueView, overview
 from gateway.admin.policy import PASTED_BODY_BYTES, PastedPolicy, PolicyCheck, policy_report
-from gateway.admin.policy_editor import PolicyEditor, SourceEdit, Undo
+from gateway.admin.policy_editor import PolicyEditor, SourceEdit, Undo, WhatIfEdit
 from gateway.admin.request_search import RequestLogReader
 from gateway.admin.rows import Reasons, refusal_row
 from gateway.admin.tenants import Tenants
@@ -60,6 +61,7 @@ class Api:
         what_ifs: WhatIfs,
         request_log: RequestLogReader,
         editor: PolicyEditor,
+        bill: BillReader,
     ) -> None:
         self._process = process
         self._service = service
@@ -71,7 +73,8 @@ class Api:
         self._queue = QueueView(scheduler, reasons)
         self._tenants = Tenants(service, history, self.requests)
         self._keys = Keys(keys, service.policies, audit)
-        self._usage = UsageReader(service)
+        self._usage = UsageReader(service, keys)
+        self._bill = bill
         self._what_ifs = what_ifs
         self._request_log = request_log
         self._editor = editor
@@ -114,11 +117,14 @@ class Api:
             ),
             admin_route("GET", f"{PREFIX}/keys", self.keys),
             admin_route("POST", f"{PREFIX}/keys", self.create_key, role=Role.ADMIN),
+            admin_route("POST", f"{PREFIX}/keys/{{name:name}}/edit", self.edit_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/rotate", self.rotate_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/revoke", self.revoke_key, role=Role.ADMIN),
             admin_route("GET", f"{PREFIX}/refusals", self.refusals),
             admin_route("GET", f"{PREFIX}/usage", self.usage),
             admin_route("GET", f"{PREFIX}/usage.csv", self.usage_csv),
+            admin_route("GET", f"{PREFIX}/bill", self.bill),
+            admin_route("GET", f"{PREFIX}/bill.csv", self.bill_csv),
             admin_route("GET", f"{PREFIX}/budgets", self.budgets),
             admin_route("GET", f"{PREFIX}/audit", self.audit),
             admin_route("GET", f"{PREFIX}/diagnosis", self.diagnosis),
@@ -184,13 +190,18 @@ class Api:
         return await self._policy_check.of(pasted, self._service.policies.current, self._service.policies.checks)
 
     async def what_if(self, request: AdminRequest) -> Json:
-        return await self._what_ifs.of(parse_body(PastedPolicy, JsonBody.of(request.body)))
+        asked = parse_body(WhatIfEdit, JsonBody.of(request.body))
+        return await self._what_ifs.of(await self._editor.edited(asked))
 
     async def keys(self, request: AdminRequest) -> Json:
         return await self._keys.listed(request.words)
 
     async def create_key(self, request: AdminRequest) -> Json:
         return await self._keys.create(request.actor, parse_body(NewKey, JsonBody.of(request.body)))
+
+    async def edit_key(self, request: AdminRequest) -> Json:
+        edit = parse_body(KeyEdit, JsonBody.of(request.body))
+        return await self._keys.edit(request.actor, request.name, edit)
 
     async def rotate_key(self, request: AdminRequest) -> Json:
         return await self._keys.rotate(
@@ -204,10 +215,17 @@ class Api:
         return {"refusals": await map_in_slices(self._history.refusals(), refusal_row)}
 
     async def usage(self, request: AdminRequest) -> Json:
-        return await self._usage.report(request.query, request.words)
+        report = await self._usage.report(request.query, request.words)
+        return report | {"has_bill": self._bill.is_priced}
 
     async def usage_csv(self, request: AdminRequest) -> Blob:
         return Blob((await self._usage.csv(request.query)).encode(), "text/csv; charset=utf-8")
+
+    async def bill(self, request: AdminRequest) -> Json:
+        return await self._bill.bill(request.query)
+
+    async def bill_csv(self, request: AdminRequest) -> Blob:
+        return Blob((await self._bill.csv(request.query)).encode(), "text/csv; charset=utf-8")
 
     async def budgets(self, request: AdminRequest) -> Json:
         return await self._usage.budgets(request.words)

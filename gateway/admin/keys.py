@@ -1,15 +1,18 @@
-"""API keys of tenants on the admin port: list, create, rotate and revoke.
+"""API keys of tenants on the admin port: list, create, edit, rotate and revoke.
 
 A secret is in the answer to its creation, and nowhere else: not in the audit log, not in a list.
 """
 
 import asyncio
+import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from heapq import nlargest, nsmallest
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import orjson
 from pydantic import Field
 
 from gateway.admin.audit_log import AuditLog
@@ -19,16 +22,25 @@ from gateway.cli import arguments
 from gateway.errors import BadRequest, KeyNotFound, KeysUnavailable, TenantNotNamed
 from gateway.http.json_body import Wire
 from gateway.quoting import quoted
-from gateway.tenants.auth import new_key
-from gateway.tenants.key_source import KeySource, RotatedAlready, UnknownKey, revoke, rotate
+from gateway.tenants.auth import Principal, new_key
+from gateway.tenants.effective_policy import EffectivePolicy
+from gateway.tenants.key_source import KeySource, RotatedAlready, UnknownKey, edit, revoke, rotate
 from gateway.tenants.key_store import KeyRecord, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import describe_unnamed
+from quotas.policy.key_settings import key_settings, read_key_settings
 from quotas.policy.policy import SCOPES, Policy
+from quotas.policy.policy_file import PolicyError
 
 OVERLAP = "24h"
+NEVER = "never"
+MAX_KNOWN_PROBLEMS = 10_000  # of keys' settings, which take half a millisecond to read
 
 T = TypeVar("T")
+
+
+Settings = dict[str, Any] | str
+"""Limits, models, classes and tags of a key, in a policy's words: an object, or its YAML."""
 
 
 class NewKey(Wire):
@@ -36,7 +48,18 @@ class NewKey(Wire):
     name: str | None = None
     scopes: list[str] = Field(default_factory=lambda: [*SCOPES], max_length=len(SCOPES))
     expires_days: int | None = Field(default=None, ge=1, le=arguments.MAX_DAYS)
+    settings: Settings = ""
     unnamed: bool = False  # the tenant need not be in the policy
+
+
+class KeyEdit(Wire):
+    """An edit of a key. What is left out stays, and settings are replaced whole."""
+
+    name: str | None = None
+    scopes: list[str] | None = Field(default=None, max_length=len(SCOPES))
+    expires: str | None = None  # a day, a time with its zone, or never
+    settings: Settings | None = None
+    dry_run: bool = False
 
 
 class Rotation(Wire):
@@ -54,6 +77,8 @@ class Keys:
         self._policies = policies
         self._audit = audit
         self._changing = asyncio.Lock()
+        self._problems: dict[Principal, str | None] = {}  # of keys' settings, under the policy of this version
+        self._version = ""
 
     async def listed(self, words: str) -> Row:
         """Return the keys in whose id, tenant or name `words` occur, the newest first, and the names of all tenants."""
@@ -77,8 +102,37 @@ class Keys:
         scopes = _argument("scopes", arguments.scopes, ",".join(asked.scopes)) if asked.scopes else ()
         self._confirm(tenant, asked.unnamed)
         key, record = new_key(tenant, self._source.pepper, _in_days(asked.expires_days), scopes, name)
+        record = replace(record, settings=await self._settings(asked.settings, record))
         await self._change(actor, "keys.create", f"{record.id} of {tenant}", lambda: self._source.store.add(record))
         return {"key": key, **self._row(record, datetime.now(UTC))}
+
+    async def edit(self, actor: str, key_id: str, asked: KeyEdit) -> Row:
+        """Change a key but for its secret, and return it with `changes`; a dry run only tells them.
+
+        Raises `BadRequest`, `KeyNotFound`, `AuditUnavailable` and `KeysUnavailable`.
+        """
+        record, now, fields = self._stored(key_id), datetime.now(UTC), await self._edited(key_id, asked)
+        before, after = (self._row(one, now) for one in (record, replace(record, **fields)))
+        pairs = [(name, before[name], after[name]) for name in fields if before[name] != after[name]]
+        changes = [f"{name}: {_shown(old)} -> {_shown(new)}" for name, old, new in pairs]
+        if changes and not asked.dry_run:
+            target = f"{record.id} of {record.tenant}: {'; '.join(changes)}"
+            await self._change(actor, "keys.edit", target, lambda: edit(self._source.store, key_id, fields))
+        return after | {"changes": changes}
+
+    async def _edited(self, key_id: str, asked: KeyEdit) -> dict[str, Any]:
+        """The fields of a key's record that an edit replaces. Raises `BadRequest`."""
+        fields = dict[str, Any]()
+        if asked.name is not None:
+            fields["name"] = _argument("name", arguments.key_name, asked.name) if asked.name else ""
+        if asked.scopes is not None:
+            fields["scopes"] = _argument("scopes", arguments.scopes, ",".join(asked.scopes)) if asked.scopes else ()
+        if asked.expires is not None:
+            is_never = asked.expires == NEVER
+            fields["expires"] = None if is_never else _argument("expires", arguments.expires, asked.expires)
+        if asked.settings is not None:
+            fields["settings"] = await self._settings(asked.settings, self._stored(key_id))
+        return fields
 
     async def rotate(self, actor: str, key_id: str, asked: Rotation) -> Row:
         """Give a key a new secret and return it.
@@ -127,6 +181,18 @@ class Keys:
             "tenant",
         )
 
+    async def _settings(self, given: Settings, record: KeyRecord) -> str:
+        """The settings of a key as they are stored. Raises `BadRequest` for those that the policy does not allow."""
+        text = given if isinstance(given, str) else orjson.dumps(given).decode()
+        policy = self._policies.current
+        try:
+            read = await asyncio.to_thread(read_key_settings, text, record.id, policy, record.tenant)
+        except PolicyError as error:
+            problems = "; ".join(f"{one.path}: {one.message}".removeprefix(": ") for one in error.problems[:5])
+            raise BadRequest(f"settings: {problems}.", "settings") from None
+        found = key_settings(read)
+        return json.dumps(found) if found else ""
+
     def _stored(self, key_id: str) -> KeyRecord:
         """The stored record. Raises `KeyNotFound` for a key that is unknown, or not in the directory."""
         record = self._source.in_force.get(key_id)
@@ -159,8 +225,27 @@ class Keys:
             "expired": record.expires is not None and record.expires <= now,
             "old_until": old.expires.timestamp() if old and old.expires > now else None,
             "scopes": record.scopes,
+            "settings": json.loads(record.settings) if record.settings else self._of_policy(record),
+            "problem": self._problem(record),
             "named": self._is_named(record.tenant),
         }
+
+    def _of_policy(self, record: KeyRecord) -> Row:
+        """What the policy says of a key without settings of its own."""
+        key = self._policies.current.tenant(record.tenant).key(record.id)
+        return {} if key is None else key_settings(key)
+
+    def _problem(self, record: KeyRecord) -> str | None:
+        """The reason why the present policy lets nobody in by the key's settings; None without one."""
+        if not record.settings:
+            return None
+        policy = self._policies.current
+        if policy.version != self._version or len(self._problems) > MAX_KNOWN_PROBLEMS:
+            self._version, self._problems = policy.version, {}
+        principal = Principal(record.tenant, record.id, record.scopes, record.settings)
+        if principal not in self._problems:
+            self._problems[principal] = EffectivePolicy(policy, principal).problem
+        return self._problems[principal]
 
     def _is_named(self, tenant: str) -> bool:
         """True if the policy names the tenant, or names none at all."""
@@ -177,6 +262,11 @@ def _found(records: Mapping[str, KeyRecord], words: str) -> tuple[list[KeyRecord
 
 def _first_tenants(records: Mapping[str, KeyRecord], policy: Policy) -> list[str]:
     return nsmallest(MAX_ROWS, {*policy.tenants, *(record.tenant for record in records.values())})
+
+
+def _shown(value: Any) -> str:
+    """A field of a key for the audit log."""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 def _text(record: KeyRecord) -> str:

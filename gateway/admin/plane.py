@@ -3,11 +3,13 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, date, datetime
 
 from gateway.admin.actions import Actions
 from gateway.admin.api import Api
 from gateway.admin.app import AdminApp
 from gateway.admin.audit_log import FILE, AuditLog
+from gateway.admin.bill import BillReader, MachinePrice
 from gateway.admin.history import History
 from gateway.admin.overview import Process
 from gateway.admin.page_files import page_files
@@ -24,6 +26,7 @@ from gateway.background import beside
 from gateway.core import core_config
 from gateway.settings.settings import Settings
 from gateway.telemetry.metrics.process import ProcessMetrics
+from gateway.tenants.engine_hours import EngineHours
 from gateway.tenants.key_source import KeySource
 
 
@@ -48,7 +51,10 @@ async def admin_plane(
     audit = AuditLog(settings.state_dir / FILE)
     reader = RequestLogReader(database, time.time)
     editor = PolicyEditor(service.policies, audit, settings.policy_edits)
-    api = Api(process, service, history, audit, keys, WhatIfs(service, core_config(settings), traffic), reader, editor)
+    what_ifs = WhatIfs(service, core_config(settings), traffic)
+    price = None if settings.machine_price is None else MachinePrice.of(settings.machine_price)
+    bill = BillReader(service, price)
+    api = Api(process, service, history, audit, keys, what_ifs, reader, editor, bill)
     actions = Actions(api.requests, service.policies, audit, process.drain)
     service.policies.on_change.append(actions.policy_changed)
     service.policies.on_failure.append(actions.policy_rejected)
@@ -56,10 +62,17 @@ async def admin_plane(
     await actions.started(len(keys.in_force))
     app = AdminApp(port.keys, api.routes(actions), page_files(), process.probes, service.metrics.prometheus_text)
     tasks = [history.run(), api.watch(), *([] if database is None else [database.run()])]
+    if price is not None:
+        accounts = service.core.share.accounts, service.core.ledger.spare.accounts
+        tasks.append(EngineHours(accounts, service.quotas.store, service.telemetry.clock, _today).run())
     async with serving(AdminServer(settings, app), port.sock), beside(*tasks):
         yield
     if database is not None:
         await database.close()
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
 
 
 def open_request_log(settings: Settings, metrics: ProcessMetrics) -> RequestDatabase | None:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.endpoint import Json
-from gateway.admin.policy import MAX_POLICY_BYTES, PastedPolicy, problem_row, without_hash_lines
+from gateway.admin.policy import MAX_POLICY_BYTES, NAME, PastedPolicy, problem_row, without_hash_lines
 from gateway.errors import BadRequest, PolicyChanged, PolicyUnavailable
 from gateway.http.json_body import Wire
 from gateway.tenants.key_store import sync_names, written_beside
@@ -44,6 +44,14 @@ class SourceEdit(PastedPolicy):
     digest: str
     tenant: str | None = None  # None: the whole file
     dry_run: bool = False
+
+
+class WhatIfEdit(PastedPolicy):
+    """A text to simulate: a whole policy or, with a `file`, in place of a passage of it."""
+
+    file: str | None = None
+    digest: str = ""
+    tenant: str | None = None
 
 
 class Undo(Wire):
@@ -117,13 +125,25 @@ class PolicyEditor:
         """
         text = asked.source()
         async with self._editing:
-            sources = await self._sources()
-            if asked.file not in sources:
-                raise BadRequest(f"{asked.file:.200} is no file of the policy.", "file")
-            if _digest(sources[asked.file]) != asked.digest:
-                raise PolicyChanged(f"{asked.file} has changed since it was read: read it again.")
-            passage = await asyncio.to_thread(_passage, sources, asked.file, asked.tenant)
+            sources, passage = await self._opened(asked.file, asked.digest, asked.tenant)
             return await self._put(actor, sources, passage, text, asked.tenant, asked.dry_run)
+
+    async def edited(self, asked: WhatIfEdit) -> dict[str, bytes]:
+        """The policy's files with an edit in them, or a pasted policy as a file. Raises as `edit` does."""
+        text = asked.source()
+        if asked.file is None:
+            return {NAME: text}
+        sources, passage = await self._opened(asked.file, asked.digest, asked.tenant)
+        return passage.replaced(sources, text)
+
+    async def _opened(self, file: str, digest: str, tenant: str | None) -> tuple[dict[str, bytes], Passage]:
+        """The files, and the passage that was opened with this digest. Raises `BadRequest` and `PolicyChanged`."""
+        sources = await self._sources()
+        if file not in sources:
+            raise BadRequest(f"{file:.200} is no file of the policy.", "file")
+        if _digest(sources[file]) != digest:
+            raise PolicyChanged(f"{file} has changed since it was read: read it again.")
+        return sources, await asyncio.to_thread(_passage, sources, file, tenant)
 
     async def undo(self, actor: str, number: int) -> Json:
         """Undo an edit made here; the answer is that of `edit`. Raises `PolicyChanged` if its lines have changed

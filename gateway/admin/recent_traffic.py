@@ -1,7 +1,7 @@
 """The requests of the last hour: tenants, prompts and lengths of answers."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -41,8 +41,7 @@ class WhatIfQuestion:
     began: float
     span: float  # seconds from the first request until now
     policy: Policy
-    name: str  # of the edit, as a file
-    edit: bytes  # its text
+    edited: Mapping[str, bytes]  # the edited policy's files, by name
 
 
 class RecentTraffic:

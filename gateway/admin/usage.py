@@ -8,18 +8,25 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from gateway.admin.rows import MAX_ROWS, Row
 from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
 from gateway.quoting import quoted
+from gateway.tenants.auth import Principal
+from gateway.tenants.effective_policy import EffectivePolicy
+from gateway.tenants.key_source import tag_values
+from gateway.tenants.key_store import KeyRecord
 from gateway.tenants.usage import (
+    BY,
+    BY_WORDS,
     LEDGER_DAYS,
+    Grouping,
+    Owner,
     TooManyLedgers,
     UsageSums,
-    by_tenant,
     entries_of,
     plain,
     read_ledgers,
@@ -32,10 +39,11 @@ from quotas.reservation import LimitState, Usage
 
 MAX_LEDGERS = 500_000  # summed up by one answer; a ledger is of a tenant and a day
 MAX_CSV_LEDGERS = 20_000  # ledgers written as rows
+MAX_GROUPS = 200_000  # summed up by one answer, such as users: some 100 MB
+MAX_CSV_ROWS = 500_000
 MAX_BUDGETS = 500  # of one list
 MAX_BUDGET_OWNERS = 20_000  # owners of budgets asked from the store: tenants and keys
 OWNERS_PER_TURN = 4  # their accounts and answers take the event loop a millisecond
-BY = ("tenant", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +63,8 @@ class UsagePeriod:
         if not 0 <= (last - first).days <= LEDGER_DAYS:
             raise BadRequest(f"from {first} to {last} must be a period of at most {LEDGER_DAYS} days.", "from")
         by = query.get("by", "tenant")
-        if by not in BY:
-            raise BadRequest(f"by must be {' or '.join(BY)}, got {quoted(by)}.", "by")
+        if not BY.fullmatch(by):
+            raise BadRequest(f"by must be {BY_WORDS}, got {quoted(by, 80)}.", "by")
         return cls(first, last, query.get("tenant") or None, by)
 
     @property
@@ -65,7 +73,8 @@ class UsagePeriod:
 
 
 @contextmanager
-def _explained(most: int) -> Iterator[None]:
+def explained(most: int) -> Iterator[None]:
+    """Raise what reading ledgers raises as errors of the API."""
     try:
         yield
     except TooManyLedgers as error:
@@ -78,11 +87,25 @@ def _explained(most: int) -> Iterator[None]:
         raise QuotaUnverifiable(f"The quota store, which keeps the use, does not answer: {error}.") from None
 
 
+def _check_size(number: int, most: int, what: str) -> None:
+    """Raise `BadRequest` for a report that would take too much memory."""
+    if number > most:
+        raise BadRequest(f"The report would have more than {most:,} {what}: ask for fewer days or one tenant.", "by")
+
+
+class KeysInForce(Protocol):
+    """Holds all API keys by id, in a mapping that is replaced whole."""
+
+    @property
+    def in_force(self) -> Mapping[str, KeyRecord]: ...
+
+
 class UsageReader:
     """Makes one report at a time, since each may read thousands of ledgers. Sums are computed in a thread."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, keys: KeysInForce) -> None:
         self._service = service
+        self._keys = keys
         self._reading = asyncio.Lock()
 
     async def report(self, query: Mapping[str, str], words: str = "") -> Row:
@@ -91,31 +114,39 @@ class UsageReader:
         """
         period = UsagePeriod.of(query, datetime.now(UTC).date())
         policy = self._service.policies.current
-        sums = UsageSums(policy, period.by == "key")
+        sums = UsageSums(policy, await self._grouping(period.by))
         async with self._reading:
-            with _explained(MAX_LEDGERS):
+            with explained(MAX_LEDGERS):
                 async for name, day, usage in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
                     sums.add(name, day, usage)
+                    _check_size(len(sums.by_owner), MAX_GROUPS, "groups")
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
 
     async def csv(self, query: Mapping[str, str]) -> str:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
         period = UsagePeriod.of(query, datetime.now(UTC).date())
-        has_keys = period.by == "key"
-        policy = self._service.policies.current
-        pieces = [usage_csv((), policy, has_keys)]
+        policy, grouping = self._service.policies.current, await self._grouping(period.by)
+        pieces, num_rows = [usage_csv((), policy, grouping.column)], 0
         async with self._reading:
-            with _explained(MAX_CSV_LEDGERS):
+            with explained(MAX_CSV_LEDGERS):
                 async for ledger in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_CSV_LEDGERS):
-                    entries = entries_of(*ledger) if has_keys else by_tenant(entries_of(*ledger))
-                    pieces.append(usage_csv(entries, policy, has_keys, has_heading=False))
+                    entries = entries_of(*ledger, grouping)
+                    _check_size(num_rows := num_rows + len(entries), MAX_CSV_ROWS, "rows")
+                    pieces.append(usage_csv(entries, policy, grouping.column, has_heading=False))
         return "".join(pieces)
+
+    async def _grouping(self, by: str) -> Grouping:
+        kind, _, name = by.partition(".")
+        if kind != "tag":
+            return Grouping(by)
+        policy = self._service.policies.current
+        return Grouping(by, await asyncio.to_thread(tag_values, name, self._keys.in_force.values(), policy))
 
     async def budgets(self, words: str = "") -> Row:
         """The rest of the budgets of teams, tenants and keys in the policy, least first; names contain `words`."""
         service = self._service
-        named = [*service.keys.tenants()]
-        owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, words.lower())
+        named, records = [*service.keys.tenants()], self._keys.in_force.values()
+        owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, records, words.lower())
         rows, num_rows = list[Row](), 0
         async with self._reading:
             for start in range(0, len(owners), OWNERS_PER_TURN):
@@ -164,13 +195,22 @@ class BudgetOwner(NamedTuple):
     limits: tuple[Limit, ...]
 
 
-def _owners(policy: Policy, named: Iterable[str], words: str) -> tuple[list[BudgetOwner], int]:
+def _owners(
+    policy: Policy, named: Iterable[str], records: Iterable[KeyRecord], words: str
+) -> tuple[list[BudgetOwner], int]:
     """The owners of budgets, `MAX_BUDGET_OWNERS` of them, and their number in all."""
+    own = [
+        one for one in records if '"limits"' in one.settings and words in f"{one.tenant} {one.id} {one.name}".lower()
+    ]
     names = {*policy.tenants, *named} if any(map(_is_budget, policy.default.limits)) else policy.tenants.keys()
     teams = [BudgetOwner(None, None, name, team.limits) for name, team in policy.teams.items() if words in name.lower()]
     owners = [owner for owner in teams if any(map(_is_budget, owner.limits))]
     owners += [owner for name in names if words in name.lower() for owner in _of_tenant(name, policy.tenant(name))]
-    return owners[:MAX_BUDGET_OWNERS], len(owners)
+    room = MAX_BUDGET_OWNERS - len(owners)
+    of_keys = [owner for record in own[: max(room, 0)] for owner in _of_key(policy, record)]
+    known = {(owner.tenant, owner.key) for owner in of_keys}
+    shown = [owner for owner in owners[:MAX_BUDGET_OWNERS] if (owner.tenant, owner.key) not in known] + of_keys
+    return shown, len(shown) + max(0, len(owners) + len(own) - MAX_BUDGET_OWNERS)
 
 
 def _what_is_left(row: Row) -> tuple[bool, float, str, str]:
@@ -183,6 +223,13 @@ def _of_tenant(name: str, tenant: TenantPolicy) -> Iterator[BudgetOwner]:
     for key_id, key in tenant.keys.items():
         if any(map(_is_budget, key.limits)):
             yield BudgetOwner(name, key_id, None, _charged(tenant.limits_of(key_id)))
+
+
+def _of_key(policy: Policy, record: KeyRecord) -> Iterator[BudgetOwner]:
+    """A key with settings of its own, if it has a budget."""
+    limits = EffectivePolicy(policy, Principal(record.tenant, record.id, record.scopes, record.settings)).charged
+    if any(limit.key and _is_budget(limit) for limit in limits):
+        yield BudgetOwner(record.tenant, record.id, None, limits)
 
 
 def _is_budget(limit: Limit) -> bool:
@@ -211,8 +258,8 @@ def _budget_row(owner: BudgetOwner, limit: Limit, state: LimitState | None) -> R
 
 
 def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) -> Row:
-    found = [owner for owner in sums.by_owner if words in f"{owner[0]} {owner[1] or ''}".lower()]
-    shown = nsmallest(MAX_ROWS, found, key=lambda owner: (-_tokens(sums.by_owner[owner]), owner[0], owner[1] or ""))
+    found = [owner for owner in sums.by_owner if words in f"{owner[0] or ''} {owner[1] or ''}".lower()]
+    shown = nsmallest(MAX_ROWS, found, key=lambda owner: (-sums.num_tokens(owner), owner[0] or "", owner[1] or ""))
     every = [period.first + timedelta(days=number) for number in range((period.last - period.first).days + 1)]
     report = {
         "from": period.first.isoformat(),
@@ -220,13 +267,8 @@ def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) ->
         "by": period.by,
         "total": _row(*sums.of_all()),
         "rows": [
-            {
-                "tenant": tenant,
-                "key": key,
-                "named": tenant in policy.tenants,
-                **_row(*sums.of_owner(tenant, key)),
-            }
-            for tenant, key in shown
+            _names(owner, period.by) | {"named": owner[0] in policy.tenants} | _row(*sums.of_owner(owner))
+            for owner in shown
         ],
         "truncated": len(found) - len(shown),
         "days": [{"day": day.isoformat(), **_row(*sums.of_day(day))} for day in every],
@@ -235,8 +277,10 @@ def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) ->
     return report
 
 
-def _tokens(used: Usage) -> int:
-    return used.input_tokens + used.output_tokens
+def _names(owner: Owner, by: str) -> Row:
+    """Names a group: `value` is empty where it is unknown, and null where use is not told apart any further."""
+    tenant, value = owner
+    return {"tenant": tenant, "key": (value or None) if by == "key" else None, "value": value}
 
 
 def _row(used: Usage, costs: Mapping[str, Decimal]) -> Row:

@@ -6,6 +6,7 @@ The process is an extension's (`labs`): it simulates the recorded requests under
 import asyncio
 import pickle
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -13,7 +14,6 @@ import orjson
 from admission.core import CoreConfig
 from backend.extensions import extensions
 from backend.own_process import module_command, module_environment
-from gateway.admin.policy import NAME, PastedPolicy
 from gateway.admin.recent_traffic import RecentRequest, RecentTraffic, WhatIfQuestion
 from gateway.api.service import Service
 from gateway.errors import BadRequest, InternalError, Overloaded
@@ -33,8 +33,8 @@ class WhatIfs:
         self._traffic = traffic
         self._is_busy = False
 
-    async def of(self, pasted: PastedPolicy) -> Row:
-        """Simulate an edit and report the differences.
+    async def of(self, edited: Mapping[str, bytes]) -> Row:
+        """Simulate an edited policy, given its files, and report the differences.
 
         Raises `BadRequest` for an invalid policy, without recorded requests, and without the extension; `Overloaded`
         while another simulation runs.
@@ -43,26 +43,25 @@ class WhatIfs:
             raise Overloaded("Another simulation is running here: one runs at a time.", retry_after=5.0)
         self._is_busy = True
         try:
-            return await self._of(pasted)
+            return await self._of(edited)
         finally:
             self._is_busy = False
 
-    async def _of(self, pasted: PastedPolicy) -> Row:
+    async def _of(self, edited: Mapping[str, bytes]) -> Row:
         program = next((extension.WHAT_IF for extension in extensions() if hasattr(extension, "WHAT_IF")), None)
         if program is None:
             raise BadRequest("Simulating an edit needs the package labs, part of a source checkout.")
-        source = pasted.source()
         now = self._service.telemetry.clock()
         requests = self._traffic.within(now)
         if not requests:
             raise BadRequest("No request came in the last hour: there is nothing to simulate.")
-        question = self._question(now - requests[0].at, source)
+        question = self._question(now - requests[0].at, edited)
         answer = await _asked(program, await asyncio.to_thread(_packed, requests, question))
         if answer is None:
             raise BadRequest("The edit is not valid: check it first.", "text")
         return answer
 
-    def _question(self, span: float, edit: bytes) -> WhatIfQuestion:
+    def _question(self, span: float, edited: Mapping[str, bytes]) -> WhatIfQuestion:
         core, service = self._service.core, self._service
         return WhatIfQuestion(
             core=self._config,
@@ -73,8 +72,7 @@ class WhatIfs:
             began=time.time() - span,
             span=span,
             policy=service.policies.current,
-            name=NAME,
-            edit=edit,
+            edited=edited,
         )
 
 

@@ -3,6 +3,7 @@
 The API: https://docs.claude.com/en/api/messages.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Required, cast
 
@@ -30,6 +31,9 @@ from gateway.openai.template_variables import Effort, Kwargs, read_variables
 from gateway.openai.tools import MAX_TOOLS, FunctionTool, ToolDefinition, ToolUse, read_tools
 
 MAX_BLOCKS = MAX_CALLS + 64  # in one message
+
+SHORT_MARK_S, HOUR_MARK_S = 300.0, 3600.0  # `cache_control`'s ttl "5m", which is the default, and "1h"
+_CACHE_MARK = re.compile(rb'"cache_control"\s*:\s*\{([^{}]{0,80})\}')
 
 _Id = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_CHARS)]
 _Stop = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
@@ -83,6 +87,7 @@ class MessagesBody(CountBody, total=False):
     stop_sequences: Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None
     metadata: dict[str, Any] | None
     service_tier: Literal["auto", "standard_only"] | None
+    cache_control: Any
     # not Anthropic's
     seed: int | None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None
@@ -90,7 +95,7 @@ class MessagesBody(CountBody, total=False):
 
 _IGNORABLE: Mapping[str, Values] = {
     **{name: values for name, values in IGNORABLE.items() if name not in MessagesBody.__annotations__},
-    **dict.fromkeys(("cache_control", "container", "context_management", "inference_geo"), ()),
+    **dict.fromkeys(("container", "context_management", "inference_geo"), ()),
 }
 _REFUSED: Mapping[str, Values | str] = {
     **refused_by_names(
@@ -189,6 +194,8 @@ def parse_message_request(raw: JsonBody, limits: Limits) -> ChatRequest:
         "service_tier": "default" if body.get("service_tier") == "standard_only" else body.get("service_tier"),
         **{name: body.get(name) for name in ("stream", "temperature", "top_p", "top_k", "seed", "cache_salt")},
     }
+    metadata = body.get("metadata") or {}
+    sampling |= {"metadata": metadata, "user": user if isinstance(user := metadata.get("user_id"), str) else None}
     grammar = read_text_format(asked, field)
     return ChatRequest(
         **shared_fields(cast(SamplingBody, sampling), limits, grammar, body["max_tokens"]),
@@ -197,7 +204,16 @@ def parse_message_request(raw: JsonBody, limits: Limits) -> ChatRequest:
         ignored=ignored,
         shows_reasoning=bool(thinking) and thinking.get("display") != "omitted",
         thinking_budget=thinking.get("budget_tokens"),
+        cached_for=_cached_for(raw.raw),
     )
+
+
+def _cached_for(body: bytes) -> float | None:
+    """The longest time of the marks for caches, in seconds. They may stand at any block, as in no text: there, quotes
+    are escaped.
+    """
+    marks = _CACHE_MARK.findall(body) if b'"cache_control"' in body else ()
+    return max([HOUR_MARK_S if b'"1h"' in mark else SHORT_MARK_S for mark in marks], default=None)
 
 
 class CountRequest(NamedTuple):

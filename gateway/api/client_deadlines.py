@@ -24,6 +24,7 @@ from gateway.quoting import quoted
 
 FOLLOWUP, MAX_FOLLOWUP_SECONDS = b"x-sluice-expect-followup", 3600.0  # seconds
 MAX_DEADLINE_SECONDS = 30 * 86_400.0  # a longer wait is taken for no deadline
+READ_TIMEOUT = b"x-stainless-read-timeout"
 FIRST, LAST, INTERVAL = "first", "last", "interval"
 Headers = Iterable[tuple[bytes, bytes]]
 NONE = ClientDeadlines()
@@ -53,7 +54,7 @@ def _tightest(headers: Headers, stream: bool, now: float) -> ClientDeadlines:
     tightest = {FIRST: inf, LAST: inf, INTERVAL: inf}
     absolute = inf
     for name, value in headers:
-        if name == b"x-stainless-read-timeout":
+        if name == READ_TIMEOUT:
             seconds = _duration(name, value, 1.0)
             for what in (FIRST, INTERVAL) if stream else (LAST,):
                 tightest[what] = min(tightest[what], seconds)
@@ -75,7 +76,7 @@ _DURATIONS = {
 }
 
 
-_NAMES = {*_DURATIONS, b"x-sluice-deadline-at", b"x-stainless-read-timeout"}
+_NAMES = {*_DURATIONS, b"x-sluice-deadline-at", READ_TIMEOUT}
 
 
 def _duration(name: bytes, value: bytes, unit: float) -> float:

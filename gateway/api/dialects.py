@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from gateway.api.background_responses import BackgroundRun
+from gateway.api.endpoint import Call
 from gateway.api.frontend import Frontend
 from gateway.errors import BadRequest, ContextLengthExceeded
 from gateway.http.json_body import JsonBody
+from gateway.http.request_scope import RequestScope
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.limits import Limits
 from gateway.openai.logprobs import Spelling, ToldToken, completion_logprobs
@@ -58,6 +61,12 @@ class Dialect:
         raise NotImplementedError
 
     def identify(self, request: Any) -> Identity:
+        raise NotImplementedError
+
+    def in_background(
+        self, call: Call, scope: RequestScope, policy: EffectivePolicy, request: Any, identity: Identity
+    ) -> BackgroundRun:
+        """The block in which an answer is generated that its client does not wait for."""
         raise NotImplementedError
 
     def bound(self, request: Any, most_reasoning: int | None, frontend: Frontend) -> None:

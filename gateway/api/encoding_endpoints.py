@@ -83,13 +83,14 @@ class EncodingEndpoint(TokensEndpoint):
         return encoder
 
     async def encode(
-        self, call: Call, encoder: ServedEncoder, policy: EffectivePolicy, inputs: list[list[int]]
+        self, call: Call, encoder: ServedEncoder, policy: EffectivePolicy, inputs: list[list[int]], user: str | None
     ) -> list[bytes]:
         """Returns the vector of 32-bit floats of each input. Raises `ApiError`."""
         deadlines = read_deadlines(call.scope["headers"], False, call.record.began_ns / 1e9)
         passed = self.frontend.telemetry.clock() - call.record.began
         within = min(deadlines.first_token, deadlines.last_token) - passed
-        asked = EncodingAsk(encoder.setup.name, inputs, within, deadlines.is_relative)
+        row = policy.usage_row(encoder.setup.name, policy.service_class(None).name if policy.is_line else "", user, {})
+        asked = EncodingAsk(encoder.setup.name, inputs, within, deadlines.is_relative, row)
         headers, vectors = await self.frontend.engine.encode(asked, policy)
         call.response.add_headers(headers)
         return [*vectors]
@@ -156,7 +157,7 @@ class EmbeddingsEndpoint(EncodingEndpoint):
             )
         fields = [f"input[{number}]" for number in range(len(request.inputs))]
         inputs = await self.token_ids(policy, request.params, encoder, request.inputs, fields)
-        vectors = await self.encode(call, encoder, policy, inputs)
+        vectors = await self.encode(call, encoder, policy, inputs, request.params.user)
         num_tokens = sum(map(len, inputs))
 
         def written() -> bytes:
@@ -179,10 +180,10 @@ class PairsEndpoint(EncodingEndpoint):
             inputs = await self.token_ids(
                 policy, request.params, encoder, pairs, [fields[other] for _, other in request.pairs]
             )
-            vectors = await self.encode(call, encoder, policy, inputs)
+            vectors = await self.encode(call, encoder, policy, inputs, request.params.user)
             return [floats(vector)[0] for vector in vectors], sum(map(len, inputs))
         inputs = await self.token_ids(policy, request.params, encoder, texts, fields)
-        vectors = await self.encode(call, encoder, policy, inputs)
+        vectors = await self.encode(call, encoder, policy, inputs, request.params.user)
 
         def compared() -> list[float]:
             each = [floats(vector) for vector in vectors]

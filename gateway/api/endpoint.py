@@ -112,9 +112,9 @@ class Endpoint:
         if ignored:
             call.record.ignored = tuple(ignored.values())
 
-    async def charge(self, call: Call, policy: EffectivePolicy) -> RequestCharge:
+    async def charge(self, call: Call, policy: EffectivePolicy, in_passing: bool = False) -> RequestCharge:
         """Charge a request that takes no tokens; the headers tell what is left of its limits."""
-        charge = await self.frontend.engine.charge(policy)
+        charge = await self.frontend.engine.charge(policy, in_passing)
         call.response.add_headers(charge.headers)
         return charge
 

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from backend.stream import TokenStream
@@ -14,6 +15,7 @@ from gateway.replica.state import LoadTotals
 from gateway.telemetry.request_record import RequestRecord
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.reservation import LimitState
+from quotas.stored import Held, Stored
 
 STARTED, ALIVE, READY = "started", "alive", "ready"
 
@@ -87,6 +89,7 @@ class EncodingAsk(NamedTuple):
     inputs: Sequence[Sequence[int]]
     within: float
     is_relative: bool = True  # counted from each attempt
+    usage_row: str | None = None  # of the ledger, in which their use is booked
 
 
 class EngineClient(Protocol):
@@ -125,12 +128,22 @@ class EngineClient(Protocol):
         """Count a refusal of a request of `num_bytes` from an IP address; returns the seconds by which to delay it."""
         ...
 
-    async def charge(self, policy: EffectivePolicy) -> RequestCharge:
-        """Charge one request that spends no tokens."""
+    async def charge(self, policy: EffectivePolicy, in_passing: bool = False) -> RequestCharge:
+        """Charge one request that spends no tokens; `in_passing`: it does not count for its tenant's concurrency, as it
+        is about requests that do.
+        """
         ...
 
-    async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
-        """Store a response of the tenant. Returns False where its policy has no room for it."""
+    async def store_response(
+        self,
+        policy: EffectivePolicy,
+        name: str,
+        previous: str | None,
+        contents: bytes,
+        replaced: str | None = None,
+        life: float = inf,
+    ) -> Stored:
+        """Store a response of the tenant for the time of its policy, at most `life` seconds: see `ResponseStore`."""
         ...
 
     async def read_responses(self, tenant: str, name: str, alone: bool) -> Sequence[bytes] | None:
@@ -139,6 +152,10 @@ class EngineClient(Protocol):
 
     async def delete_response(self, tenant: str, name: str) -> bool:
         """Delete a response. Returns whether there was one."""
+        ...
+
+    async def open_response(self, tenant: str, what: str, name: str, most: int = 0) -> Held:
+        """Ask for the lease of a response in the background: open, hold, look, cancel or close it."""
         ...
 
     async def batches(self, what: str, *told: Any) -> Any:

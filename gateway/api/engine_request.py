@@ -48,6 +48,7 @@ class EngineRequest:
     expects_followup: float | None = None  # seconds from the answer to the client's announced next turn
     beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
     attempt: Attempt | None = None  # set by a router, which may send a request to several replicas
+    usage_row: str | None = None  # of the ledger, in which its use is booked
 
     def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:
         """A sequence for each prompt. `end_tokens` are the model's; `draw_seed` supplies a seed if the request has
@@ -106,14 +107,16 @@ class EngineRequest:
         )
 
 
-def ask_of(sequences: list[Sequence], num_answers: int = 1, attempt: Attempt | None = None) -> Ask:
+def ask_of(
+    sequences: list[Sequence], num_answers: int = 1, attempt: Attempt | None = None, row: str | None = None
+) -> Ask:
     """The maximum that one request's sequences may use; each prompt has `num_answers` consecutive ones.
 
     A line of a batch counts as no request: it holds up none of its tenant.
     """
     num_prompt_tokens = sum(one.num_prompt_tokens for one in sequences[::num_answers])
     num_output_tokens = sum(one.token_limit - one.num_prompt_tokens for one in sequences)
-    return Ask(0 if sequences[0].is_spare else 1, num_prompt_tokens, num_output_tokens, attempt=attempt)
+    return Ask(0 if sequences[0].is_spare else 1, num_prompt_tokens, num_output_tokens, attempt=attempt, row=row)
 
 
 def _later(seed: int, count: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from admission.outcome import Outcome
 from backend.text.detokenizer import IncrementalDetokenizer
 from gateway.api.choice_writer import ChoiceWriter, Progress
-from gateway.api.client_deadlines import read_deadlines, read_expected_followup
+from gateway.api.client_deadlines import READ_TIMEOUT, read_deadlines, read_expected_followup
 from gateway.api.detailed_text import DetailedChoiceWriter, DetailedText, Telling, told_choices
 from gateway.api.dialects import Dialect, Prompt
 from gateway.api.endpoint import Call, TokensEndpoint
@@ -53,6 +53,8 @@ class GenerationEndpoint(TokensEndpoint):
         self._record_request(call.record, request)
         policy = self.present_policy(call, principal, has_come)
         headers, arrived, arrived_unix = call.scope["headers"], call.record.began, call.record.began_ns / 1e9
+        if request.is_in_background:  # its client's patience is about the answer to the call
+            headers = [header for header in headers if header[0] != READ_TIMEOUT]
         deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
         frontend.check_model(request.model, policy)
         policy.check_answers(request.num_answers, request.answers_field)
@@ -64,8 +66,10 @@ class GenerationEndpoint(TokensEndpoint):
         num_bytes = call.record.body_bytes
         dialect.bound(request, service_class.max_reasoning_tokens, frontend)
         params = GenerationParams(
-            request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes, beginnings, attempt
+            request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes, beginnings
         )
+        if not request.is_in_background:  # else its router sees the beginning alone, and settles nothing
+            params.attempt = attempt
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
             call.response.send, call.record.scope = scope.send, scope
@@ -76,7 +80,13 @@ class GenerationEndpoint(TokensEndpoint):
                 words = await frontend.bad_words(policy.name, request.bad_words)
                 request.sampling = replace(request.sampling, bad_words=words)
             each = [prompt for prompt in prompts for _ in range(request.num_answers)]
-            await self._generate(call, scope, params, each)
+            identity = dialect.identify(request)
+            if request.is_in_background:
+                async with dialect.in_background(call, scope, policy, request, identity) as run:
+                    params.on_admitted = run.begin
+                    await self._generate(call, scope, params, identity, each)
+            else:
+                await self._generate(call, scope, params, identity, each)
         if scope.error is not None:
             raise scope.error
         return scope.outcome or Outcome.COMPLETED
@@ -93,10 +103,16 @@ class GenerationEndpoint(TokensEndpoint):
         record.sampling, record.streams = request.sampling, request.stream
         record.policy_version = self.frontend.effective_policies.version
 
-    async def _generate(self, call: Call, scope: RequestScope, params: GenerationParams, prompts: list[Prompt]) -> None:
+    async def _generate(
+        self,
+        call: Call,
+        scope: RequestScope,
+        params: GenerationParams,
+        identity: Identity,
+        prompts: list[Prompt],
+    ) -> None:
         """Have the engine generate, within what it reserves for the request, and deliver the answer."""
         frontend, record, request = self.frontend, call.record, params.request
-        identity = self._dialect.identify(request)
         record.response_id, record.service_class = identity.id, params.service_class.name
         record.num_choices, record.num_answers = len(prompts), request.num_answers
         messages = [self._dialect.message(request, prompt, frontend) for prompt in prompts]
@@ -124,6 +140,8 @@ class GenerationEndpoint(TokensEndpoint):
             raise
         try:
             call.response.add_headers(generation.headers)
+            if params.on_admitted is not None:
+                await params.on_admitted()
             made, deliveries = zip(generation.streams, detokenizers, strict=True), frontend.deliveries
             if request.is_plain:
                 each = zip(made, messages, strict=True)
@@ -154,7 +172,8 @@ class GenerationEndpoint(TokensEndpoint):
                 dialect.chunks(identity, request.include_usage, index, text.message) for index, text in enumerate(texts)
             ]
             response.failure = chunks[0].failure
-            progress = None if response.request_headers.get(PROGRESS_HEADER) is None else Progress()
+            is_watched = params.attempt is not None and response.request_headers.get(PROGRESS_HEADER) is not None
+            progress = Progress() if is_watched else None
             writers = [
                 _writer(response, text, encoder, request.continuous_usage, progress)
                 for text, encoder in zip(texts, chunks, strict=True)

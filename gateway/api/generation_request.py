@@ -1,5 +1,6 @@
 """A request to generate text, joined with its tenant's policy and its client's headers."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -31,6 +32,7 @@ class GenerationParams:
     num_bytes: int
     beginnings: Beginnings = UNKNOWN
     attempt: Attempt | None = None
+    on_admitted: Callable[[], Awaitable[None]] | None = None  # called once the engine has taken the request
     clamped_to: int | None = None  # tokens of an answer whose client asked for more than the context leaves
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:
@@ -60,10 +62,18 @@ class GenerationParams:
             may_stop=bool(self.request.sampling.stop) or self.request.is_prompt_alone or self.request.may_end,
             cache_salt=self.request.cache_salt,
             num_answers=self.request.num_answers,
-            expects_followup=self.expects_followup or (model.tool_followup if self.request.offers_tools else None),
+            expects_followup=self._followup(model),
             beginnings=self.beginnings,
             attempt=self.attempt,
+            usage_row=self.policy.usage_row(
+                model.name, self.service_class.name, self.request.user, self.request.metadata or {}
+            ),
         )
+
+    def _followup(self, model: ServedModel) -> float | None:
+        """Seconds until a next turn: as declared, or as tools take, or as the client wishes its prompt to be cached."""
+        of_tools = model.tool_followup if self.request.offers_tools else None
+        return self.expects_followup or of_tools or self.request.cached_for
 
     def _owned(self, sampling: SamplingParams) -> SamplingParams:
         """The parameters with the grammar marked as the tenant's, since compiled grammars are not shared among tenants,

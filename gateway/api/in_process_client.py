@@ -5,7 +5,9 @@ import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from admission.encoding import EncodingRequest
@@ -30,6 +32,7 @@ from quotas.errors import QuotaError, QuotaRefused, StoreUnavailable
 from quotas.policy.limit import Limit
 from quotas.quotas import Grant
 from quotas.reservation import Ask, LimitState, Usage
+from quotas.stored import Held, Stored
 
 log = logging.getLogger(__name__)
 
@@ -221,12 +224,12 @@ class InProcessClient:
         record.engine.reserving = self.service.telemetry.clock()
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage if limits else "open"
         try:
-            ask = ask_of(sequences, request.num_answers, request.attempt)
+            ask = ask_of(sequences, request.num_answers, request.attempt, request.usage_row)
             return await quotas.reserve(policy.name, policy.key, limits, ask, outage)
         except QuotaError as error:
             if not limits:
                 log.warning("a request is booked when it ends, and not if this replica is lost before: %s", error)
-                return Grant(quotas, policy.name, policy.key)
+                return Grant(quotas, policy.name, policy.key, row=request.usage_row)
             self.service.core.requested(request.as_recorded(name_in_log(error)), self.service.engine.clock())
             raise _refusal(error, policy, request.id) from None
 
@@ -243,13 +246,13 @@ class InProcessClient:
     ) -> InProcessGeneration:
         """Queue a request whose limits are charged; without a `grant`, no limit counts it. Raises as `generate`."""
         service = self.service
-        grant = grant or Grant(service.quotas, request.tenant, request.key)
+        grant = grant or Grant(service.quotas, request.tenant, request.key, row=request.usage_row)
         is_line = request.priority_class >= SPARE_CLASS
         generation = InProcessGeneration(self, record, grant, headers, held, is_line)
         try:
             record.engine.reserved = now = service.telemetry.clock()
             record.engine.grant = grant
-            record.engine.beginnings = request.beginnings
+            record.engine.beginnings, record.engine.usage_row = request.beginnings, request.usage_row
             if record.engine.reserving is None:
                 record.engine.reserving = now
             service.core.requested(request.as_recorded(), now)
@@ -310,18 +313,28 @@ class InProcessClient:
     async def refused(self, error: ApiError, tenant: str | None, key: str | None, peer: str, num_bytes: int) -> float:
         return self.service.refusal_limiter.count(error, tenant, key, peer, num_bytes)
 
-    async def charge(self, policy: EffectivePolicy) -> InProcessCharge:
+    async def charge(self, policy: EffectivePolicy, in_passing: bool = False) -> InProcessCharge:
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage
+        limits = policy.charged_in_passing if in_passing else policy.charged
         try:
-            grant = await quotas.reserve(policy.name, policy.key, policy.charged, Ask(), outage)
+            grant = await quotas.reserve(policy.name, policy.key, limits, Ask(), outage)
         except QuotaError as error:
             raise _refusal(error, policy) from None
         return InProcessCharge(grant, policy.rate_headers.of(grant.states))
 
-    async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
+    async def store_response(
+        self,
+        policy: EffectivePolicy,
+        name: str,
+        previous: str | None,
+        contents: bytes,
+        replaced: str | None = None,
+        life: float = inf,
+    ) -> Stored:
         limits = policy.tenant.stored_responses
+        limits = replace(limits, retention=min(life, limits.retention))
         try:
-            return await self.service.responses.store(policy.name, name, previous, contents, limits)
+            return await self.service.responses.store(policy.name, name, previous, contents, limits, replaced)
         except QuotaError as error:
             raise refusal_of(error) from None
 
@@ -341,6 +354,12 @@ class InProcessClient:
         except QuotaError as error:
             raise refusal_of(error) from None
 
+    async def open_response(self, tenant: str, what: str, name: str, most: int = 0) -> Held:
+        try:
+            return await self.service.responses.ask_lease(tenant, what, name, most)
+        except QuotaError as error:
+            raise refusal_of(error) from None
+
     async def batches(self, what: str, *told: Any) -> Any:
         try:
             return await self.service.batches.call(what, *told)
@@ -354,12 +373,12 @@ class InProcessClient:
         lengths, now = [len(one) for one in asked.inputs], self.service.telemetry.clock()
         queued = EncodingRequest(policy.name, lengths, now, policy.is_line)
         try:
-            ask = Ask(0 if policy.is_line else 1, sum(queued.lengths))
+            ask = Ask(0 if policy.is_line else 1, sum(queued.lengths), row=asked.usage_row)
             grant = await quotas.reserve(policy.name, policy.key, limits, ask, outage)
         except QuotaError as error:
             if limits:
                 raise _refusal(error, policy) from None
-            grant = Grant(quotas, policy.name, policy.key)
+            grant = Grant(quotas, policy.name, policy.key, row=asked.usage_row)
         try:
             within = asked.within - (self.service.telemetry.clock() - queued.arrival)
             vectors = await self.service.encoding.encode(asked._replace(within=within), queued)
@@ -368,7 +387,7 @@ class InProcessClient:
             raise
         finally:
             if queued.tokens_taken and policy.is_line and record is not None:
-                record.engine.measure = partial(Usage, queued.tokens_taken)
+                record.engine.measure, record.engine.usage_row = partial(Usage, queued.tokens_taken), asked.usage_row
             elif queued.tokens_taken:
                 grant.measure = partial(Usage, queued.tokens_taken)
             grant.close()

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from admission.outcome import Outcome
 from gateway.anthropic.message_request import CountBody, MessagesBody
+from gateway.api.conversations import ConversationBody, ItemsBody, MetadataBody
 from gateway.api.endpoint import Call, Endpoint
 from gateway.batches.objects import BatchBody, FileForm
 from gateway.http.responses import encode_headers
@@ -43,6 +44,7 @@ class Operation(NamedTuple):
     content: str = "application/json"  # type of the body
 
 
+ONE_CONVERSATION = "/v1/conversations/{conversation_id}"
 OPERATIONS = (
     Operation("post", "/v1/chat/completions", "Answers a conversation, as OpenAI's API and vLLM's do.", ChatBody),
     Operation("post", "/v1/completions", "Continues a text.", CompletionBody),
@@ -50,6 +52,15 @@ OPERATIONS = (
     Operation("get", "/v1/responses/{response_id}", "Returns a stored response."),
     Operation("delete", "/v1/responses/{response_id}", "Deletes a stored response."),
     Operation("get", "/v1/responses/{response_id}/input_items", "Lists what a stored response was asked."),
+    Operation("post", "/v1/responses/{response_id}/cancel", "Cancels a response in the background."),
+    Operation("post", "/v1/conversations", "Creates a conversation.", ConversationBody),
+    Operation("get", ONE_CONVERSATION, "Returns a conversation."),
+    Operation("post", ONE_CONVERSATION, "Replaces the metadata of a conversation.", MetadataBody),
+    Operation("delete", ONE_CONVERSATION, "Deletes a conversation with its items."),
+    Operation("get", f"{ONE_CONVERSATION}/items", "Lists the items of a conversation."),
+    Operation("post", f"{ONE_CONVERSATION}/items", "Adds items to a conversation.", ItemsBody),
+    Operation("get", f"{ONE_CONVERSATION}/items/{{item_id}}", "Returns one item."),
+    Operation("delete", f"{ONE_CONVERSATION}/items/{{item_id}}", "Removes one item from a conversation."),
     Operation("post", "/v1/files", "Uploads the input of a batch.", FileForm, "multipart/form-data"),
     Operation("get", "/v1/files", "Lists files, the newest first."),
     Operation("get", "/v1/files/{file_id}", "Returns one file."),

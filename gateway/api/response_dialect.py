@@ -5,20 +5,24 @@ from typing import cast
 
 import orjson
 
+from gateway.api.background_responses import BackgroundRun
 from gateway.api.chat_dialect import ChatDialect
+from gateway.api.conversations import StoredConversations, stored_items
 from gateway.api.dialects import Prompt
+from gateway.api.endpoint import Call
 from gateway.api.frontend import Frontend
-from gateway.api.stored_responses import StoredResponses, response_of
-from gateway.errors import BadRequest, ContextLengthExceeded, PreviousResponseNotFound
+from gateway.api.stored_responses import OPEN, StoredResponses, given_items, response_of
+from gateway.errors import ApiError, BadRequest, ContextLengthExceeded, PreviousResponseNotFound
 from gateway.http.json_body import JsonBody
+from gateway.http.request_scope import RequestScope
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.conversation import MESSAGE_BYTES
 from gateway.openai.foreign_fields import Ignored
 from gateway.openai.limits import Limits
 from gateway.openai.replies import Choice, Identity, StreamEncoder, TokenUsage
-from gateway.openai.requests import ChatRequest
+from gateway.openai.requests import ChatRequest, GenerationRequest
 from gateway.openai.response_events import Json, ResponseEvents, ResponseIdentity, whole_response
-from gateway.openai.response_items import REFERENCE, Item, item_id, read_messages
+from gateway.openai.response_items import REFERENCE, Item, read_messages
 from gateway.openai.response_request import ResponseRequest, parse_response_request, with_instructions
 from gateway.quoting import quoted
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -35,13 +39,15 @@ class ResponseDialect(ChatDialect):
 
     def __init__(self, frontend: Frontend) -> None:
         self._stored = StoredResponses(frontend)
+        self._conversations = StoredConversations(self._stored)
 
     def parse(self, body: JsonBody, limits: Limits) -> ResponseRequest:
         return parse_response_request(body, limits)
 
     async def prompts(self, request: ChatRequest, tenant: str, frontend: Frontend) -> list[Prompt]:
         asked = cast(ResponseRequest, request)
-        if asked.previous is not None or any(item["type"] == REFERENCE for item in asked.items):
+        is_continued = asked.previous is not None or asked.conversation_name is not None
+        if is_continued or any(item["type"] == REFERENCE for item in asked.items):
             await self._look_up(asked, tenant, frontend)
         context = frontend.model.limits.max_model_len
         room = min(request.sampling.max_tokens or 1, context // 2)  # for the answer
@@ -62,6 +68,15 @@ class ResponseDialect(ChatDialect):
         asked = cast(ResponseRequest, request)
         return ResponseIdentity.of_response(request.model, dict(asked.echoed), asked.items)
 
+    def in_background(
+        self, call: Call, scope: RequestScope, policy: EffectivePolicy, request: GenerationRequest, identity: Identity
+    ) -> BackgroundRun:
+        is_streamed = cast(ResponseRequest, request).is_streamed
+        known = cast(ResponseIdentity, identity)
+        run = BackgroundRun(self._stored, call, scope, policy, known, is_streamed)
+        known.completed = run.completed
+        return run
+
     def chunks(
         self, identity: Identity, include_usage: bool, index: int, message: AnswerMessage | None = None
     ) -> StreamEncoder:
@@ -78,18 +93,30 @@ class ResponseDialect(ChatDialect):
         return events.ended(await self._kept(policy, events.identity, events.response(usage)))
 
     async def _kept(self, policy: EffectivePolicy, identity: ResponseIdentity, response: Json) -> Json:
-        """Store the response if the request asks for it; returns it with its `store` field set to the result."""
-        if response["store"]:
-            given = [
-                {**item, "id": item_id(item["type"], identity.id, ordinal)}
-                for ordinal, item in enumerate(identity.items)
-            ]
-            response["store"] = await self._stored.keep(policy, response, given)
+        """Add the response to its conversation, and store it if the request asks for it; returns it with the fields
+        `conversation` and `store` set to the result.
+        """
+        given = given_items(identity)
+        if response["conversation"] is not None:
+            added = [*stored_items(given), *response["output"]]
+            try:
+                await self._conversations.add(policy, response["conversation"]["id"], added)
+            except ApiError:
+                response["conversation"] = None
+        if identity.completed is not None:
+            await identity.completed(response)
+        elif response["store"]:
+            try:
+                response["store"] = await self._stored.keep(policy, response, given) == "ok"
+            except ApiError:
+                response["store"] = False
         return response
 
     async def _look_up(self, request: ResponseRequest, tenant: str, frontend: Frontend) -> None:
         """Insert the referenced items, and those of earlier turns, into the conversation."""
         items: list[Item] = []
+        if request.conversation_name is not None:
+            items = (await self._conversations.read(tenant, request.conversation_name))["items"]
         if request.previous is not None:
             turns = await self._stored.turns(tenant, request.previous)
             if turns is None:
@@ -98,14 +125,18 @@ class ResponseDialect(ChatDialect):
                     "never stored or has expired. Send the conversation as input.",
                     "previous_response_id",
                 )
+            if turns[-1].response["status"] in OPEN:
+                told = f"The response {quoted(request.previous)} has not ended: wait for it, or cancel it."
+                raise BadRequest(told, "previous_response_id")
             items = [item for turn in turns for item in (*turn.input, *turn.response["output"])]
+        known = {item["id"]: item for item in items}
         stored: dict[str, dict[str, Item]] = {}  # items of responses that were read
         for index, item in enumerate(request.items):
             if item["type"] == REFERENCE:
-                response = response_of(item["id"])
+                response = None if item["id"] in known else response_of(item["id"])
                 if response is not None and response not in stored and len(stored) < MAX_REFERENCED_RESPONSES:
                     stored[response] = await self._stored.items(tenant, response)
-                found = stored.get(response or "", {}).get(item["id"])
+                found = known.get(item["id"]) or stored.get(response or "", {}).get(item["id"])
                 if found is None:
                     raise BadRequest(
                         f"input[{index}] names an item that is not stored, or is one of more than "

@@ -11,6 +11,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.chat_dialect import ChatDialect
+from gateway.api.conversations import make_conversation_routes
 from gateway.api.dialects import CompletionDialect
 from gateway.api.encoding_endpoints import make_encoding_endpoints
 from gateway.api.endpoints import (
@@ -64,6 +65,7 @@ def make_app(frontend: Frontend, probes: Mapping[str, ASGIApp], has_metrics: boo
         Route("/v1/responses/{response}", ResponseEndpoint(frontend), methods=["GET", "DELETE"]),
         Route("/v1/responses/{response}/input_items", InputItemsEndpoint(frontend), methods=["GET"]),
         Route("/v1/responses/{response}/cancel", CancelResponseEndpoint(frontend), methods=["POST"]),
+        *make_conversation_routes(frontend),
         *make_batch_routes(frontend),
         Route("/v1/messages", GenerationEndpoint(frontend, MessageDialect()), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountTokensEndpoint(frontend), methods=["POST"]),

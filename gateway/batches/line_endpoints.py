@@ -5,6 +5,7 @@ class and without a connection.
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import orjson
@@ -79,6 +80,7 @@ class LineAnswer:
     request_id: str
     used: Usage
     retry_after: float | None  # seconds; None: the answer is final
+    usage_row: str | None = None  # of the ledger, in which its use is to be booked
 
     @property
     def reasoning_tokens(self) -> int:
@@ -119,8 +121,10 @@ class LineEndpoints:
         reply = orjson.loads(exchange.answer)
         measure = record.engine.measure
         used = measure() if measure is not None and exchange.status == 200 else NOTHING
-        is_final = exchange.status not in TEMPORARY or not exchange.may_retry
-        return LineAnswer(exchange.status, reply, record.request_id, used, None if is_final else exchange.retry_after)
+        is_spent = exchange.status == 429 and not exchange.may_retry  # a budget, whose next period may begin in time
+        is_final = exchange.status not in TEMPORARY or not (exchange.may_retry or is_spent)
+        retry_after = inf if is_spent else None if is_final else exchange.retry_after
+        return LineAnswer(exchange.status, reply, record.request_id, used, retry_after, record.engine.usage_row)
 
 
 class _Exchange:

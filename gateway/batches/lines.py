@@ -90,8 +90,9 @@ def _check_fields(value: Json, endpoint: str) -> None:
         raise LineProblem("mismatched_endpoint", told, "url")
     if not isinstance(body, dict):
         raise LineProblem("invalid_request", f"body must be a JSON object, got {shown(body)}.", "body")
-    if body.get("stream"):
-        raise LineProblem("invalid_request", "The answer to a line is not streamed: leave out stream.", "body.stream")
+    for name, told in (("stream", "not streamed"), ("background", "in a file")):
+        if body.get(name):
+            raise LineProblem("invalid_request", f"The answer to a line is {told}: leave out {name}.", f"body.{name}")
 
 
 def check_lines(

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
 from gateway.http.json_body import EXACT, BodyType
+from gateway.openai.response_request import Metadata
 from gateway.tenants.sealer import Sealer
 
 Json = dict[str, Any]
@@ -22,7 +23,6 @@ MAX_LISTED = 100  # files or batches of a page
 
 LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 MAX_WINDOW_S = 7 * 86400
-MAX_METADATA = 16  # pairs
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86400  # that a client may ask for, as OpenAI's API has them
 FILE_ID, BATCH_ID = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"batch_[0-9a-f]{32}")
 TIMES = ("created", "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -50,13 +50,7 @@ class BatchBody(TypedDict, total=False):
     input_file_id: Required[str]
     endpoint: Required[Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]]
     completion_window: Required[str]
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=MAX_METADATA),
-        ]
-        | None
-    )
+    metadata: Metadata | None
     output_expires_after: ExpiresAfter | None
 
 

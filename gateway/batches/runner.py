@@ -25,12 +25,14 @@ from gateway.batches.objects import file_object, opened_record, sealed_record
 from gateway.telemetry.metrics.batches import BatchCounts
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.errors import QuotaError
+from quotas.policy.policy import token_prices
 from quotas.quotas import Quotas
 from quotas.store.batches import OPEN, BatchStore, DoneLine, FinishedLine
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0  # between looks for batches that nobody has, and at the status of a running one
+PASS_SECONDS = 5.0  # until a batch that was not to be had is looked at again
 SWEEP_SECONDS = 3600.0
 STRAY_SECONDS = 86400.0  # after which bytes without a record are deleted
 OVERDUE_SECONDS = 3600.0  # after which a batch that has expired and whose input no replica has is ended without it
@@ -39,6 +41,11 @@ CHECKED_LINE_BYTES = 2**62  # no bound: a replica with a lower one goes on with 
 MAX_TRIES = 3  # of a line that the server failed to answer
 LONGEST_RETRY_S = 60.0
 RESULT_LOST = {"code": "result_lost", "message": "The line was answered and charged, and the disk has lost the answer."}
+NO_ROOM = {
+    "code": "file_bytes_exceeded",
+    "message": "Your tenant's limit batches.file_bytes left no room for further results: delete files, or have the "
+    "limit raised, and send this line again.",
+}
 Json = dict[str, Any]
 T = TypeVar("T")
 
@@ -71,10 +78,12 @@ class BatchRunner:
         self.slots = asyncio.Semaphore(parts.width)
         self._changed = asyncio.Event()
         self._swept = -SWEEP_SECONDS
+        self._passed: dict[str, float] = {}  # batches that were not to be had here, each until it is looked at again
 
     def look(self, name: str | None = None) -> None:
         """Look at once for batches, or at one that has been changed."""
         self._changed.set()
+        self._passed.pop(name or "", None)
         if name in self.running:
             self.running[name].changed.set()
 
@@ -96,10 +105,16 @@ class BatchRunner:
                     pass
 
     async def _take(self, group: asyncio.TaskGroup) -> None:
-        store = self.parts.store
-        for tenant, name in await store.open_batches():
-            if name in self.running or not (fields := await store.batch(tenant, name)):
+        store, now = self.parts.store, time.monotonic()
+        self._passed = {name: until for name, until in self._passed.items() if until > now}
+        for tenant, name in await store.unclaimed():
+            if name in self.running or name in self._passed:
                 continue
+            fields = await store.batch(tenant, name)
+            if fields is None or fields["status"] not in OPEN:
+                await store.forget(tenant, name)
+                continue
+            self._passed[name] = now + PASS_SECONDS
             record = opened_record(self.parts.files.sealer, tenant, name, fields["record"])
             file = "" if record is None else record["input_file_id"]
             has_input = self.parts.files.has(tenant, file)
@@ -107,6 +122,7 @@ class BatchRunner:
             if not (has_input or is_overdue) and (record is None or await store.file(tenant, file)):
                 continue  # of a replica with another state directory, or with the secret of the record
             if epoch := await store.claim(tenant, name):
+                self._passed.pop(name, None)
                 run = self.running[name] = BatchRun(self, tenant, name, epoch, record if has_input else None)
                 group.create_task(self._run(run, tenant, name))
 
@@ -151,6 +167,7 @@ class BatchRun:
         self._tenant, self._name, self._epoch, self._record = tenant, name, epoch, record or {}
         self._work: asyncio.Task[None] | None = None  # on its lines; cancelled where the batch is cancelled
         self._is_lost = False  # for good: the store's word may change back
+        self._is_full = False  # its tenant's files have no room for further results
 
     async def run(self) -> None:
         keeping = asyncio.create_task(self._keep_lease())
@@ -209,11 +226,8 @@ class BatchRun:
             await self._compute_until(expires)
             fields = await self._store.batch(self._tenant, self._name) or {}
         if fields["status"] == "in_progress":
-            end = (
-                "expired"
-                if sum(int(fields.get(how, 0)) for how in ("completed", "failed")) < int(fields["total"])
-                else "completed"
-            )
+            num_done = sum(int(fields.get(how, 0)) for how in ("completed", "failed"))
+            end = "completed" if num_done == int(fields["total"]) or self._is_full else "expired"
             await self._update({"status": "finalizing", "finalizing_at": _now(), "end": end}, "in_progress")
             found = await self._persistently(partial(self._store.batch, self._tenant, self._name))
             fields = found or {}
@@ -276,12 +290,20 @@ class BatchRun:
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
                 if line.number in done:
                     continue
+                if await self._has_no_room():
+                    self._is_full = True
+                    break
                 units = 1 + len(line.body) // UNIT_BYTES
                 while held and held + units > width // self._runner.running_of[self._tenant]:
                     has_ended.clear()
                     await has_ended.wait()
                 held += units
                 group.create_task(self._settle_line(line)).add_done_callback(partial(release, units))
+
+    async def _has_no_room(self) -> bool:
+        """True once the tenant's files have all of their bytes: then no further line is begun."""
+        most = self._parts.policy(self._tenant, self._record["key"]).tenant.batches.file_bytes
+        return await self._persistently(partial(self._store.file_bytes, self._tenant)) >= most
 
     def _lines(self) -> Iterator[Line]:
         chunks = self._parts.files.chunks(self._tenant, self._record["input_file_id"])
@@ -296,9 +318,13 @@ class BatchRun:
         result = _result(self._name, line, response, None)
         name = _result_name(self._name, line.number, self._epoch)
         await asyncio.to_thread(self._parts.files.write, self._tenant, name, result)
-        key, limits = self._record["key"], self._parts.policy(self._tenant, self._record["key"]).charged
-        finished = FinishedLine(self._name, self._epoch, line.number, is_completed, answer.reasoning_tokens)
-        finish = partial(self._parts.quotas.store.finish_line, self._tenant, key, limits, finished, answer.used)
+        key = self._record["key"]
+        policy = self._parts.policy(self._tenant, key)
+        price = policy.tenant.price
+        prices = None if price is None else token_prices(price.in_batches)
+        place = self._name, self._epoch, line.number
+        finished = FinishedLine(*place, is_completed, answer.reasoning_tokens, answer.usage_row, len(result), prices)
+        finish = partial(self._parts.quotas.store.finish_line, self._tenant, key, policy.charged, finished, answer.used)
         if not await self._persistently(finish):
             self._is_lost = True
             raise LeaseLost
@@ -338,8 +364,9 @@ class BatchRun:
                 name, expires = names[what], time.time() + life
                 record = file_object(name, size, f"{self._name}_{what}.jsonl", "batch_output", expires)
                 sealed = sealed_record(self._parts.files.sealer, self._tenant, name, record)
-                put = partial(self._store.put_file, self._tenant, name, size, expires, sealed, 2**53)
-                await self._persistently(put)
+                told = (self._tenant, name, size, expires, sealed, self._name, self._epoch)
+                if not await self._persistently(partial(self._store.put_results, *told)):
+                    raise LeaseLost
                 stamp[f"{what}_file_id"] = name
         await self._close(stamp)
         await asyncio.to_thread(self._parts.files.delete, self._tenant, self._name)
@@ -359,6 +386,7 @@ class BatchRun:
                 one = done.get(line.number)
                 writer: SealedWriter = output if one is not None and one.is_completed else error
                 told = {"code": f"batch_{end}", "message": f"The batch was {end} before this line was answered."}
+                told = NO_ROOM if end == "completed" else told
                 try:
                     result = (
                         None if one is None else files.read(tenant, _result_name(self._name, line.number, one.epoch))

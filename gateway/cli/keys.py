@@ -1,5 +1,6 @@
-"""`sluice keys`: make, list, rotate and revoke API keys. Running gateways on the directory follow within a second."""
+"""`sluice keys`: make, edit, list, rotate and revoke API keys. Gateways on the directory follow within a second."""
 
+import json
 import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Callable
@@ -10,14 +11,15 @@ import yaml
 
 from gateway.cli import arguments
 from gateway.cli.audit import on_record
-from gateway.cli.flags import add_flags, load
+from gateway.cli.flags import SettingsError, add_flags, load
 from gateway.settings.settings import Settings
 from gateway.table import table
 from gateway.tenants.auth import new_key, pepper_of
-from gateway.tenants.key_source import UnknownKey, revoke, rotate
+from gateway.tenants.key_source import UnknownKey, edit, revoke, rotate
 from gateway.tenants.key_store import KeyRecord, KeyStore
 from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
-from quotas.policy.policy import SCOPES
+from quotas.policy.key_settings import key_settings, read_key_settings
+from quotas.policy.policy import DEFAULT_POLICY, SCOPES
 from quotas.policy.policy_file import PolicyError, read_policy
 from quotas.policy.problems import did_you_mean
 
@@ -26,6 +28,7 @@ POLICY = "the gateway's policy; warn if the tenant is not in it"
 OVERLAP = "24h"
 STORED = "Shown this once. Running gateways with this state directory take it within a second."
 PRINTED = "Shown this once, and stored nowhere. The lines below let it in, from a policy file."
+EDITED = "Running gateways with this state directory take it within a second."
 REVOKED = "Running gateways with this state directory refuse it within a second."
 
 
@@ -34,6 +37,7 @@ def add_keys_command(commands: "_SubParsersAction[Any]") -> None:
     keys.set_defaults(parser=keys)
     actions = keys.add_subparsers(title="commands", metavar="COMMAND")
     _add(actions, "create", _create, "make a key and print it, this once", _create_arguments)
+    _add(actions, "edit", _edit, "change a key but for its secret", _edit_arguments)
     _add(actions, "list", _list, "list the stored keys, not their secrets", _list_arguments)
     _add(
         actions,
@@ -54,7 +58,7 @@ def _add(
 ) -> None:
     parser = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     add_arguments(parser)
-    add_flags(parser, only={"state_dir": STATE_DIR} | ({"policy": POLICY} if name == "create" else {}))
+    add_flags(parser, only={"state_dir": STATE_DIR} | ({"policy": POLICY} if name in {"create", "edit"} else {}))
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -63,11 +67,35 @@ def _create_arguments(parser: ArgumentParser) -> None:
     _add_expiry(parser, "it does not expire")
     listed = f"what the key is for (default: all, {','.join(SCOPES)})"
     parser.add_argument("--scopes", metavar="SCOPES", type=arguments.scopes, default=SCOPES, help=listed)
-    parser.add_argument("--name", type=arguments.key_name, help="a label, shown by `sluice keys list`")
+    parser.add_argument(
+        "--name",
+        type=arguments.key_name,
+        action="append",
+        dest="names",
+        help="a label, shown by `sluice keys list`; given several times, a key is made for each",
+    )
+    _add_settings(parser)
     parser.add_argument(
         "--print-policy",
         action="store_true",
         help="store nothing: print lines for a policy file, and the key to standard error",
+    )
+
+
+def _edit_arguments(parser: ArgumentParser) -> None:
+    _id_argument(parser)
+    _add_expiry(parser, "as it is")
+    parser.add_argument("--scopes", metavar="SCOPES", type=arguments.scopes, help="what the key is for")
+    parser.add_argument("--name", type=arguments.key_name, help="a label")
+    _add_settings(parser)
+
+
+def _add_settings(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--settings",
+        metavar="YAML",
+        help="its own limits, models, classes and tags, in a policy's words and checked against --policy, such as "
+        "'{limits: {cost: 50/month}, models: [smollm2], classes: [batch], tags: {project: search}}'",
     )
 
 
@@ -107,19 +135,48 @@ def _add_expiry(parser: ArgumentParser, default: str) -> None:
 def _create(namespace: Namespace) -> int:
     settings = load(namespace)
     store = KeyStore(settings.state_dir)
-    expires = _expiry(namespace, datetime.now(UTC))
-    key, record = new_key(namespace.tenant, pepper_of(settings, store), expires, namespace.scopes, namespace.name or "")
+    expires, pepper = _expiry(namespace, datetime.now(UTC)), pepper_of(settings, store)
+    own = _settings(namespace, settings, namespace.tenant)
+    made = [new_key(namespace.tenant, pepper, expires, namespace.scopes, name, own) for name in namespace.names or [""]]
     if namespace.print_policy:
-        print(f"{key}\n{PRINTED}", file=sys.stderr)
-        print(_policy_lines(record), end="")
+        print(*(key for key, _ in made), PRINTED, sep="\n", file=sys.stderr)
+        print(_policy_lines([record for _, record in made]), end="")
         return 0
-    for line in _doubts(record, settings, store):
+    for line in _doubts(made[0][1], settings, store):
         print(f"sluice: {line}", file=sys.stderr)
-    with on_record(store, "keys.create", f"{record.id} of {record.tenant}"):
-        store.add(record)
-    print(key)
+    for key, record in made:
+        with on_record(store, "keys.create", f"{record.id} of {record.tenant}"):
+            store.add(record)
+        print(key)
     print(STORED, file=sys.stderr)
     return 0
+
+
+def _edit(namespace: Namespace) -> int:
+    settings = load(namespace)
+    store = KeyStore(settings.state_dir)
+    target, now = _target(store, namespace.id), datetime.now(UTC)
+    own = _settings(namespace, settings, store.by_id()[namespace.id].tenant)
+    asked = {"expires": _expiry(namespace, now), "scopes": namespace.scopes, "name": namespace.name}
+    fields = {name: value for name, value in asked.items() if value is not None}
+    if namespace.settings is not None:
+        fields["settings"] = own
+    with on_record(store, "keys.edit", f"{target}: {', '.join(fields) or 'nothing'}"):
+        edit(store, namespace.id, fields)
+    print(EDITED, file=sys.stderr)
+    return 0
+
+
+def _settings(namespace: Namespace, settings: Settings, tenant: str) -> str:
+    """The key's own settings as they are stored. Raises `SettingsError`."""
+    if not namespace.settings:
+        return ""
+    try:
+        policy = DEFAULT_POLICY if settings.policy is None else read_policy(settings.policy)
+        found = key_settings(read_key_settings(namespace.settings, "new", policy, tenant))
+    except PolicyError as error:
+        raise SettingsError(f"--settings: {error.problems[0].path}: {error.problems[0].message}") from None
+    return json.dumps(found) if found else ""
 
 
 def _doubts(record: KeyRecord, settings: Settings, store: KeyStore) -> list[str]:
@@ -140,7 +197,7 @@ def _doubts(record: KeyRecord, settings: Settings, store: KeyStore) -> list[str]
 def _list(namespace: Namespace) -> int:
     records = KeyStore(load(namespace).state_dir).records()
     rows = [_row(record) for record in records if namespace.tenant in {None, record.tenant}]
-    print(table(("id", "tenant", "created", "expires", "scopes", "name", ""), rows), end="")
+    print(table(("id", "tenant", "created", "expires", "scopes", "name", "settings", ""), rows), end="")
     return 0
 
 
@@ -193,17 +250,19 @@ def _row(record: KeyRecord) -> tuple[str, ...]:
     overlap = f"old secret until {_minute(old.expires)}" if old and old.expires > datetime.now(UTC) else ""
     expires = _minute(record.expires) if record.expires else "never"
     scopes = ",".join(record.scopes) or "none"
-    return record.id, record.tenant, _minute(record.created), expires, scopes, record.name, overlap
+    return record.id, record.tenant, _minute(record.created), expires, scopes, record.name, record.settings, overlap
 
 
 def _minute(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
 
 
-def _policy_lines(record: KeyRecord) -> str:
-    fields: dict[str, Any] = {"hmac": record.digest.hex()}
-    if record.expires:
-        fields["expires"] = record.expires.isoformat(timespec="seconds")
-    fields["scopes"] = list(record.scopes)
-    content = {"tenants": {record.tenant: {"keys": {record.id: fields}}}}
+def _policy_lines(records: list[KeyRecord]) -> str:
+    keys = dict[str, Any]()
+    for record in records:
+        fields: dict[str, Any] = {"hmac": record.digest.hex()}
+        if record.expires:
+            fields["expires"] = record.expires.isoformat(timespec="seconds")
+        keys[record.id] = fields | {"scopes": list(record.scopes), **json.loads(record.settings or "{}")}
+    content = {"tenants": {records[0].tenant: {"keys": keys}}}
     return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=200)

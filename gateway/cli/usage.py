@@ -1,15 +1,17 @@
 """`sluice usage`: the settled use of tenants by UTC day, and its cost where the policy has a price."""
 
 import sys
-from argparse import Namespace, _SubParsersAction
+from argparse import ArgumentTypeError, Namespace, _SubParsersAction
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from gateway.cli import arguments
 from gateway.cli.flags import SettingsError, add_flags, load
 from gateway.cli.store_question import STORE_FLAGS, ask_store
+from gateway.tenants.key_source import tag_values
+from gateway.tenants.key_store import KeyStore
 from gateway.tenants.live_policy import LivePolicy
-from gateway.tenants.usage import LEDGER_DAYS, by_tenant, usage_csv, usage_entries, usage_table
+from gateway.tenants.usage import BY, BY_WORDS, LEDGER_DAYS, Grouping, usage_csv, usage_entries, usage_table
 
 PRICES = "policy file, or folder of them, with the prices; auto: the built-in policy, without prices"
 
@@ -32,7 +34,11 @@ def add_usage_command(commands: "_SubParsersAction[Any]") -> None:
         "--to", metavar="DAY", dest="last", type=arguments.utc_day, help="the last day (default: today, in UTC)"
     )
     usage.add_argument(
-        "--by", choices=("tenant", "key"), default="tenant", help="print a row for each (default: tenant)"
+        "--by",
+        type=_grouping,
+        metavar="WHAT",
+        default="tenant",
+        help=f"print a row for each {BY_WORDS} (default: tenant)",
     )
     usage.add_argument("--csv", action="store_true", help="print comma-separated values, without totals")
     add_flags(usage, only={"policy": PRICES, **STORE_FLAGS})
@@ -48,13 +54,21 @@ def _usage(namespace: Namespace) -> int:
         raise SettingsError(f"--from {first} is after --to {last}")
     policy = LivePolicy(settings.policy).current
     since, until = max(first, today - timedelta(days=LEDGER_DAYS)), min(last, today + timedelta(days=1))
-    entries = ask_store(settings, lambda store: usage_entries(store, namespace.tenant, since, until))
-    if namespace.by == "tenant":
-        entries = by_tenant(entries)
+    grouping: Grouping = namespace.by
+    if grouping.by.startswith("tag."):
+        records = KeyStore(settings.state_dir).records()
+        grouping = Grouping(grouping.by, tag_values(grouping.by.removeprefix("tag."), records, policy))
+    entries = ask_store(settings, lambda store: usage_entries(store, namespace.tenant, since, until, grouping))
     if not entries:
         sys.stderr.write(f"no use from {first} to {last}\n")
     if namespace.csv:
-        sys.stdout.write(usage_csv(entries, policy, namespace.by == "key"))
+        sys.stdout.write(usage_csv(entries, policy, grouping.column))
     elif entries:
-        sys.stdout.write(usage_table(entries, policy, namespace.by == "key"))
+        sys.stdout.write(usage_table(entries, policy, grouping.column))
     return 0
+
+
+def _grouping(text: str) -> Grouping:
+    if not BY.fullmatch(text):
+        raise ArgumentTypeError(f"must be {BY_WORDS}, got {text[:80]!r}")
+    return Grouping(text)

@@ -252,7 +252,7 @@ class RequestScope:
         self._active = set[RequestScope]() if active is None else active
         self._receive = receive
         self._send = send
-        self._transport = _transport(scope)
+        self._transport = transport_of(scope)
         self._exchange = exchange_of(scope)
 
     async def __aenter__(self) -> Self:
@@ -302,6 +302,14 @@ class RequestScope:
             self._writes -= 1
             self.writing_since = loop.time() if self._writes else None
 
+    def detach(self) -> None:
+        """Go on without the client: from here on neither its disconnect nor a stalled write ends the block."""
+        if self._exchange is not None:
+            self._exchange.forget()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._watcher = self._exchange = self._transport = None
+
     def end(self, outcome: Outcome) -> None:
         """Cancel the block, unless it has ended or is being cancelled already."""
         if self.outcome is None and self._task is not None:
@@ -329,7 +337,7 @@ class RequestScope:
         self.end(Outcome.DISCONNECTED)
 
 
-def _transport(scope: Scope) -> asyncio.WriteTransport | None:
+def transport_of(scope: Scope) -> asyncio.WriteTransport | None:
     """The connection's transport; None if the server does not provide it."""
     transport: asyncio.WriteTransport | None = scope.get("extensions", _NONE).get(TRANSPORT, _NONE).get("transport")
     return transport

@@ -127,6 +127,10 @@ class ResponseWriter:
             events = await self._start_stream(events)
         await self.send({"type": "http.response.body", "body": events, "more_body": False})
 
+    def divert(self, send: Send) -> None:
+        """Send the rest of the answer, as events, to `send`: the client's may have ended."""
+        self.send, self.exchange, self._is_streaming = send, None, True
+
     async def fail(self, error: ApiError) -> None:
         """Send an error: as a whole response, or as the last event of a stream that has begun, without [DONE].
 

@@ -84,6 +84,7 @@ class EncodingParams:
 
     model: str
     kept_tokens: int | None
+    user: str | None
     ignored: Ignored | None = field(compare=False)
 
 
@@ -138,12 +139,12 @@ def parse_rerank_request(raw: JsonBody, limits: Limits) -> PairsRequest:
     pairs = tuple([(0, 1 + n) for n in range(len(documents))])
     shows = body.get("return_documents") is not False
     kept = body.get("truncate_prompt_tokens") or body.get("max_tokens_per_doc")
-    params = EncodingParams(body["model"], kept, ignored)
+    params = EncodingParams(body["model"], kept, body.get("user"), ignored)
     return PairsRequest(params, (body["query"], *documents), pairs, places, min(most, len(documents)), shows)
 
 
 def _params(body: EmbeddingsBody | ScoreBody, ignored: Ignored | None) -> EncodingParams:
-    return EncodingParams(body["model"], body.get("truncate_prompt_tokens"), ignored)
+    return EncodingParams(body["model"], body.get("truncate_prompt_tokens"), body.get("user"), ignored)
 
 
 def _inputs(given: Any, limits: Limits) -> tuple[Input, ...]:

@@ -57,6 +57,7 @@ class GenerationRequest:
     add_special_tokens: bool = False  # when the prompt is encoded
     service_tier: Tier | None
     user: str | None
+    metadata: Mapping[str, Any] | None = None
     num_answers: int = 1  # to each prompt
     num_shown: int = 1  # the best of them
     details: TokenDetails = NO_DETAILS
@@ -66,6 +67,7 @@ class GenerationRequest:
     bad_words: tuple[str, ...] = ()  # texts that the answer must not contain
     kept_tokens: int | None = None  # of the prompt, its last; -1: as many as leave room for the answer
     cache_salt: str | None = None  # blocks are shared only with requests of the same salt
+    cached_for: float | None = None  # seconds for which the client wishes that its prompt stays cached
     top_field: str = "logprobs"  # the field of the number of most likely tokens
     length_field: str = "max_tokens"  # the field that bounds the answer
     grammar_field: str | None = None  # the field of the answer's constraint; None: any text
@@ -75,6 +77,11 @@ class GenerationRequest:
     @property
     def may_end(self) -> bool:
         """True if the gateway may end the answer before the model does, unknown to the engine."""
+        return False
+
+    @property
+    def is_in_background(self) -> bool:
+        """True if the answer is computed whether or not the client stays connected."""
         return False
 
     @property
@@ -277,7 +284,8 @@ def shared_fields(
         "include_stop": _default(body.get("include_stop_str_in_output"), False),
         "skip_special_tokens": _default(body.get("skip_special_tokens"), True),
         "service_tier": body.get("service_tier"),
-        "user": body.get("user"),
+        "user": body.get("user") or body.get("safety_identifier"),
+        "metadata": body.get("metadata"),
         "bad_words": tuple(body.get("bad_words") or ()),
         "cache_salt": body.get("cache_salt"),
         "grammar_field": asked and asked.field,

@@ -12,7 +12,7 @@ response.created, response.in_progress
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from os import urandom
 from typing import Any
@@ -38,10 +38,13 @@ _DELTAS: Mapping[Kind, str] = {
 
 @dataclass(slots=True)
 class ResponseIdentity(Identity):
-    """The fields common to all forms of one response; `echoed` are fields of the request."""
+    """One response, as all of its forms have it; `echoed` are fields of the request."""
 
     echoed: Json = field(default_factory=dict)
     items: list[Json] = field(default_factory=list)  # of the input
+    output: list[Json] = field(default_factory=list)  # items that have ended, of a stream
+    num_events: int = 0  # of its stream so far
+    completed: "Callable[[Json], Awaitable[None]] | None" = None  # stores the whole response, of one in the background
 
     @classmethod
     def of_response(cls, model: str, echoed: Json, items: list[Json]) -> "ResponseIdentity":
@@ -57,9 +60,9 @@ class ResponseIdentity(Identity):
         reason: ReplyFinishReason | None = None,
         usage: TokenUsage | None = None,
         error: ApiError | None = None,
+        status: str = "in_progress",
     ) -> Json:
-        """The response as it is now; in progress without `reason` and `error`."""
-        status = "in_progress"
+        """The response as it is now; of this `status` without `reason` and `error`."""
         if error is not None:
             status = "failed"
         elif reason is not None:
@@ -70,7 +73,6 @@ class ResponseIdentity(Identity):
             "created_at": self.created,
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "background": False,
             "error": None if error is None else {"code": "server_error", "message": error.message},  # of OpenAI's codes
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.model,
@@ -78,6 +80,11 @@ class ResponseIdentity(Identity):
             **self.echoed,
             "usage": None if usage is None else usage_of_response(usage),
         }
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        """The next event of its stream."""
+        number, self.num_events = self.num_events, self.num_events + 1
+        return sse.named_event(kind, orjson.dumps({"type": kind, "sequence_number": number, **fields}))
 
 
 def usage_of_response(usage: TokenUsage) -> Json:
@@ -144,20 +151,17 @@ class ResponseEvents(BlockEncoder):
     def __init__(self, identity: ResponseIdentity, message: AnswerMessage | None) -> None:
         super().__init__(message)
         self.identity = identity
-        self._output: list[Json] = []
         self._item = identity.item(ContentBlock("text"), 0)  # the open block's
-        self._num_events = 0
         self._reason: ReplyFinishReason = "stop"
 
     def start(self, usage: TokenUsage | None = None, beside: Mapping[str, Any] | None = None) -> bytes:
         response = self.identity.response([])
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        created = b"" if self.identity.num_events else self.identity.event("response.created", response=response)
+        return created + self.identity.event("response.in_progress", response=response)
 
     def begin(self, block: ContentBlock) -> bytes:
         item = self._item = self.identity.item(block, self.num_blocks)
-        added = self._event("response.output_item.added", output_index=self.num_blocks, item=item.begun())
+        added = self.identity.event("response.output_item.added", output_index=self.num_blocks, item=item.begun())
         if block.kind == "call":
             return added
         return added + self._of_item("response.content_part.added", content_index=0, part=item.part(""))
@@ -173,14 +177,14 @@ class ResponseEvents(BlockEncoder):
     def close(self, kind: Kind, reason: ReplyFinishReason | None) -> bytes:
         item = self._item
         text, whole = "".join(item.texts), item.whole(_item_status(reason))
-        self._output.append(whole)
+        self.identity.output.append(whole)
         if kind == "call":
             ended = self._of_item(f"{_DELTAS[kind]}.done", arguments=text, name=whole["name"])
         else:
             told = {"logprobs": item.logprobs} if kind == "text" else {}
             ended = self._of_item(f"{_DELTAS[kind]}.done", content_index=0, text=text, **told)
             ended += self._of_item("response.content_part.done", content_index=0, part=item.part(text))
-        return ended + self._event("response.output_item.done", output_index=self.num_blocks, item=whole)
+        return ended + self.identity.event("response.output_item.done", output_index=self.num_blocks, item=whole)
 
     def finish(self, ending: Ending) -> bytes:
         self._reason = ending.reason
@@ -188,25 +192,22 @@ class ResponseEvents(BlockEncoder):
 
     def response(self, usage: TokenUsage) -> Json:
         """Returns the whole response, once its last block has ended."""
-        return self.identity.response(self._output, reason=self._reason, usage=usage)
+        return self.identity.response(self.identity.output, reason=self._reason, usage=usage)
 
     def end(self, usage: TokenUsage) -> bytes:
         return self.ended(self.response(usage))
 
     def ended(self, response: Json) -> bytes:
         """Returns the last event, which holds the whole response."""
-        return self._event(f"response.{response['status']}", response=response)
+        return self.identity.event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
         """Returns the failed response, and the error in the two forms that clients look for."""
         told = orjson.loads(error.to_body())["error"]
-        failed = self._event("response.failed", response=self.identity.response(self._output, error=error))
+        response = self.identity.response(self.identity.output, error=error)
+        failed = self.identity.event("response.failed", response=response)
         beside = {"code": told["code"], "message": told["message"], "param": told["param"]}
-        return failed + self._event("error", error=told, **beside)
+        return failed + self.identity.event("error", error=told, **beside)
 
     def _of_item(self, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=self._item.id, output_index=self.num_blocks, **fields)
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        number, self._num_events = self._num_events, self._num_events + 1
-        return sse.named_event(kind, orjson.dumps({"type": kind, "sequence_number": number, **fields}))
+        return self.identity.event(kind, item_id=self._item.id, output_index=self.num_blocks, **fields)

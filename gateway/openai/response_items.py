@@ -89,9 +89,14 @@ def read_items(given: Any) -> list[Item]:
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:
         wanted = f"a string, or an array of 1 to {MAX_MESSAGES} items"
         raise BadRequest(f"input must be {wanted}, got {shown(given)}.", "input")
+    return typed_items(given, "input")
+
+
+def typed_items(given: list[Any], field: str) -> list[Item]:
+    """The items of this field of a body, each with its type. Raises `BadRequest`."""
     items: list[Item] = []
     for index, item in enumerate(given):
-        param = f"input[{index}]"
+        param = f"{field}[{index}]"
         if not isinstance(item, dict):
             raise BadRequest(f"{param} must be an object, got {shown(item)}.", param)
         kind = item.get("type") or ("message" if "role" in item else REFERENCE if "id" in item else None)
@@ -107,12 +112,12 @@ def read_items(given: Any) -> list[Item]:
     return items
 
 
-def read_messages(items: Iterable[Item], ignored: Ignored | None) -> tuple[Message, ...]:
-    """The messages of the items; references to others are left out. Raises `BadRequest`."""
+def read_messages(items: Iterable[Item], ignored: Ignored | None, field: str = "input") -> tuple[Message, ...]:
+    """The messages of the items in this field; references to others are left out. Raises `BadRequest`."""
     turns = _Turns()
     for index, item in enumerate(items):
         if (kind := item["type"]) != REFERENCE:
-            turns.add(kind, f"input[{index}]", _FORMS[kind].checked(item, ignored, ("input", index)))
+            turns.add(kind, f"{field}[{index}]", _FORMS[kind].checked(item, ignored, (field, index)))
     turns.end()
     return tuple(turns.messages)
 

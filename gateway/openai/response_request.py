@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Required
 
 import orjson
-from pydantic import Field, with_config
+from pydantic import BeforeValidator, Field, with_config
 from typing_extensions import TypedDict  # as in `bodies`
 
 from gateway.errors import BadRequest
@@ -43,6 +43,17 @@ class ResponseStreamOptions(TypedDict, total=False):
     include_obfuscation: bool | None
 
 
+def _named(given: Any) -> Any:
+    """The id of `{"id": ...}`, in which form OpenAI's API takes a conversation too."""
+    return given["id"] if isinstance(given, dict) and [*given] == ["id"] else given
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=MAX_METADATA_PAIRS),
+]
+
+
 @with_config(EXACT)
 class ResponsesBody(SamplingBody, total=False):
     input: Required[Any]
@@ -57,14 +68,10 @@ class ResponsesBody(SamplingBody, total=False):
     top_logprobs: Top | None
     truncation: Literal["auto", "disabled"] | None
     store: bool | None
+    background: bool | None
     previous_response_id: str | None
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=MAX_METADATA_PAIRS),
-        ]
-        | None
-    )
+    conversation: Annotated[str, BeforeValidator(_named)] | None
+    metadata: Metadata | None
     stream_options: Annotated[ResponseStreamOptions, known_object(ResponseStreamOptions, "stream_options.")] | None
     # not OpenAI's
     chat_template_kwargs: Kwargs | None
@@ -83,7 +90,7 @@ _REFUSED: Mapping[str, Values | str] = {
             "structured_outputs": "text.format", "a message of the role system": "instructions",
         },
     ),
-    "background": (False,), "conversation": (), "logprobs": "top_logprobs", "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs", "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens", "messages": "input", "n": (1,),
     "prompt": (), "reasoning_effort": "reasoning.effort", "response_format": "text.format",
     "structured_outputs": "text.format",
@@ -107,8 +114,19 @@ class ResponseRequest(ChatRequest):
     instructions: str = ""
     previous: str | None = None  # id of the preceding response
     stores: bool = True
+    is_streamed: bool = False  # to the client; `stream` is also true in the background
     truncates: bool = False  # drop the oldest messages if the context is too short
     echoed: Mapping[str, Any] = field(default_factory=dict)  # fields of the request that the response repeats
+
+    @property
+    def is_in_background(self) -> bool:
+        return bool(self.echoed["background"])
+
+    @property
+    def conversation_name(self) -> str | None:
+        """The id of the stored conversation that it belongs to."""
+        named: dict[str, str] | None = self.echoed["conversation"]
+        return None if named is None else named["id"]
 
 
 def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
@@ -126,8 +144,18 @@ def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
     tools, functions = _read_tools(body, ignored)
     variables = read_variables(body.get("chat_template_kwargs"), None, reasoning.get("effort"))
     grammar = read_text_format(text.get("format"), "text.format")
+    if body.get("background") and body.get("store") is False:
+        raise BadRequest("background needs store: its answer is read from there. Leave store out.", "store")
+    if body.get("conversation") is not None and body.get("previous_response_id") is not None:
+        raise BadRequest(
+            "conversation and previous_response_id exclude each other: a conversation has its turns already.",
+            "previous_response_id",
+        )
+    shared = shared_fields(body, limits, grammar, body.get("max_output_tokens"), top)
+    is_streamed = shared["stream"]
+    shared["stream"] = is_streamed or bool(body.get("background"))
     return ResponseRequest(
-        **shared_fields(body, limits, grammar, body.get("max_output_tokens"), top),
+        **shared,
         conversation=Conversation(
             messages,
             tools=tools,
@@ -144,6 +172,7 @@ def parse_response_request(raw: JsonBody, limits: Limits) -> ResponseRequest:
         instructions=instructions,
         previous=body.get("previous_response_id"),
         stores=body.get("store") is not False,
+        is_streamed=is_streamed,
         truncates=body.get("truncation") == "auto",
         echoed=_echoed(body, functions),
     )
@@ -195,8 +224,10 @@ def _echoed(body: ResponsesBody, functions: Sequence[Mapping[str, Any]]) -> dict
     """The request fields that a response repeats."""
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
     check_nesting(body.get("tool_choice") or (), param="tool_choice")
-    parallel = body.get("parallel_tool_calls")
+    parallel, conversation = body.get("parallel_tool_calls"), body.get("conversation")
     return {
+        "background": body.get("background") or False,
+        "conversation": None if conversation is None else {"id": conversation},
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),
         "max_tool_calls": None,

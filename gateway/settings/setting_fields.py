@@ -248,6 +248,15 @@ class SecurityFields(SettingRecord):
         "auto",
         "whether admins may edit the policy's files from the page; auto: unless they are in a Git checkout",
     )
+    machine_price: str | None = setting(
+        "admin",
+        "PRICE",
+        None,
+        "price of an hour of this machine, such as 3.50/h or '3.50 USD/h', by which the admin port tells the cost of a "
+        "million tokens and each tenant's part of the machine's bill; replicas on one store have one price",
+        pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?( [A-Z]{3})?/h$",
+        form="an amount and an hour, such as 3.50/h or 3.50 USD/h",
+    )
     admin_key: SecretOrAuto = setting("admin", "", None, "key of the admin API; auto: DIR/admin-key, made when needed")
 
 

@@ -148,6 +148,7 @@ class EngineRecord:
     timelines: list[SequenceTimeline] = field(default_factory=list)
     store_calls: list[StoreCall] = field(default_factory=list)  # at most `MAX_STORE_CALLS`
     measure: Callable[[], Usage] | None = None  # the use of a line of a batch, which its batch books
+    usage_row: str | None = None  # of the ledger, in which its use is booked
 
     @property
     def num_output_tokens(self) -> int:

@@ -33,6 +33,7 @@ class Principal:
     tenant: str
     key_id: str
     scopes: tuple[str, ...] = SCOPES
+    settings: str = ""  # of the key, beside those of the policy: see `KeyRecord`
 
 
 class KeyRing:
@@ -124,7 +125,7 @@ class _Entry:
 
     @staticmethod
     def of(record: KeyRecord) -> "_Entry":
-        principal, old = Principal(record.tenant, record.id, record.scopes), record.replaced
+        principal, old = Principal(record.tenant, record.id, record.scopes, record.settings), record.replaced
         replaced = _Secret.of(old.digest, old.expires) if old else _Secret.none()
         return _Entry(principal, _Secret.of(record.digest, record.expires), replaced)
 
@@ -147,12 +148,17 @@ def demo_record(key: str, pepper: bytes) -> KeyRecord:
 
 
 def new_key(
-    tenant: str, pepper: bytes, expires: datetime | None = None, scopes: tuple[str, ...] = SCOPES, name: str = ""
+    tenant: str,
+    pepper: bytes,
+    expires: datetime | None = None,
+    scopes: tuple[str, ...] = SCOPES,
+    name: str = "",
+    settings: str = "",
 ) -> tuple[str, KeyRecord]:
     """Make a key for `tenant`, to be shown once, and its record to store."""
     key_id = secrets.token_hex(4)
     key = _new_secret(key_id)
-    return key, replace(_record(key_id, key, tenant, pepper, expires), scopes=scopes, name=name)
+    return key, replace(_record(key_id, key, tenant, pepper, expires), scopes=scopes, name=name, settings=settings)
 
 
 def rotated(record: KeyRecord, pepper: bytes, expires: datetime | None, until: datetime) -> tuple[str, KeyRecord]:

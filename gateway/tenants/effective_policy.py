@@ -1,18 +1,24 @@
 """The policy as it applies to one principal: class, targets and limits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Protocol
+from typing import Any, Protocol
 
-from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
+from gateway.errors import ClassNotAllowed, Forbidden, KeySettingsInvalid, ModelNotFound, Unsatisfiable
+from gateway.key_mask import masked
 from gateway.quoting import quoted
 from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
-from quotas.policy.limit import Limit, PerSession, Resource
-from quotas.policy.policy import ClassPolicy, Policy, TenantPolicy
+from quotas.policy.key_settings import lesser, read_key_settings
+from quotas.policy.limit import HELD, Limit, PerSession, Resource
+from quotas.policy.policy import ALL_MODELS, ClassPolicy, KeyPolicy, Policy, TenantPolicy
+from quotas.policy.policy_file import PolicyError
 from quotas.policy.units import show_size
+from quotas.usage_row import UsageRow, row_name
 
 SESSION_DIGITS = 32  # hexadecimal, of the name of a session as the store has it
+MAX_NAME_CHARS = 256  # of a user or a value of metadata, of which the ledger is told
 GENERATED = frozenset({Resource.TOKENS, Resource.OUTPUT_TOKENS, Resource.COST})
 
 
@@ -33,11 +39,16 @@ class EffectivePolicy:
         self.name = principal.tenant
         self.key = principal.key_id
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
-        self.limits: tuple[Limit, ...] = self.tenant.limits_of(principal.key_id)
+        self.problem: str | None = None  # of the key's own settings under this policy
+        self._narrowing = self._narrowed(policy, principal)
+        self.limits = self.tenant.limits + lesser(limit for key in self._narrowing for limit in key.limits)
         self.charged = tuple(limit for limit in self.limits if limit.is_charged)
         self._of_session = tuple(limit for limit in self.limits if isinstance(limit.window, PerSession))
+        self.charged_in_passing = tuple(limit for limit in self.charged if limit.resource not in HELD)
         self.rate_headers = RateHeaders(self.charged)
-        self.models = self.tenant.models_of(principal.key_id)  # None: all
+        each: list[TenantPolicy | KeyPolicy] = [self.tenant, *self._narrowing]
+        models = [frozenset(one.models) for one in each if ALL_MODELS not in one.models]
+        self.models = frozenset.intersection(*models) if models else None  # None: all
         self.scopes = _scopes(principal, self.tenant)
         self.cache_scope = policy.cache_scope(principal.tenant)  # prompts are shared within this scope
         self.kv_bytes = min(
@@ -47,6 +58,8 @@ class EffectivePolicy:
         self._of_answers = [limit for limit in self.limits if limit.resource in GENERATED]
         self._is_served = policy.admits(principal.tenant)
         self._policy = policy
+        highest = [one.highest_class for one in each if one.highest_class is not None]
+        self._highest_level = max(policy.class_named(name).level for name in highest)
         self._classes: dict[str | None, ClassPolicy] = {}  # by tier
 
     def charged_in(self, session: str | None) -> tuple[Limit, ...]:
@@ -56,8 +69,20 @@ class EffectivePolicy:
         digest = sha256(session.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
         return self.charged + tuple(replace(limit, session=digest) for limit in self._of_session)
 
+    def _narrowed(self, policy: Policy, principal: Principal) -> list[KeyPolicy]:
+        """What narrows the key: the policy's entry for it, and its own settings."""
+        found = [key] if (key := self.tenant.key(principal.key_id)) else []
+        if principal.settings:
+            try:
+                found.append(read_key_settings(principal.settings, principal.key_id, policy, principal.tenant))
+            except PolicyError as error:
+                self.problem = f"{error.problems[0].path}: {error.problems[0].message}"
+        return found
+
     def require(self, scope: str) -> None:
-        """Raise `Forbidden` unless the policy admits the tenant and the key has the scope."""
+        """Raise `Forbidden` unless the policy admits the tenant and the key has the scope, and `KeySettingsInvalid`
+        for a key whose own settings the present policy does not allow.
+        """
         if not self._is_served:
             raise Forbidden(
                 f"This server serves only tenants that its policy names, and {self.name!r} is none of them: "
@@ -66,6 +91,11 @@ class EffectivePolicy:
         if scope not in self.scopes:
             scopes = ", ".join(self.scopes) or "none"
             raise Forbidden(f"This API key may not be used for {scope}: its scopes are {scopes}.")
+        if self.problem is not None:
+            raise KeySettingsInvalid(
+                "This API key's own settings do not fit the policy in force, so that it is not served: "
+                f"{self.problem}. Have the key edited."
+            )
 
     def allows_model(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -78,13 +108,51 @@ class EffectivePolicy:
     @property
     def highest_class(self) -> ClassPolicy:
         """The most urgent class that a request may have."""
-        return self._policy.classes[self._policy.highest_level(self.name, self.key)]
+        return self._policy.classes[self._highest_level]
+
+    @property
+    def classes(self) -> list[ClassPolicy]:
+        """The classes that a request may have, the most urgent first."""
+        allowed = [set(key.classes) for key in self._narrowing if key.classes]
+        classes = self._policy.classes[self._highest_level :]
+        return [one for one in classes if all(one.name in names for names in allowed)]
 
     def service_class(self, tier: str | None) -> ClassPolicy:
+        """The class of a request: its tier's, or the highest if that is above it. Raises `ClassNotAllowed` if the key
+        may not have that. Without a tier it is the tenant's default, or the next class that the key may have.
+        """
         found = self._classes.get(tier)
         if found is None:
-            found = self._classes[tier] = self._policy.class_for(self.name, self.key, tier)
+            found = self._classes[tier] = self._class_of(tier)
         return found
+
+    def _class_of(self, tier: str | None) -> ClassPolicy:
+        wanted = self._policy.class_for(self.name, self.key, tier)
+        found, allowed = self._policy.classes[max(self._highest_level, wanted.level)], self.classes
+        if found in allowed:
+            return found
+        is_asked = any(tier in one.service_tiers for one in self._policy.classes)
+        if is_asked or not allowed:
+            names = ", ".join(f"{one.name} ({' or '.join(one.service_tiers) or 'default'})" for one in allowed)
+            raise ClassNotAllowed(
+                f"This API key may not have the class {found.name}: its classes are {names or 'none'}. Leave "
+                "service_tier out, ask for another, or have the key edited.",
+                "service_tier",
+            )
+        return next((one for one in allowed if one.level > found.level), allowed[-1])
+
+    def usage_row(self, model: str, service_class: str, user: str | None, metadata: Mapping[str, Any]) -> str:
+        """The name of the ledger's row for a request of this user and with this metadata, as finely as the tenant's
+        policy asks.
+        """
+        detail, tags = self.tenant.usage, list[tuple[str, str]]()
+        parts = detail.by if detail.rows else ()
+        for part in parts:
+            name = part.removeprefix("metadata.")
+            if name != part and isinstance(value := metadata.get(name), str):
+                tags.append((name, masked(value[:MAX_NAME_CHARS])))
+        shown = masked(user[:MAX_NAME_CHARS]) if user and "user" in parts else ""
+        return row_name(UsageRow(self.key, model, service_class, shown, tuple(tags)), detail.rows)
 
     def kv_tokens(self, shape: KVShape) -> int | None:
         """The most tokens of a sequence within the tenant's KV memory; None without a limit."""

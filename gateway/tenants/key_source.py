@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.background import tell_all
 from gateway.quoting import quoted
@@ -155,6 +155,13 @@ class KeySource:
         return found[0] if found else None
 
 
+def tag_values(name: str, records: Iterable[KeyRecord], policy: Policy) -> dict[str, str]:
+    """The values of a tag by key; a stored key's own tags count before those that the policy gives it."""
+    keys = (key for tenant in policy.tenants.values() for key in tenant.keys.values())
+    found = {key.id: value for key in keys for tag, value in key.tags if tag == name}
+    return found | {record.id: value for record in records if (value := record.tags.get(name)) is not None}
+
+
 def narrowed(record: KeyRecord, tenant: TenantPolicy) -> KeyRecord:
     """The record with the policy's expiry if that is earlier; a replaced secret ends with it."""
     key = tenant.key(record.id)
@@ -243,6 +250,15 @@ def rotate(
         key, new = rotated(record, pepper, expires or (now + lifetime if lifetime else None), until)
         records[record.id] = new
     return key, new
+
+
+def edit(store: KeyStore, key_id: str, fields: Mapping[str, Any]) -> KeyRecord:
+    """Replace these fields of a stored key's record. Raises `UnknownKey` and `KeyStoreError`."""
+    with store.edit() as records:
+        if key_id not in records:
+            raise UnknownKey(key_id)
+        records[key_id] = replace(records[key_id], **fields)
+    return records[key_id]
 
 
 def revoke(store: KeyStore, key_id: str) -> None:

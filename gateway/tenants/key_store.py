@@ -3,9 +3,9 @@
     DIR/pepper     32 random bytes that every hash is keyed with, made at first start
     DIR/webhook-secret  the secret that alerts of budgets are signed with, made at first start
     DIR/admin-key  the key of the admin API, made at the first start that needs it
-    DIR/keys.json  a line for each change of a key: id, tenant, hmac, created, expires, scopes, name, and after a
-                   rotation the hmac and expiry of the secret that it replaced; or its id and that it is revoked. The
-                   last line of an id holds
+    DIR/keys.json  a line for each change of a key: id, tenant, hmac, created, expires, scopes, name, its settings, and
+                   after a rotation the hmac and expiry of the secret that it replaced; or its id and that it is
+                   revoked. The last line of an id holds
 
 The directory is open to its owner alone. Secrets are replaced whole, and a line counts once it ends, so that a reader
 never sees half of one.
@@ -67,6 +67,12 @@ class KeyRecord:
     scopes: tuple[str, ...] = SCOPES
     name: str = ""
     replaced: Replaced | None = None
+    settings: str = ""  # limits, models, classes and tags of its own, as JSON; empty: none
+
+    @property
+    def tags(self) -> dict[str, str]:
+        found: dict[str, str] = json.loads(self.settings).get("tags", {}) if self.settings else {}
+        return found
 
 
 class KeyStore:
@@ -327,6 +333,8 @@ def _entry(record: KeyRecord) -> dict[str, Any]:
         "scopes": list(record.scopes),
         "name": record.name,
     }
+    if record.settings:
+        entry["settings"] = json.loads(record.settings)
     if old := record.replaced:
         entry["replaced"] = {"hmac": old.digest.hex(), "expires": old.expires.isoformat()}
     return entry
@@ -346,7 +354,14 @@ def _parse(entry: dict[str, Any]) -> KeyRecord:
         scopes=tuple(one for one in SCOPES if one in _list(entry.get("scopes", [*SCOPES]))),
         name=_text(entry.get("name", "")),
         replaced=Replaced(bytes.fromhex(old["hmac"]), _moment(old["expires"])) if old else None,
+        settings=_settings(entry.get("settings", {})),
     )
+
+
+def _settings(value: object) -> str:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.80} are no settings")
+    return json.dumps(value) if value else ""
 
 
 def _moment(text: str) -> datetime:

@@ -1,75 +1,118 @@
 """Usage of tenants as rows of a table: pure sums and prices over the entries of the store's ledgers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Context, Decimal, Inexact, localcontext
 from functools import reduce
 from heapq import merge
-from itertools import groupby
 from operator import add
 
 from gateway.table import csv_text, table
 from quotas.policy.policy import Policy, Price
+from quotas.policy.schema import TAG_NAME
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.usage_ledger import Batch, Ledger
+from quotas.usage_row import UsageRow
 
 COUNTS = ("requests", "input", "cached", "output")
 NUMERIC = frozenset({*COUNTS, "kv_gib_s", "cost"})
 EXACT = Context(prec=80, traps=[Inexact])
 GIB = 2**30
-NO_KEY = "-"
+NONE = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The kind of the groups that use is told by: `tenant`, `key`, `model`, `class`, `user`, `metadata.NAME` of
+    requests, or `tag.NAME` of keys.
+    """
+
+    by: str
+    tags: Mapping[str, str] = field(default_factory=dict)  # for `tag.NAME`: the tag's values by key
+
+    @property
+    def column(self) -> str | None:
+        """The heading of the values; None if the tenant's name says all."""
+        return None if self.by == "tenant" else self.by
+
+    @property
+    def spans_tenants(self) -> bool:
+        """True if one value means the same for all tenants."""
+        return self.by in SHARED
+
+    def value(self, row: UsageRow) -> str | None:
+        """The value of a row: None of rows that sum up others, empty of unknown ones."""
+        kind, _, _ = self.by.partition(".")
+        match kind:
+            case "tenant":
+                return ""
+            case "key":
+                return row.key or ""
+            case "tag":
+                return self.tags.get(row.key or "", "")
+            case "user" | "metadata" if row.is_rest:
+                return None
+        return row.part(self.by)
+
+
+SHARED = ("model", "class")
+BY = re.compile(rf"tenant|key|model|class|user|(?:metadata|tag)\.{TAG_NAME}")
+BY_WORDS = "tenant, key, model, class, user, metadata.NAME of requests or tag.NAME of keys"
+OTHERS = "(others)"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Usage on a UTC day by one key of a tenant; without a key, by all of its keys."""
+    """Usage on a UTC day by one group of a tenant."""
 
     day: date
     tenant: str
-    key: str | None
+    value: str | None  # of the grouping
     usage: Usage
-
-
-def by_tenant(entries: Iterable[Entry]) -> list[Entry]:
-    """Sum entries by tenant and day; entries of one tenant and day are adjacent."""
-    groups = groupby(entries, key=lambda entry: (entry.day, entry.tenant))
-    return [
-        Entry(day, tenant, None, reduce(add, (entry.usage for entry in group), NOTHING))
-        for (day, tenant), group in groups
-    ]
 
 
 def cost(usage: Usage, price: Price) -> Decimal:
     with localcontext(EXACT):
-        computed = (usage.input_tokens - usage.cached_tokens) * price.input + usage.cached_tokens * price.cached_input
-        return computed + usage.output_tokens * price.output
+        whole = _cost(usage.input_tokens, usage.cached_tokens, usage.output_tokens, price)
+        in_batches = _cost(usage.batch_input_tokens, usage.batch_cached_tokens, usage.batch_output_tokens, price)
+        return whole - (1 - price.batch) * in_batches
 
 
-def usage_csv(entries: Iterable[Entry], policy: Policy, has_keys: bool, *, has_heading: bool = True) -> str:
+def _cost(input_tokens: int, cached_tokens: int, output_tokens: int, price: Price) -> Decimal:
+    computed = (input_tokens - cached_tokens) * price.input + cached_tokens * price.cached_input
+    return computed + output_tokens * price.output
+
+
+def usage_csv(entries: Iterable[Entry], policy: Policy, column: str | None, *, has_heading: bool = True) -> str:
     tokens = ("input_tokens", "cached_tokens", "output_tokens")
-    heading = ("day", "tenant", *_if(has_keys, "key"), "requests", *tokens, "kv_byte_seconds", "cost", "currency")
-    rows = (_csv_row(entry, policy.tenant(entry.tenant).price, has_keys) for entry in entries)
+    heading = ("day", "tenant", *_if(column, column), "requests", *tokens, "kv_byte_seconds", "cost", "currency")
+    rows = (_csv_row(entry, policy.tenant(entry.tenant).price, column) for entry in entries)
     return csv_text([heading, *rows] if has_heading else rows)
 
 
-def usage_table(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> str:
+def usage_table(entries: Sequence[Entry], policy: Policy, column: str | None) -> str:
     """Return a table whose last row sums up the others."""
-    heading = ("day", "tenant", *_if(has_keys, "key"), *COUNTS, "kv_gib_s", "cost", "")
-    rows = [_row(entry, policy.tenant(entry.tenant).price, has_keys) for entry in entries]
-    return table(heading, [*rows, *_totals(entries, policy, has_keys)], NUMERIC)
+    heading = ("day", "tenant", *_if(column, column), *COUNTS, "kv_gib_s", "cost", "")
+    rows = [_row(entry, policy.tenant(entry.tenant).price, column) for entry in entries]
+    return table(heading, [*rows, *_totals(entries, policy, column)], NUMERIC)
 
 
-def _csv_row(entry: Entry, price: Price | None, has_keys: bool) -> list[str]:
-    names = [entry.day.isoformat(), entry.tenant, *_if(has_keys, entry.key or "")]
+def _csv_row(entry: Entry, price: Price | None, column: str | None) -> list[str]:
+    names = [entry.day.isoformat(), entry.tenant, *_if(column, _named(entry))]
     amount = (plain(cost(entry.usage, price)), price.currency) if price else ("", "")
     return [*names, *_counts(entry.usage), f"{entry.usage.kv_byte_seconds:.0f}", *amount]
 
 
-def _row(entry: Entry, price: Price | None, has_keys: bool) -> list[str]:
-    names = [entry.day.isoformat(), entry.tenant, *_if(has_keys, entry.key or NO_KEY)]
+def _named(entry: Entry) -> str:
+    return OTHERS if entry.value is None else entry.value
+
+
+def _row(entry: Entry, price: Price | None, column: str | None) -> list[str]:
+    names = [entry.day.isoformat(), entry.tenant, *_if(column, _named(entry) or NONE)]
     amount = (plain(cost(entry.usage, price)), price.currency) if price else ("", "")
     return [*names, *_counts(entry.usage), _gib(entry.usage), *amount]
 
@@ -88,11 +131,11 @@ def costs(entries: Iterable[Entry], policy: Policy) -> dict[str, Decimal]:
     return dict(sorted(sums.items()))
 
 
-def _totals(entries: Sequence[Entry], policy: Policy, has_keys: bool) -> list[list[str]]:
+def _totals(entries: Sequence[Entry], policy: Policy, column: str | None) -> list[list[str]]:
     """Return one row of totals, and another for each further currency."""
     used = total(entries)
     amounts = [[plain(amount), currency] for currency, amount in costs(entries, policy).items()] or [["", ""]]
-    first = ["total", "", *_if(has_keys, ""), *_counts(used), _gib(used)]
+    first = ["total", "", *_if(column, ""), *_counts(used), _gib(used)]
     return [first + amounts[0], *([""] * len(first) + further for further in amounts[1:])]
 
 
@@ -110,8 +153,8 @@ def plain(amount: Decimal) -> str:
     return f"{whole}.{digits.rstrip('0').ljust(2, '0')}"
 
 
-def _if(condition: bool, cell: str) -> tuple[str, ...]:
-    return (cell,) if condition else ()
+def _if(column: str | None, cell: str | None) -> tuple[str, ...]:
+    return (cell or "",) if column else ()
 
 
 LEDGER_DAYS = 400  # lifetime of a ledger (lua/ledger.lua)
@@ -147,14 +190,22 @@ async def read_ledgers(
             yield name, day, usage
 
 
-async def usage_entries(store: RedisStore, tenant: str | None, first: date, last: date) -> list[Entry]:
-    """Return usage by day, tenant and key, in this order. Raises as `read_ledgers` does."""
+async def usage_entries(
+    store: RedisStore, tenant: str | None, first: date, last: date, grouping: Grouping
+) -> list[Entry]:
+    """Return usage by day, tenant and group, in this order. Raises as `read_ledgers` does."""
     ledgers = read_ledgers(store, tenant, first, last)
-    return [entry async for ledger in ledgers for entry in entries_of(*ledger)]
+    return [entry async for ledger in ledgers for entry in entries_of(*ledger, grouping)]
 
 
-def entries_of(tenant: str, day: date, usage: Batch) -> list[Entry]:
-    return [Entry(day, tenant, key, used) for key, used in sorted(usage.items(), key=lambda item: item[0] or "")]
+def entries_of(tenant: str, day: date, usage: Batch, grouping: Grouping) -> list[Entry]:
+    """The usage in a ledger, by group; without requests and tokens there is none."""
+    groups = dict[str | None, Usage]()
+    for row, used in usage.items():
+        value = grouping.value(row)
+        groups[value] = groups.get(value, NOTHING) + used
+    order = sorted(groups.items(), key=lambda group: (group[0] is None, group[0] or ""))
+    return [Entry(day, tenant, value, used) for value, used in order if any(used[:5])]
 
 
 def _in_order(ledgers: list[Ledger]) -> list[Ledger]:
@@ -167,26 +218,32 @@ def _place(ledger: Ledger) -> tuple[date, str]:
     return ledger[1], ledger[0]
 
 
-class UsageSums:
-    """Adds up ledgers by tenant, or by tenant and key, and by day, at the prices of a policy."""
+Owner = tuple[str | None, str | None]
+"""A tenant, None of groups that span tenants; and the value of a group."""
 
-    def __init__(self, policy: Policy, by_key: bool) -> None:
-        self.by_owner: dict[tuple[str, str | None], Usage] = {}
+
+class UsageSums:
+    """Adds up ledgers by group and by day, at the prices of a policy."""
+
+    def __init__(self, policy: Policy, grouping: Grouping) -> None:
+        self.by_owner: dict[Owner, dict[Price | None, Usage]] = {}
         self._by_day: dict[date, dict[Price | None, Usage]] = {}
         self._policy = policy
-        self._by_key = by_key
+        self._grouping = grouping
 
     def add(self, tenant: str, day: date, usage: Batch) -> None:
-        if not usage:
-            return
-        for key, used in usage.items() if self._by_key else [(None, reduce(add, usage.values()))]:
-            self.by_owner[tenant, key] = self.by_owner.get((tenant, key), NOTHING) + used
-        by_price, price = self._by_day.setdefault(day, {}), self._policy.tenant(tenant).price
-        by_price[price] = by_price.get(price, NOTHING) + reduce(add, usage.values())
+        grouping, price = self._grouping, self._policy.tenant(tenant).price
+        for entry in entries_of(tenant, day, usage, grouping):
+            owner = None if grouping.spans_tenants else tenant, entry.value
+            for by_price in (self.by_owner.setdefault(owner, {}), self._by_day.setdefault(day, {})):
+                by_price[price] = by_price.get(price, NOTHING) + entry.usage
 
-    def of_owner(self, tenant: str, key: str | None) -> tuple[Usage, dict[str, Decimal]]:
-        """The use of a tenant, or of one of its keys, and its cost by currency."""
-        return _sum([(self._policy.tenant(tenant).price, self.by_owner[tenant, key])])
+    def num_tokens(self, owner: Owner) -> int:
+        return sum(used.input_tokens + used.output_tokens for used in self.by_owner[owner].values())
+
+    def of_owner(self, owner: Owner) -> tuple[Usage, dict[str, Decimal]]:
+        """The use of a group, and its cost by currency."""
+        return _sum(self.by_owner[owner].items())
 
     def of_day(self, day: date) -> tuple[Usage, dict[str, Decimal]]:
         """The use of a day, and its cost by currency."""

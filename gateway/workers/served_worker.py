@@ -73,6 +73,7 @@ class ServedWorker:
             "store_response": self._store_response,
             "read_responses": self._read_responses,
             "delete_response": client.delete_response,
+            "open_response": client.open_response,
             "batches": client.batches,
             "limit_states": self._limit_states,
             "kv_memory": lambda tenant, key: client.kv_memory(self._policy(tenant, key)),
@@ -218,8 +219,8 @@ class ServedWorker:
         if number in self._requests:
             self._requests[number][0].settle_grant()
 
-    async def _charge(self, tenant: str, key: str, number: int) -> Mapping[str, str]:
-        charge = self._charges[number] = await self._client.charge(self._policy(tenant, key))
+    async def _charge(self, tenant: str, key: str, in_passing: bool, number: int) -> Mapping[str, str]:
+        charge = self._charges[number] = await self._client.charge(self._policy(tenant, key), in_passing)
         return charge.headers
 
     def _close_charge(self, message: Message, _: memoryview) -> None:
@@ -229,16 +230,34 @@ class ServedWorker:
             charge.close()
 
     async def _encode(
-        self, tenant: str, key: str, model: str, lengths: list[int], within: float | None, is_relative: bool, ids: bytes
+        self,
+        tenant: str,
+        key: str,
+        model: str,
+        lengths: list[int],
+        within: float | None,
+        is_relative: bool,
+        usage_row: str | None,
+        ids: bytes,
     ) -> "_Bulk":
         inputs = [list[int]() for _ in lengths]
         await unpack(ids, inputs, lengths)
-        asked = EncodingAsk(model, inputs, inf if within is None else within, is_relative)
+        asked = EncodingAsk(model, inputs, inf if within is None else within, is_relative, usage_row)
         headers, vectors = await self._client.encode(asked, self._policy(tenant, key))
         return _Bulk([headers, [*map(len, vectors)]], b"".join(vectors))
 
-    async def _store_response(self, tenant: str, key: str, name: str, previous: str | None, contents: bytes) -> bool:
-        return await self._client.store_response(self._policy(tenant, key), name, previous, contents)
+    async def _store_response(
+        self,
+        tenant: str,
+        key: str,
+        name: str,
+        previous: str | None,
+        replaced: str | None,
+        life: float | None,
+        contents: bytes,
+    ) -> str:
+        life = inf if life is None else life
+        return await self._client.store_response(self._policy(tenant, key), name, previous, contents, replaced, life)
 
     async def _read_responses(self, tenant: str, name: str, alone: bool) -> "_Bulk | None":
         contents = await self._client.read_responses(tenant, name, alone)

@@ -5,7 +5,7 @@ import pickle
 from array import array
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from backend.errors import DeviceError
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -32,6 +32,7 @@ from gateway.workers.messages import (
 from gateway.workers.token_ids import pack
 from quotas.policy.policy import Policy
 from quotas.reservation import LimitState
+from quotas.stored import Held, Stored
 
 GONE = "the engine's process has ended"
 _NO_ENDS: frozenset[int] = frozenset()  # the engine adds end tokens and seed itself
@@ -186,17 +187,27 @@ class WorkerClient:
             return 0.0
         return float(await self.ask("refused", error_message(error), tenant, key, peer, num_bytes))
 
-    async def charge(self, policy: EffectivePolicy) -> WorkerCharge:
+    async def charge(self, policy: EffectivePolicy, in_passing: bool = False) -> WorkerCharge:
         number = self._take_numbers(1)
         try:
-            return WorkerCharge(self.link, number, await self.ask("charge", policy.name, policy.key, number))
+            return WorkerCharge(
+                self.link, number, await self.ask("charge", policy.name, policy.key, in_passing, number)
+            )
         except asyncio.CancelledError:  # it may have been charged
             WorkerCharge(self.link, number, {}).close()
             raise
 
-    async def store_response(self, policy: EffectivePolicy, name: str, previous: str | None, contents: bytes) -> bool:
-        told = (policy.name, policy.key, name, previous)
-        return bool((await self._ask("store_response", told, contents))[0])
+    async def store_response(
+        self,
+        policy: EffectivePolicy,
+        name: str,
+        previous: str | None,
+        contents: bytes,
+        replaced: str | None = None,
+        life: float = inf,
+    ) -> Stored:
+        told = (policy.name, policy.key, name, previous, replaced, None if life == inf else life)
+        return cast(Stored, (await self._ask("store_response", told, contents))[0])
 
     async def read_responses(self, tenant: str, name: str, alone: bool) -> list[bytes] | None:
         sizes, contents = await self._ask("read_responses", (tenant, name, alone))
@@ -205,12 +216,23 @@ class WorkerClient:
     async def delete_response(self, tenant: str, name: str) -> bool:
         return bool(await self.ask("delete_response", tenant, name))
 
+    async def open_response(self, tenant: str, what: str, name: str, most: int = 0) -> Held:
+        return cast(Held, await self.ask("open_response", tenant, what, name, most))
+
     async def batches(self, what: str, *told: Any) -> Any:
         return await self.ask("batches", what, *told)
 
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Mapping[str, str], list[bytes]]:
         within = None if asked.within == inf else asked.within
-        told = (policy.name, policy.key, asked.model, [*map(len, asked.inputs)], within, asked.is_relative)
+        told = (
+            policy.name,
+            policy.key,
+            asked.model,
+            [*map(len, asked.inputs)],
+            within,
+            asked.is_relative,
+            asked.usage_row,
+        )
         token_ids = await pack(asked.inputs)
         (headers, sizes), vectors = await self._ask("encode", told, token_ids)
         return headers, parts(vectors, sizes)

@@ -4,7 +4,8 @@
 timetable. Beside it eight connections send refused requests, one kind after the other: bodies of 4 MiB with very many
 elements, wrong keys, small bad requests. Quiet and hostile windows alternate, so that the machine's other work falls on
 both. Then beside it, in turn: a tenant that keeps all slots busy in closed loops, one with four times as many clients,
-and the same clients with 64 stop strings each, which the text always begins and never ends. These are admitted, and
+and the same clients with 64 stop strings each, which the text always begins and never ends; clients that ask for
+responses in the background as fast as they are answered, and for embeddings of 2,048 inputs. These are admitted, and
 their bound is that of fairness: at most twice the cost of a tenant that only keeps the slots busy, as in `flood`.
 """
 
@@ -19,6 +20,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from labs.benchmarks import machine
+from labs.benchmarks.embeddings import save_encoder
 from labs.benchmarks.fresh import MARK, Fresh
 from labs.benchmarks.hostile_flood import CHAT
 from labs.benchmarks.load import post
@@ -30,7 +32,13 @@ from labs.benchmarks.traffic import ClosedLoop, Due, Traffic
 SLOTS = 16
 NEIGHBOUR, HOSTILE = "neighbour", "hostile"
 CHATS_PER_SECOND = 12.0  # chats of the neighbour a second
-CLIENTS = {"behaved": SLOTS, "decode flood": 4 * SLOTS, "many stops": 4 * SLOTS}
+CLIENTS = {
+    "behaved": SLOTS,
+    "decode flood": 4 * SLOTS,
+    "many stops": 4 * SLOTS,
+    "background responses": 4 * SLOTS,
+    "huge embeddings": 8,
+}
 REFUSALS = (400, 401, 413, 429, 503)
 SETTINGS = {"max_num_seqs": SLOTS, "max_waiting": 100_000, "overload": "unbounded"}
 MAX_STOPS_RATIO = 1.25  # of many stops beside none: noise, and the one automaton
@@ -50,7 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
     os.sched_setaffinity(0, {load_core})
     with (
         TemporaryDirectory() as directory,
-        served_afresh(server_core, (NEIGHBOUR, HOSTILE), Path(directory), **SETTINGS) as server,
+        served_afresh(
+            server_core,
+            (NEIGHBOUR, HOSTILE),
+            Path(directory) / "state",
+            embedding_model=save_encoder(Path(directory) / "encoder"),
+            **SETTINGS,
+        ) as server,
     ):
         _window(server, options.seconds, 0)  # warms up
         with Worker.module(
@@ -85,13 +99,15 @@ def _tell_admitted(report: Report, options: Namespace, server: Served) -> None:
     waits: dict[str, list[list[float]]] = {name: [] for name in CLIENTS}
     for run in range(options.runs):
         for name, clients in CLIENTS.items():
-            loops = {HOSTILE: ClosedLoop(clients, _answers(server, name == "many stops"))}
+            loops = {HOSTILE: ClosedLoop(clients, _answers(server, name))}
             waits[name].append(_window(server, 2 * options.seconds, run, loops))
     rows: list[dict[str, object]] = []
     for name, windows in waits.items():
         rows.append({"beside": name, "p50 ms": _spread(windows, median), "p99 ms": _spread(windows, _p99)})
     report.add_table("the neighbour's time to first token in ms, beside a tenant whose requests are admitted", rows)
-    behaved, flood, stops = waits.values()
+    behaved, flood, stops = waits["behaved"], waits["decode flood"], waits["many stops"]
+    for name in ("background responses", "huge embeddings"):
+        report.at_most(f"p99 beside a flood of {name}, likewise", _ratio(waits[name], behaved, _p99), 2)
     report.at_most("p99 beside a decode flood, times that beside a behaved tenant", _ratio(flood, behaved, _p99), 2)
     report.at_most("p99 beside a flood of many stops, likewise", _ratio(stops, behaved, _p99), 2)
     report.at_most("p50 beside many stops, times that beside none", _ratio(stops, flood, median), MAX_STOPS_RATIO)
@@ -110,10 +126,16 @@ def _chats(server: Served, seconds: float, seed: int) -> Iterator[Due]:
         yield Due(at, NEIGHBOUR, next(requests))
 
 
-def _answers(server: Served, has_stops: bool) -> Iterator[bytes]:
+def _answers(server: Served, name: str) -> Iterator[bytes]:
     """Long answers; every stop begins as the text goes on, and ends as it never does."""
+    key, text = server.keys[HOSTILE], f"{MARK}: count from 3 to 90."
+    if name == "background responses":
+        body = {"model": "embedded", "input": text, "background": True, "max_output_tokens": 300, "ignore_eos": True}
+        return Fresh(post("/v1/responses", body, key))
+    if name == "huge embeddings":
+        return Fresh(post("/v1/embeddings", {"model": "encoder", "input": [f"{MARK} one two three"] * 2048}, key))
+    has_stops = name == "many stops"
     stops = [f"{' ' * (number % 2)}{number % 10}, {number}!" * 40 for number in range(64)] if has_stops else None
-    text = f"{MARK}: count from 3 to 90."
     return _chats_of(server.keys[HOSTILE], text, max_tokens=300, ignore_eos=True, stop=stops)
 
 

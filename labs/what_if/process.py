@@ -39,7 +39,7 @@ def main() -> None:
 
 def answer_of(question: WhatIfQuestion, requests: list[RecentRequest]) -> Row | None:
     """Simulate the edit; None: it is not valid."""
-    sources = {question.name: question.edit}
+    sources = question.edited
     try:
         edited, places = parse_policy(sources), field_places(sources)
     except PolicyError:

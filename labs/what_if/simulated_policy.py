@@ -7,7 +7,7 @@ from datetime import datetime
 from admission.admission import RESERVED_LENGTH_QUANTILE
 from admission.output_length import OutputLengths
 from backend.scheduler.sequence import SPARE_CLASS
-from gateway.errors import ApiError
+from gateway.errors import ApiError, ClassNotAllowed
 from gateway.tenants.auth import Principal
 from gateway.tenants.cache_limits import blocks_kept
 from gateway.tenants.effective_policy import EffectivePolicy, KVShape
@@ -91,6 +91,8 @@ class PolicyGateway:
         self._check_key(effective, moment)
         if (model := self._model) is not None:
             _check("models", lambda: effective.check_model(model))
+        if arrival.asked_class is None and arrival.priority_class < SPARE_CLASS:
+            _check("classes", lambda: effective.service_class(arrival.service_tier))
         _check("queued_requests", lambda: effective.check_prompts(len(prompts)))
         for prompt in prompts:
             self._check_kv(effective, prompt)
@@ -106,7 +108,10 @@ class PolicyGateway:
 
     def _level(self, arrival: Arrival) -> int:
         if arrival.asked_class is None:
-            return self._of(arrival).service_class(arrival.service_tier).level
+            try:
+                return self._of(arrival).service_class(arrival.service_tier).level
+            except ClassNotAllowed:  # `reserve` refuses it
+                return self._policy.class_for(arrival.tenant, arrival.key, arrival.service_tier).level
         highest = self._policy.highest_level(arrival.tenant, arrival.key)
         return min(max(highest, arrival.asked_class), len(self._targets) - 1)
 

@@ -25,6 +25,8 @@ NEVER = {  # fields of a tenant without effect in a simulation
     "batches.retention": "a trace does not say what files hold",
     "batches.lines": "a trace does not say which batch a line is of",
     "batches.open": "a trace does not say which batch a line is of",
+    "usage.by": "how finely use is told apart changes nothing for requests",
+    "usage.rows": "how finely use is told apart changes nothing for requests",
     "prefix_cache.pinned": "a trace says how long prompts are and what they share, and not what they begin with",
 }
 NO_CONTENTS = "the trace does not say what prompts share: nothing is found in the prefix cache"
@@ -184,6 +186,8 @@ def _of_sharing(change: Change, seen: Seen) -> str | None:
 def _of_key(source: str, field: str, seen: Seen) -> str | None:
     if field == "hmac":
         return "which secret opens a key changes nothing for its requests"
+    if field.startswith("tags."):
+        return "tags of keys change nothing for their requests"
     if not seen.facts.has_keys:
         return "the trace has no API keys"
     if source not in seen.sources:

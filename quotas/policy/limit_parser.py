@@ -169,6 +169,8 @@ def _problem_with(price: Price | None, prices: TokenPrices | None) -> str | None
         return "needs a price of the tenant"
     if prices is None:
         return "needs prices with three decimals per 1M at most"
+    if token_prices(price.in_batches) is None:
+        return "needs prices with three decimals per 1M at most, also times price.batch"
     if prices.cached_input > prices.input:  # requests reserve their input at the price of what is not cached
         return "needs a price of cached_input that is not above that of input"
     return None

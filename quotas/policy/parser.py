@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from typing import NamedTuple
 
@@ -14,11 +15,15 @@ from quotas.policy.policy import (
     ALL_MODELS,
     CLASSES,
     DEFAULTS,
+    MAX_BACKGROUND_RESPONSES,
     MAX_BATCH_LINES,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
+    MAX_TAGS,
     MAX_TOP_LOGPROBS,
+    MAX_USAGE_PARTS,
+    MAX_USAGE_ROWS,
     SCOPES,
     SPARE_CLASS_NAME,
     BatchLimits,
@@ -33,6 +38,7 @@ from quotas.policy.policy import (
     TeamPolicy,
     TenantPolicy,
     Unnamed,
+    UsageDetail,
 )
 from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
 from quotas.policy.schema import MAX_CLASSES, MAX_PINNED_PROMPTS, NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED, fields_of
@@ -161,6 +167,7 @@ class TenantReader:
             prefix_cache=_read_cache_limits(section.section("prefix_cache"), base.prefix_cache),
             stored_responses=_read_stored(section.section("stored_responses"), base.stored_responses),
             batches=_read_batches(section.section("batches"), base.batches),
+            usage=_read_usage(section.section("usage"), base.usage),
             max_n=_read_bound(section, "max_n", base.max_n, 1, MAX_N),
             max_schema_bytes=_read_bound(section, "max_schema_bytes", base.max_schema_bytes, 0, MAX_SCHEMA_BYTES),
             max_top_logprobs=_read_bound(section, "max_top_logprobs", base.max_top_logprobs, 0, MAX_TOP_LOGPROBS),
@@ -198,10 +205,11 @@ class TenantReader:
                     raise Indivisible
                 fields.note(mark, fields.path, f"is a key already at {first}: an id is of one key")
             self._keys[key_id] = mark
-            keys[key_id] = self._read_key(fields, key_id, tenant)
+            keys[key_id] = self.read_key(fields, key_id, tenant)
         return keys
 
-    def _read_key(self, section: Section, key_id: str, tenant: TenantPolicy) -> KeyPolicy:
+    def read_key(self, section: Section, key_id: str, tenant: TenantPolicy) -> KeyPolicy:
+        """The restrictions of a tenant's key."""
         section.refuse_unknown(fields_of("key"))
         limits = section.section("limits")
         if limits:
@@ -209,6 +217,12 @@ class TenantReader:
         highest = section.value("highest_class", self._class, None)
         if highest and self._levels[highest] < self._levels[tenant.highest_class]:
             section.wrong("highest_class", f"is above its tenant's, {tenant.highest_class}: a key can only narrow")
+        classes = section.values("classes", self._class, ())
+        most = max(self._levels[tenant.highest_class], self._levels[highest] if highest else 0)
+        if above := next((name for name in classes if self._levels[name] < most), None):
+            section.wrong(
+                "classes", f"{above} is above the highest class, {highest or tenant.highest_class}: leave it out"
+            )
         models = section.values("models", words.model, (ALL_MODELS,))
         others = sorted({*models} - {*tenant.models, ALL_MODELS})
         if others and ALL_MODELS not in tenant.models:
@@ -220,7 +234,9 @@ class TenantReader:
             scopes=tuple(sorted(section.values("scopes", words.scope, SCOPES))),
             models=models,
             highest_class=highest,
+            classes=tuple(sorted(classes, key=self._levels.__getitem__)),
             limits=priced(section, limits, read_limits(limits, key_id, (), tenant.calendar), tenant.price),
+            tags=_read_tags(section.section("tags")),
         )
 
 
@@ -243,7 +259,7 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     fields = section.section("price")
     if fields is None:
         return base
-    fields.refuse_unknown(("input", "output", "cached_input", "currency"))
+    fields.refuse_unknown(("input", "output", "cached_input", "currency", "batch"))
     missing = [name for name in ("input", "output", "currency") if name not in fields]
     if missing:
         section.wrong("price", f"has no {listed(missing)}")
@@ -253,7 +269,8 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     currency = fields.value("currency", words.currency, None)
     if given is None or output is None or cached is None or currency is None:
         return base
-    return Price(input=given, output=output, cached_input=cached, currency=currency)
+    batch = fields.value("batch", units.share, Decimal(1))
+    return Price(input=given, output=output, cached_input=cached, currency=currency, batch=batch)
 
 
 def _read_cache_limits(section: Section | None, base: CacheLimits) -> CacheLimits:
@@ -279,6 +296,7 @@ def _read_stored(section: Section | None, base: StoredResponseLimits) -> StoredR
     return StoredResponseLimits(
         section.value("bytes", partial(units.size, least=0), base.bytes),
         section.value("retention", units.positive_duration, base.retention),
+        _read_bound(section, "background", base.background, 0, MAX_BACKGROUND_RESPONSES),
     )
 
 
@@ -292,6 +310,27 @@ def _read_batches(section: Section | None, base: BatchLimits) -> BatchLimits:
         _read_bound(section, "lines", base.lines, 1, MAX_BATCH_LINES),
         _read_bound(section, "open", base.open, 1, MAX_OPEN_BATCHES),
     )
+
+
+def _read_usage(section: Section | None, base: UsageDetail) -> UsageDetail:
+    if section is None:
+        return base
+    section.refuse_unknown(fields_of("usage"))
+    by = tuple(sorted(section.values("by", words.usage_part, base.by)))
+    if len(by) > MAX_USAGE_PARTS:
+        section.wrong("by", f"has {len(by)} parts: at most {MAX_USAGE_PARTS} are told apart")
+    return UsageDetail(by, _read_bound(section, "rows", base.rows, 0, MAX_USAGE_ROWS))
+
+
+def _read_tags(section: Section | None) -> tuple[tuple[str, str], ...]:
+    """The tags of a key, by name."""
+    if section is None:
+        return ()
+    if len(section.names) > MAX_TAGS:
+        section.note(section.mark, section.path, f"has {len(section.names)} tags: at most {MAX_TAGS} are allowed")
+    for name in section.names:
+        section.convert(Scalar(section.mark, name, is_plain=False), section.path, words.tag_name, "")
+    return tuple((name, section.value(name, words.tag_value, "")) for name in sorted(section.names))
 
 
 def _read_pinned(section: Section, base: tuple[str, ...]) -> tuple[str, ...]:

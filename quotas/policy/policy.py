@@ -17,6 +17,10 @@ MAX_N = 128  # answers to one prompt
 MAX_SCHEMA_BYTES = 2**18  # of an answer's constraint: a schema, a pattern or another grammar
 MAX_BATCH_LINES = 1_000_000  # of one batch
 MAX_OPEN_BATCHES = 1000  # of one tenant
+MAX_USAGE_ROWS = 2000  # of a tenant and a day
+MAX_USAGE_PARTS = 5  # by which use is told apart
+MAX_TAGS = 16  # of a key
+MAX_BACKGROUND_RESPONSES = 1000  # of one tenant, at once
 MAX_TOP_LOGPROBS = 20  # of the most likely tokens at each position, as OpenAI's
 
 Outage = Literal["closed", "open", "lease"]
@@ -57,6 +61,13 @@ class Price:
     output: Decimal
     cached_input: Decimal
     currency: str  # ISO 4217
+    batch: Decimal = Decimal(1)  # share of each price that a token costs in a batch
+
+    @property
+    def in_batches(self) -> "Price":
+        """The price of a token in a batch."""
+        share = self.batch
+        return Price(share * self.input, share * self.output, share * self.cached_input, self.currency)
 
 
 def token_prices(price: Price) -> TokenPrices | None:
@@ -80,10 +91,11 @@ class CacheLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponseLimits:
-    """Retention and size of a tenant's stored responses: the oldest make room."""
+    """Bounds of a tenant's stored responses and conversations: the oldest make room."""
 
     bytes: int = 8 * 2**20  # 0: none are stored
     retention: float = 30 * 86400.0  # seconds
+    background: int = 16  # responses in the background that have not ended; 0: none are computed there
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,14 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageDetail:
+    """The parts of a tenant's requests by which its ledger tells use apart, besides key, model and class."""
+
+    by: tuple[str, ...] = ("user",)  # `user`, or `metadata.NAME`
+    rows: int = 500  # of a day; use of further users and tags is summed up
+
+
+@dataclass(frozen=True, slots=True)
 class KeyPolicy:
     """Restricts requests with one API key. Its limits hold besides the tenant's."""
 
@@ -106,7 +126,9 @@ class KeyPolicy:
     scopes: tuple[str, ...] = SCOPES
     models: tuple[str, ...] = (ALL_MODELS,)  # default: all of the tenant's
     highest_class: str | None = None  # None: the tenant's
+    classes: tuple[str, ...] = ()  # that may be had; none: all up to the highest
     limits: tuple[Limit, ...] = ()
+    tags: tuple[tuple[str, str], ...] = ()  # by name, for reports of spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +156,7 @@ class TenantPolicy:
     prefix_cache: CacheLimits = CacheLimits()
     stored_responses: StoredResponseLimits = StoredResponseLimits()
     batches: BatchLimits = BatchLimits()
+    usage: UsageDetail = UsageDetail()
     max_n: int = MAX_N  # answers to one prompt, hidden ones of best_of included
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of an answer's constraint; 0: no constraints
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens at each position
@@ -152,16 +175,6 @@ class TenantPolicy:
     def key(self, key_id: str | None) -> KeyPolicy | None:
         """The policy of the key; None if the policy does not mention it: it may do what its tenant may."""
         return self.keys.get(key_id) if key_id else None
-
-    def allows_model(self, model: str, key_id: str | None = None) -> bool:
-        allowed = self.models_of(key_id)
-        return allowed is None or model in allowed
-
-    def models_of(self, key_id: str | None = None) -> frozenset[str] | None:
-        """The models allowed with this key; None: all."""
-        key = self.key(key_id)
-        each = [frozenset(one.models) for one in (self, key) if one is not None and ALL_MODELS not in one.models]
-        return frozenset.intersection(*each) if each else None
 
     def limits_of(self, key_id: str | None = None) -> tuple[Limit, ...]:
         """All limits of a request with this key: the tenant's, then the key's, then the team's."""
@@ -268,12 +281,29 @@ DIGEST_BITS = 128
 
 def _digest(tenant: TenantPolicy) -> int:
     keys = [
-        (key.id, key.hmac, key.expires, key.scopes, key.models, key.highest_class, _said(key.limits))
+        (
+            key.id,
+            key.hmac,
+            key.expires,
+            key.scopes,
+            key.models,
+            key.highest_class,
+            key.classes,
+            _said(key.limits),
+            key.tags,
+        )
         for key in sorted(tenant.keys.values(), key=lambda key: key.id)
     ]
     content = (
         (tenant.name, tenant.highest_class, tenant.default_class, tenant.weight, tenant.models, _said(tenant.limits)),
-        (tenant.on_store_outage, tenant.price, tenant.prefix_cache, tenant.stored_responses, tenant.batches),
+        (
+            tenant.on_store_outage,
+            tenant.price,
+            tenant.prefix_cache,
+            tenant.stored_responses,
+            tenant.batches,
+            tenant.usage,
+        ),
         (tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
         (tenant.calendar, tenant.team, _said(tenant.team_limits)),
     )

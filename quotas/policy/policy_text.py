@@ -10,7 +10,7 @@ import yaml
 from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Calendar, Limit, Rate, Resource
 from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TeamPolicy, TenantPolicy
 from quotas.policy.schema import NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED
-from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_size
+from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_share, show_size
 
 Plain = dict[str, Any]
 
@@ -78,6 +78,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
         "stored_responses": {
             "bytes": show_size(tenant.stored_responses.bytes),
             "retention": show_duration(tenant.stored_responses.retention),
+            "background": tenant.stored_responses.background,
         },
         "batches": {
             "file_bytes": show_size(tenant.batches.file_bytes),
@@ -85,20 +86,23 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
             "lines": tenant.batches.lines,
             "open": tenant.batches.open,
         },
+        "usage": {"by": list(tenant.usage.by), "rows": tenant.usage.rows},
         "max_n": tenant.max_n,
         "max_schema_bytes": tenant.max_schema_bytes,
         "max_top_logprobs": tenant.max_top_logprobs,
     }
-    return fields | ({"keys": {key.id: _key(key) for key in tenant.keys.values()}} if tenant.keys else {})
+    return fields | ({"keys": {key.id: key_fields(key) for key in tenant.keys.values()}} if tenant.keys else {})
 
 
-def _key(key: KeyPolicy) -> Plain:
+def key_fields(key: KeyPolicy) -> Plain:
     optional = {
         "hmac": key.hmac,
         "expires": key.expires.isoformat() if key.expires else None,
         "scopes": list(key.scopes),
         "models": list(key.models),
         "highest_class": key.highest_class,
+        "classes": list(key.classes) or None,
+        "tags": dict(key.tags) or None,
     }
     return {name: value for name, value in optional.items() if value is not None} | {
         "limits": _all_but_tenants(key.limits)
@@ -131,7 +135,8 @@ def _limit(limit: Limit) -> Any:
 
 
 def _price(price: Price) -> Plain:
-    return {
+    batch = {} if price.batch == 1 else {"batch": _number(show_share(price.batch))}
+    return batch | {
         "input": show_price(price.input),
         "output": show_price(price.output),
         "cached_input": show_price(price.cached_input),

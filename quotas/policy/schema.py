@@ -13,18 +13,22 @@ from typing import Any, get_args
 
 from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Resource
 from quotas.policy.policy import (
+    MAX_BACKGROUND_RESPONSES,
     MAX_BATCH_LINES,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
+    MAX_TAGS,
     MAX_TOP_LOGPROBS,
+    MAX_USAGE_PARTS,
+    MAX_USAGE_ROWS,
     SCOPES,
     SERVICE_TIERS,
     Lateness,
     Outage,
     Unnamed,
 )
-from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PERCENT, PRICE, RATE, SIZE
+from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PERCENT, PRICE, RATE, SHARE, SIZE
 
 UNLIMITED = "unlimited"
 NO_PRICE = "none"
@@ -47,6 +51,9 @@ HMAC = r"[0-9A-Fa-f]{64}"
 URL = r"https?://[!-~]+"
 MODEL = r"[!-~]([ -~]{0,254}[!-~])?"
 CURRENCY = r"[A-Z]{3}"
+TAG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
+TAG_VALUE = r"[A-Za-z0-9][A-Za-z0-9._:/@ -]{0,63}"
+USAGE_PART = rf"user|metadata\.{TAG_NAME}"
 
 Schema = dict[str, Any]
 
@@ -174,6 +181,7 @@ def _price() -> Schema:
         output=amount,
         cached_input=_text(PRICE, "For prompt tokens found in the prefix cache; default: as input."),
         currency=_text(CURRENCY, "ISO 4217, such as USD."),
+        batch=_number("number", SHARE, "The share of each price that a token costs in a batch; default: 1.", maximum=1),
     )
     return {"anyOf": [_requiring(priced, "input", "output", "currency"), {"const": NO_PRICE}]}
 
@@ -220,6 +228,7 @@ def _defaults() -> dict[str, Schema]:
         "prefix_cache": _ref("prefix_cache"),
         "stored_responses": _ref("stored_responses"),
         "batches": _ref("batches"),
+        "usage": _ref("usage"),
         "max_n": _number("integer", COUNT, "The most answers to one prompt: n, or best_of.", minimum=1, maximum=MAX_N),
         "max_schema_bytes": _number(
             "integer",
@@ -241,7 +250,10 @@ def _key() -> Schema:
         scopes=_words(SCOPES, "What the key is for; default: all."),
         models=_MODELS,
         highest_class=_CLASS_NAME | {"description": "The most urgent class that may be had with it."},
+        classes=_list(_CLASS_NAME, "The classes that may be had with it; default: all up to the highest."),
         limits=_limits([one for one in Resource if one not in TENANT_ONLY], "Limits besides the tenant's."),
+        tags=_named(TAG_NAME, "For reports of spend.", _number("number", TAG_VALUE, "Such as search."))
+        | {"maxProperties": MAX_TAGS},
     )
 
 
@@ -290,9 +302,15 @@ def _schema() -> Schema:
             "limits": _limits(list(Resource), "What may be spent or held; unlimited lifts one of the defaults."),
             "prefix_cache": _prefix_cache(),
             "stored_responses": _fields(
-                "What is stored of /v1/responses, for turns that follow.",
+                "What is stored of /v1/responses and /v1/conversations, for turns that follow.",
                 bytes=_text(SIZE, "The most of the tenant, such as 64MiB; the oldest make room. 0B: none are stored."),
                 retention=_positive(_text(DURATION, "How long a response is stored, such as 30d.")),
+                background=_number(
+                    "integer",
+                    COUNT,
+                    "The most responses in the background at once; 0: none.",
+                    maximum=MAX_BACKGROUND_RESPONSES,
+                ),
             ),
             "batches": _fields(
                 "Bounds of /v1/files and /v1/batches.",
@@ -300,6 +318,17 @@ def _schema() -> Schema:
                 retention=_positive(_text(DURATION, "How long files and ended batches are kept, such as 30d.")),
                 lines=_number("integer", COUNT, "The most lines of a batch.", minimum=1, maximum=MAX_BATCH_LINES),
                 open=_number("integer", COUNT, "The most batches at once.", minimum=1, maximum=MAX_OPEN_BATCHES),
+            ),
+            "usage": _fields(
+                "How finely the ledger tells use apart, besides key, model and class.",
+                by=_list(_text(USAGE_PART, "user, or metadata.NAME."), "Parts of requests; default: user.")
+                | {"maxItems": MAX_USAGE_PARTS},
+                rows=_number(
+                    "integer",
+                    COUNT,
+                    "Rows of a day, beyond which users and tags are summed up.",
+                    maximum=MAX_USAGE_ROWS,
+                ),
             ),
             "rate": _rate(),
             "key": _key(),

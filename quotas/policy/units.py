@@ -55,6 +55,7 @@ _BUDGETS: dict[str, Budget | PerSession] = {period.value: Budget(period) for per
 _BUDGETS[PER_SESSION.unit] = PER_SESSION
 PRICE = _pattern(PER_TOKENS)
 PERCENT = "[1-9][0-9]{0,2}%"
+SHARE = r"0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?"
 MONEY = {unit: NANOS * scale for unit, scale in COUNTS.items() if unit != "B"}
 MONEY_BUDGET = f"{_pattern(MONEY)}/(?:{'|'.join(_BUDGETS)})"
 _MONEY = re.compile(MONEY_BUDGET)
@@ -159,6 +160,17 @@ def price(text: str) -> Decimal:
     if amount > MAX_PRICE:
         raise ValueError(f"is above the highest price, {MAX_PRICE}M/1M")
     return amount.normalize()
+
+
+def share(text: str) -> Decimal:
+    """Read a share of a price."""
+    if not re.fullmatch(SHARE, text):
+        raise ValueError("is no share, such as 0.5: a number from 0 to 1 with four decimals at most")
+    return Decimal(text).normalize()
+
+
+def show_share(share: Decimal) -> str:
+    return f"{share:f}"
 
 
 def show_number(value: float) -> str:

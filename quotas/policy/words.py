@@ -25,10 +25,13 @@ from quotas.policy.schema import (
     MODEL,
     NO_TEAM,
     OUTAGES,
+    TAG_NAME,
+    TAG_VALUE,
     TEAM_NAME,
     TENANT_NAME,
     UNNAMED,
     URL,
+    USAGE_PART,
 )
 from quotas.policy.section import one_of
 
@@ -59,6 +62,13 @@ class_name = partial(
 )
 key_id = partial(_matching, KEY_ID, "is no id of a key: 1 to 64 letters and digits")
 model = partial(_matching, MODEL, "is no name of a model: 1 to 256 characters of ASCII")
+tag_name = partial(_matching, TAG_NAME, "is no name of a tag: 1 to 32 letters, digits, dots, dashes and underscores")
+tag_value = partial(
+    _matching,
+    TAG_VALUE,
+    "is no value of a tag: 1 to 64 letters, digits, spaces and . _ : / @ -, the first a letter or digit",
+)
+usage_part = partial(_matching, USAGE_PART, "is no part of a request that use is told apart by: user, or metadata.NAME")
 currency = partial(_matching, CURRENCY, "is no currency such as USD (ISO 4217)")
 scope = one_of(SCOPES, "a scope")
 outage = one_of(OUTAGES, "an outage policy")

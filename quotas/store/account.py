@@ -20,20 +20,24 @@ from quotas.policy.limit import (
     PerSession,
     Rate,
     Resource,
+    TokenPrices,
 )
 from quotas.policy.policy import Outage
 from quotas.reservation import NO_USAGE, Ask, LimitState, Reservation, Usage
 from quotas.store.redis_link import number_word, word, words
 from quotas.store.scripts import Script, Source
 from quotas.store.zone_offsets import zone_offsets
+from quotas.usage_row import key_name
 
 SHORT_STRING_BYTES = 32  # below it, a string's length shares its type byte
 SMALL_INTEGER = 128  # below it, an integer is its type byte
 
 
-def packed(values: Sequence[int | str]) -> bytes:
-    """Pack an array of at most 65535 unsigned integers and strings of at most 65535 bytes as MessagePack."""
-    return b"\xdc" + len(values).to_bytes(2) + b"".join(map(_packed, values))
+def packed(values: Sequence[int | str], more: int = 0) -> bytes:
+    """Pack an array of at most 65535 unsigned integers and strings of at most 65535 bytes as MessagePack; `more` of
+    them follow.
+    """
+    return b"\xdc" + (len(values) + more).to_bytes(2) + b"".join(map(_packed, values))
 
 
 def _packed(value: int | str) -> bytes:
@@ -59,7 +63,6 @@ BY_TOKEN = frozenset({Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TO
 MAX_PERIOD_DAYS = {BudgetPeriod.DAY: 2, BudgetPeriod.WEEK: 8, BudgetPeriod.MONTH: 32}  # days, with a change of clocks
 IDLE_SESSION_SECONDS = 86_400.0  # after which a session begins anew
 SPARE_SECONDS = 3600.0  # that state outlives its last effect
-NO_KEY = "*"
 SOFT_CAPACITY = 2**53  # of a budget that refuses nothing: the most that the scripts count
 NUM_ARGUMENTS = 10  # as lua/account.lua names them
 
@@ -212,10 +215,12 @@ class QuotaAccount:
         self.last_levels: Levels | None = None
         self.last_used = 0.0  # by the replica's clock
         columns = self._columns()
-        self._spec = self._packed(columns[:4])
-        self._spec_word = words(self._spec)
+        self._kept_spec = packed(self._spec(columns[:4]), more=1)  # the row follows
         self._constants = words(
-            self._packed(columns), b"%d" % round(lease * 1e6), b"%d" % round(self.life * 1e3), replica_field(replica)
+            packed(self._spec(columns)),
+            b"%d" % round(lease * 1e6),
+            b"%d" % round(self.life * 1e3),
+            replica_field(replica),
         )
         self._heads: dict[tuple[Script, int], bytes] = {}
         self._figures = struct.Struct(f"<{1 + len(limits)}d")  # the time, and the used part of each limit
@@ -240,7 +245,7 @@ class QuotaAccount:
         if head is None:
             head = self._heads[script, len(rest)] = self._head(source, len(rest))
         asked = number_word(ask.requests), number_word(ask.input_tokens), number_word(ask.output_tokens)
-        call = head + _known(self.generation) + word(field) + b"".join(asked) + self._spec_word
+        call = head + _known(self.generation) + word(field) + b"".join(asked) + word(self._spec_of(ask))
         return call + words(*rest) if rest else call
 
     def settlement(self, source: Source, field: bytes, used: Usage) -> bytes:
@@ -304,7 +309,7 @@ class QuotaAccount:
         done = (booked.input_tokens, booked.cached_tokens, booked.output_tokens)
         return [
             tracked.field,
-            RECORD.pack(*asked, *done, tracked.first, tracked.last, tracked.last_output) + self._spec,
+            RECORD.pack(*asked, *done, tracked.first, tracked.last, tracked.last_output) + self._spec_of(ask),
         ]
 
     def _columns(self) -> list[list[int | str]]:
@@ -319,13 +324,18 @@ class QuotaAccount:
             [SOFT_CAPACITY if limit.is_soft else limit.capacity * scale for limit, scale in scaled],
         ]
 
-    def _packed(self, columns: Sequence[Sequence[int | str]]) -> bytes:
+    def _spec(self, columns: Sequence[Sequence[int | str]]) -> list[int | str]:
+        """Return what lua/spec.lua describes, with these columns."""
         own = len(self.scopes.get(self.state, ()))
         cells = [cell for column in columns for cell in column]
         for levels in (*self.shared, *([self.session] if self.session else ())):
             scope = self.scopes[levels]
             cells += [levels.decode(), len(scope), round(_life(scope) * 1e3)]
-        return packed([len(self.limits), own, key_name(self.key), *cells])
+        return [len(self.limits), own, key_name(self.key), *cells]
+
+    def _spec_of(self, ask: Ask) -> bytes:
+        """Return the spec as a reservation keeps it, with the row of the ledger in which its use is booked."""
+        return self._kept_spec + _packed(ask.row or key_name(self.key))
 
     def _head(self, source: Source, extra: int) -> bytes:
         keys = [self.state, *(levels for levels in self.scopes if levels != self.state)]
@@ -335,10 +345,6 @@ class QuotaAccount:
 
 
 _known = lru_cache(maxsize=1024)(word)  # of a generation, which outlives many calls
-
-
-def key_name(key: str | None) -> str:
-    return NO_KEY if key is None else quote(key, safe="", errors="surrogatepass")
 
 
 def _owner(limit: Limit) -> tuple[str | None, ...]:
@@ -351,9 +357,11 @@ def _least(limits: Iterable[Limit]) -> float:
 
 def _letter(limit: Limit) -> str:
     """The letter of what is counted; of cost, the prices follow it, so that a reservation keeps those of its time."""
-    if limit.prices is None:
-        return LETTERS[limit.resource]
-    return f"m{limit.prices.input},{limit.prices.cached_input},{limit.prices.output}"
+    return LETTERS[limit.resource] if limit.prices is None else letter_of_money(limit.prices)
+
+
+def letter_of_money(prices: TokenPrices) -> str:
+    return f"m{prices.input},{prices.cached_input},{prices.output}"
 
 
 def _window(limit: Limit) -> int | str:

@@ -3,18 +3,23 @@
 A tenant has `sluice:{tenant}:files` and `:files:order` (lua/put_file.lua), `:batches`, its batches by the time of their
 making, and `:batches:open`, its open ones (lua/open_batch.lua). A batch is a hash, `:batch:<id>`: what its
 client sent, sealed; its status, times and counts; `lease` and `epoch`, by which one replica at a time has it
-(lua/claim_batch.lua). Beside it, `:batch:<id>:lines` has the done lines by number (lua/finish_line.lua). The set
-`sluice:batches` names the tenants that have had batches. Another tenant's id is answered as an unknown one.
+(lua/claim_batch.lua). Beside it, `:batch:<id>:lines` has the done lines by number (lua/finish_line.lua). The sorted set
+`sluice:batches` has the open batches of all tenants by when their lease ends, so that a replica finds those that nobody
+has by one read: it may be behind the batches, which decide. Another tenant's id is answered as an unknown one.
 """
 
+import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from quotas.errors import QuotaError
+from quotas.policy.limit import TokenPrices
 from quotas.store.account import PREFIX, state_key
 from quotas.store.scripts import Script, ScriptRunner
 
-_TENANTS = f"{PREFIX}:batches".encode()
+_INDEX = f"{PREFIX}:batches".encode()
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 SCANNED = 500  # lines or files asked for at once
 LEAST_FILE_BYTES = 4096  # that a file counts as: without, a tenant's bytes would be millions of records in the store
@@ -36,6 +41,9 @@ class FinishedLine(NamedTuple):
     number: int
     is_completed: bool
     reasoning_tokens: int
+    row: str | None = None  # of the ledger, in which its use is booked
+    result_bytes: int = 0
+    prices: TokenPrices | None = None  # of tokens in batches
 
 
 class BatchStore:
@@ -54,6 +62,14 @@ class BatchStore:
         """
         words = (name, max(size, LEAST_FILE_BYTES), round(expires * 1e6), record, most)
         return await self._ask(Script.PUT_FILE, self._file_keys(tenant), *words) == "ok"
+
+    async def put_results(
+        self, tenant: str, name: str, size: int, expires: float, record: str, batch: str, epoch: int
+    ) -> bool:
+        """Keep the record of a file of results, whose bytes count already. Returns False if the lease is lost."""
+        words = (name, max(size, LEAST_FILE_BYTES), round(expires * 1e6), record, 2**53, epoch)
+        keys = (*self._file_keys(tenant), self._batch_key(tenant, batch))
+        return await self._ask(Script.PUT_FILE, keys, *words) == "ok"
 
     async def file(self, tenant: str, name: str) -> str | None:
         """The record of a file."""
@@ -77,17 +93,20 @@ class BatchStore:
         return await self._ask(Script.DELETE_FILE, self._file_keys(tenant), name) == "ok"
 
     async def file_bytes(self, tenant: str) -> int:
-        """The bytes of all of the tenant's files."""
+        """The bytes of all of the tenant's files, and of the results of its open batches."""
         return int(await self._execute(b"HGET", self._file_keys(tenant)[0], "") or 0)
 
     # batches
 
     async def open(self, tenant: str, name: str, fields: Mapping[str, str], most: int) -> bool:
         """Open a batch. Returns False if the tenant has `most` open ones."""
-        await self._execute(b"SADD", _TENANTS, quote(tenant, safe="", errors="surrogatepass"))
+        await self._execute(b"ZADD", _INDEX, 0, _entry(tenant, name))
         words = [word for field in fields.items() for word in field]
         keys = (self._batch_key(tenant, name), self._of(tenant, "batches"), self._of(tenant, "batches:open"))
-        return await self._ask(Script.OPEN_BATCH, keys, name, most, *words) == "ok"
+        is_open = await self._ask(Script.OPEN_BATCH, keys, name, most, *words) == "ok"
+        if not is_open:
+            await self.forget(tenant, name)
+        return is_open
 
     async def batch(self, tenant: str, name: str) -> Fields | None:
         words = [one.decode() for one in await self._execute(b"HGETALL", self._batch_key(tenant, name))]
@@ -103,9 +122,22 @@ class BatchStore:
         return [(name, one) for name, one in found if one is not None]
 
     async def open_batches(self) -> list[tuple[str, str]]:
-        """The tenant and the id of every batch that has not ended."""
-        tenants = [unquote(one.decode(), errors="surrogatepass") for one in await self._execute(b"SMEMBERS", _TENANTS)]
-        return [(tenant, name) for tenant in sorted(tenants) for name in await self.open_of(tenant)]
+        """The tenant and the id of every batch that has not ended, and perhaps of some that have."""
+        return [_opened(one) for one in await self._execute(b"ZRANGE", _INDEX, 0, -1)]
+
+    async def unclaimed(self) -> list[tuple[str, str]]:
+        """Those whose lease has run out, as far as the index knows."""
+        return [_opened(one) for one in await self._execute(b"ZRANGEBYSCORE", _INDEX, b"-inf", time.time())]
+
+    async def forget(self, tenant: str, name: str) -> None:
+        """Take a batch that is not open out of the index."""
+        with suppress(QuotaError):  # a replica that finds it closed tries again
+            await self._execute(b"ZREM", _INDEX, _entry(tenant, name))
+
+    async def _noted(self, tenant: str, name: str, lease: float) -> None:
+        """Note in the index for how many seconds nobody has to look for a batch."""
+        with suppress(QuotaError):  # others look for it in vain until it is noted
+            await self._execute(b"ZADD", _INDEX, b"XX", time.time() + lease, _entry(tenant, name))
 
     async def open_of(self, tenant: str) -> list[str]:
         """The ids of the tenant's batches that have not ended."""
@@ -114,7 +146,10 @@ class BatchStore:
     async def claim(self, tenant: str, name: str) -> int:
         """Take the lease of a batch. Returns its epoch; 0 while another replica has it."""
         keys = (self._batch_key(tenant, name),)
-        return int(await self._ask(Script.CLAIM_BATCH, keys, round(self.lease * 1e6)))
+        epoch = int(await self._ask(Script.CLAIM_BATCH, keys, round(self.lease * 1e6)))
+        if epoch:
+            await self._noted(tenant, name, self.lease)
+        return epoch
 
     async def update(
         self,
@@ -135,9 +170,14 @@ class BatchStore:
         words = [word for field in fields.items() for word in field]
         allowed = f",{','.join(statuses)}," if statuses else ""
         life = "" if kept is None else round(kept * 1e6)
-        keys = (self._batch_key(tenant, name), self._of(tenant, "batches:open"))
+        keys = (self._batch_key(tenant, name), self._of(tenant, "batches:open"), self._of(tenant, "files"))
         told = (name, "" if epoch is None else epoch, lease, allowed, life, *words)
-        return await self._ask(Script.UPDATE_BATCH, keys, *told) == "ok"
+        is_done = await self._ask(Script.UPDATE_BATCH, keys, *told) == "ok"
+        if is_done and kept is not None:
+            await self.forget(tenant, name)
+        elif is_done and epoch is not None:
+            await self._noted(tenant, name, 0.0 if is_given_back else self.lease)
+        return is_done
 
     async def done_lines(self, tenant: str, name: str) -> dict[int, DoneLine]:
         """The done lines of a batch by number, which counts from 0."""
@@ -167,7 +207,7 @@ class BatchStore:
     async def _ask(self, script: Script, keys: tuple[bytes, ...], *words: str | int) -> str:
         return (await self._runner.call(script, keys, *[str(one).encode() for one in words]))[0].decode()
 
-    async def _execute(self, *words: str | bytes | int):  # type: ignore[no-untyped-def]  # as the command answers
+    async def _execute(self, *words: str | bytes | float):  # type: ignore[no-untyped-def]  # as the command answers
         return await self._runner.client.execute(*[w if isinstance(w, bytes) else str(w).encode() for w in words])
 
     @staticmethod
@@ -179,3 +219,12 @@ class BatchStore:
 
     def _batch_key(self, tenant: str, name: str) -> bytes:
         return self._of(tenant, f"batch:{name}")
+
+
+def _entry(tenant: str, name: str) -> str:
+    return f"{quote(tenant, safe='', errors='surrogatepass')} {name}"
+
+
+def _opened(entry: bytes) -> tuple[str, str]:
+    tenant, _, name = entry.decode().partition(" ")
+    return unquote(tenant, errors="surrogatepass"), name

@@ -17,15 +17,22 @@ from quotas.store.account import QuotaAccount, TrackedReservation
 from quotas.store.replica import ReplicaReservations, all_of, in_order
 from quotas.store.replica_name import ReplicaName
 from quotas.store.slices import Slice, Slices
+from quotas.usage_row import rest_name
+
+MAX_OPEN_CHARGES = 10_000  # rows; the use of further users and tags is summed up
 
 
 @dataclass(slots=True)
 class DeferredCharge:
-    """Usage of one account not yet charged by the store; `parts` are its amounts by slice."""
+    """Usage of one row of an account not yet charged by the store; `parts` are its amounts by slice."""
 
     ordinal: int
     used: Usage = NOTHING
     parts: dict[Slice, Usage] = field(default_factory=dict)
+
+
+Payer = tuple[QuotaAccount, str | None]
+"""An account and a row of its ledger."""
 
 
 class DeferredCharges:
@@ -33,16 +40,19 @@ class DeferredCharges:
 
     def __init__(self, replica: ReplicaReservations) -> None:
         self._replica = replica
-        self._names: dict[QuotaAccount, bytes] = {}  # the sender's name in the store
-        self._open: dict[QuotaAccount, DeferredCharge] = {}
-        self._sent: dict[QuotaAccount, DeferredCharge] = {}  # perhaps charged: they no longer change
+        self._names: dict[Payer, bytes] = {}  # the sender's name in the store
+        self._open: dict[Payer, DeferredCharge] = {}
+        self._sent: dict[Payer, DeferredCharge] = {}  # perhaps charged: they no longer change
         self._ordinal = 0
 
-    def add(self, account: QuotaAccount, used: Usage, slices: Sequence[Slice]) -> None:
-        if account not in self._open:
+    def add(self, account: QuotaAccount, row: str | None, used: Usage, slices: Sequence[Slice]) -> None:
+        if row is not None and (account, row) not in self._open and len(self._open) >= MAX_OPEN_CHARGES:
+            row = rest_name(row)
+        payer = account, row
+        if payer not in self._open:
             self._ordinal += 1
-            self._open[account] = DeferredCharge(self._ordinal)
-        charge = self._open[account]
+            self._open[payer] = DeferredCharge(self._ordinal)
+        charge = self._open[payer]
         charge.used += used
         for slice_ in slices:
             charge.parts[slice_] = charge.parts.get(slice_, NOTHING) + used
@@ -53,17 +63,17 @@ class DeferredCharges:
 
     async def flush(self) -> None:
         """Send every charge. Raises `StoreUnavailable` for unsent ones, which are kept for the next call."""
-        await all_of(self._pay(account) for account in {**self._sent, **self._open})
+        await all_of(self._pay(payer) for payer in {**self._sent, **self._open})
 
-    async def _pay(self, account: QuotaAccount) -> None:
-        name = self._names.setdefault(account, f"a:{self._replica.next_id()}".encode())
-        while charge := self._sent.get(account) or self._open.pop(account, None):
-            self._sent[account] = charge
-            await self._replica.charge(account, name, charge.ordinal, charge.used)
-            del self._sent[account]
+    async def _pay(self, payer: Payer) -> None:
+        name = self._names.setdefault(payer, f"a:{self._replica.next_id()}".encode())
+        while charge := self._sent.get(payer) or self._open.pop(payer, None):
+            self._sent[payer] = charge
+            await self._replica.charge(*payer, name, charge.ordinal, charge.used)
+            del self._sent[payer]
             for slice_, used in charge.parts.items():
                 slice_.charged(used)
-        del self._names[account]
+        del self._names[payer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class OutageFallback:
         self._replica.forget(account, tracked)
         for slice_ in local.slices:
             slice_.return_unused(tracked.reservation.ask, used)
-        self._deferred.add(account, used, local.slices)
+        self._deferred.add(account, tracked.reservation.ask.row, used, local.slices)
 
     async def reconcile(self) -> None:
         """Hand local reservations over to the store, send deferred charges and renew slices, with each heartbeat.

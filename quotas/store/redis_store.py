@@ -14,9 +14,9 @@ A tenant has one hash, `sluice:{tenant}`:
     alert:<limit>:<percent>:..   an alert of a budget: who sends it, or how it ended (quotas/store/budget_alerts.py)
 
 beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:session:<digest>`, those of one session,
-`:usage:<day>`, the ledger, `:booked`, the last ordinal that each replica booked, `:kv`, the leases of KV memory,
-`:done`, what the latest calls did, and what is stored of /v1/responses (`quotas.store.responses`). State that no longer
-differs from none expires.
+`:usage:<day>`, the ledger by row (`quotas.usage_row`), `:booked`, the last ordinal that each replica booked, `:kv`, the
+leases of KV memory, `:done`, what the latest calls did, and what is stored of /v1/responses (`quotas.store.responses`).
+State that no longer differs from none expires. `sluice:running:<day>` has the microseconds for which each process ran.
 
 A team has such a hash, `sluice:{team:<team>}`, for levels and slices of its limits; reservations are in their tenants'.
 
@@ -35,7 +35,7 @@ from os import urandom
 from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
 from quotas.policy.policy import Outage
-from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
+from quotas.reservation import NOTHING, Ask, Delivered, LimitState, Reservation, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key, team_state_key
 from quotas.store.announcements import Announcements
 from quotas.store.batches import BatchStore, FinishedLine
@@ -47,6 +47,7 @@ from quotas.store.responses import ResponseStore
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.served_sums import ServedSums
 from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
+from quotas.usage_row import key_name
 
 LEASE_SECONDS = 30.0
 TIMEOUT_SECONDS = 0.25
@@ -180,7 +181,7 @@ class RedisStore:
         if (found := self._replica.find(reservation.id)) is None:
             raise ValueError(f"reservation {reservation.id} was settled: it cannot be extended")
         account, tracked = found
-        more = Ask(0, 0, more_output)
+        more = Ask(0, 0, more_output, row=reservation.ask.row)
         account.refuse_unfit(more)
         try:
             if tracked.is_local:
@@ -290,9 +291,11 @@ class RedisStore:
         account = QuotaAccount("", None, limits, self._replica.id, self.lease, team_state_key(team).encode())
         return account.states(await self._replica.levels(account))
 
-    def book(self, tenant: str, key: str | None, usage: Usage) -> None:
-        """Book usage that no limit counted; the next `heartbeat` sends it."""
-        self._ledger.add(tenant, key, usage)
+    def book(self, tenant: str, key: str | None, usage: Usage, row: str | None = None) -> None:
+        """Book usage that no limit counted, in a row of the ledger, by default its key's; the next `heartbeat` sends
+        it.
+        """
+        self._ledger.add(tenant, row or key_name(key), usage)
 
     async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
         """Lease up to `wanted` of the `limit` bytes of KV memory of the tenant over all replicas, in place of the
@@ -317,7 +320,7 @@ class RedisStore:
 
     def responses(self) -> ResponseStore:
         """Return the tenants' stored responses."""
-        return ResponseStore(self._runner)
+        return ResponseStore(self._runner, self.lease)
 
     def batches(self) -> BatchStore:
         """Return the tenants' files and batches."""
@@ -344,12 +347,23 @@ class RedisStore:
 
     async def usage(self, tenant: str, day: date) -> dict[str | None, Usage]:
         """Return the usage of each of the tenant's keys on a UTC day; None stands for requests without a key."""
-        (usage,) = await self._ledger.of([(tenant, day)])
+        (rows,) = await self._ledger.of([(tenant, day)])
+        usage = dict[str | None, Usage]()
+        for row, used in rows.items():
+            usage[row.key] = usage.get(row.key, NOTHING) + used
         return usage
 
     async def usages(self, ledgers: Iterable[Ledger]) -> list[Batch]:
-        """Return the usage by key of each of these tenants on its day, asked for together."""
+        """Return the usage by row of each of these tenants on its day, asked for together."""
         return await self._ledger.of(ledgers)
+
+    async def book_running(self, day: date, seconds: float) -> None:
+        """Book for how long this process has run on a UTC day: see `UsageLedger`."""
+        await self._ledger.book_running(day, seconds)
+
+    async def running(self, days: Iterable[date]) -> list[float]:
+        """The seconds for which all replicas have run on each of these UTC days: see `UsageLedger`."""
+        return await self._ledger.running(days)
 
     async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
         """The tenants and UTC days of the server's ledgers: see `UsageLedger`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from quotas.errors import ConnectionLost, NotSent, QuotaError, StoreFault, StoreUnavailable
 from quotas.reservation import NOTHING, Ask, Attempt, Usage
-from quotas.store.account import Levels, QuotaAccount, TrackedReservation, replica_field
+from quotas.store.account import Levels, QuotaAccount, TrackedReservation, letter_of_money, replica_field
 from quotas.store.batches import FinishedLine
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
@@ -97,9 +97,9 @@ class ReplicaReservations:
         """
         return Levels.of(await self._decide(Script.SLICE, account, NO_ASK, field, _numbers(*numbers))).numbers
 
-    async def charge(self, account: QuotaAccount, sender: bytes, ordinal: int, used: Usage) -> None:
-        """Charge and book usage that was not reserved, once for each ordinal of the sender."""
-        ask = Ask(used.requests, used.input_tokens, used.output_tokens)
+    async def charge(self, account: QuotaAccount, row: str | None, sender: bytes, ordinal: int, used: Usage) -> None:
+        """Charge usage that was not reserved, and book it in a row, once for each ordinal of the sender."""
+        ask = Ask(used.requests, used.input_tokens, used.output_tokens, row=row)
         rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
 
@@ -107,8 +107,10 @@ class ReplicaReservations:
         """See `RedisStore.finish_line`."""
         numbers = _numbers(used.requests, used.cached_tokens, round(used.kv_byte_seconds), line.reasoning_tokens)
         how = b"completed" if line.is_completed else b"failed"
-        rest = (line.batch.encode(), *_numbers(line.epoch, line.number), how, *numbers)
-        ask = Ask(0, used.input_tokens, used.output_tokens)
+        money = b"" if line.prices is None else letter_of_money(line.prices).encode()
+        place = line.batch.encode(), *_numbers(line.epoch, line.number), how
+        rest = (*place, *numbers, *_numbers(line.result_bytes), money)
+        ask = Ask(0, used.input_tokens, used.output_tokens, row=line.row)
         answer = await self._decide(Script.FINISH_LINE, account, ask, b"-", rest)
         account.remember(answer)
         return answer[0] == b"OK"

@@ -44,6 +44,7 @@ class Script(StrEnum):
     STORE_RESPONSE = "store_response"
     READ_RESPONSE = "read_response"
     DELETE_RESPONSE = "delete_response"
+    OPEN_RESPONSE = "open_response"
     PUT_FILE = "put_file"
     DELETE_FILE = "delete_file"
     OPEN_BATCH = "open_batch"
@@ -74,6 +75,7 @@ PARTS = {
     Script.STORE_RESPONSE: ("clock", "responses"),
     Script.READ_RESPONSE: ("clock",),
     Script.DELETE_RESPONSE: ("responses", "once"),
+    Script.OPEN_RESPONSE: ("clock", "life"),
     Script.PUT_FILE: ("clock",),
     Script.DELETE_FILE: (),
     Script.OPEN_BATCH: ("clock",),

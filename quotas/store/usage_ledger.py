@@ -1,5 +1,8 @@
-"""The ledger: the usage of tenants, by API key and UTC day."""
+"""The ledger: the usage of tenants by UTC day and row. A row is of an API key, a model and a class, and of a user and
+tags as far as the tenant's policy asks. Beside it: for how long replicas have run, by UTC day.
+"""
 
+import asyncio
 import re
 import struct
 from collections import deque
@@ -12,22 +15,31 @@ from redis.exceptions import NoPermissionError
 from quotas.errors import StoreUnsuitable
 from quotas.policy.limit import EPOCH
 from quotas.reservation import NOTHING, Usage
-from quotas.store.account import NO_KEY, PREFIX, key_name, state_key
+from quotas.store.account import PREFIX, state_key
 from quotas.store.redis_link import command
 from quotas.store.replica import all_of
 from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
+from quotas.usage_row import UsageRow, rest_name, row_of
 
-ENTRY = struct.Struct("<5d")  # of lua/ledger.lua
+ENTRY = struct.Struct("<6d")  # of lua/ledger.lua
+OLD_ENTRY = struct.Struct("<5d")  # without engine time
 PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
+IN_BATCHES = b"/batch"  # ends the name of a row of use in batches (lua/finish_line.lua); no part of a name has a slash
 KEYS_PER_SCAN = b"200"  # scanned at once, so that other calls do not wait
+WORDS_PER_TURN = 400  # of answers, which are read on the event loop in a millisecond
+MAX_BATCH_ROWS = 1000  # of a tenant, while the store is away or until the next flush; further ones are summed up
+LEDGER_LIFE_SECONDS = b"%d" % (400 * 86400)
 
 Ledger = tuple[str, date]
 """The tenant and the UTC day of a ledger."""
 
-Batch = dict[str | None, Usage]
-"""The usage of one tenant by API key."""
+Batch = dict[UsageRow, Usage]
+"""The usage of one tenant by row."""
+
+Open = dict[str, Usage]
+"""The usage of one tenant by the name of its row, to be booked."""
 
 
 class UsageLedger:
@@ -40,13 +52,13 @@ class UsageLedger:
         self._runner = runner
         self._replica = name.id.encode()
         self._ordinal = name.first_ordinal
-        self._open: dict[str, Batch] = {}  # by tenant
-        self._closed: dict[str, deque[tuple[int, Batch]]] = {}  # by tenant, in order: sent, or next
+        self._open: dict[str, Open] = {}  # by tenant
+        self._closed: dict[str, deque[tuple[int, Open]]] = {}  # by tenant, in order: sent, or next
+        self._process = f"{name.id}.{name.first_ordinal}".encode()
 
-    def add(self, tenant: str, key: str | None, usage: Usage) -> None:
-        """Add usage, to be booked by the next `flush`."""
-        batch = self._open.setdefault(tenant, {})
-        batch[key] = batch.get(key, NOTHING) + usage
+    def add(self, tenant: str, row: str, usage: Usage) -> None:
+        """Add usage of a row, by its name, to be booked by the next `flush`."""
+        _add(self._open.setdefault(tenant, {}), row, usage)
 
     async def flush(self) -> None:
         """Book the added usage. Raises `StoreUnavailable`; unbooked usage is kept for the next call."""
@@ -56,10 +68,12 @@ class UsageLedger:
         await all_of(map(self._send, list(self._closed)))
 
     async def of(self, ledgers: Iterable[Ledger]) -> list[Batch]:
-        """The usage in each of these ledgers, by key; None stands for requests without a key."""
+        """The usage in each of these ledgers, by row."""
         names = (f"{state_key(tenant)}:usage:{(day - EPOCH).days}".encode() for tenant, day in ledgers)
         answers = await self._runner.client.send_all(command(b"HGETALL", name) for name in names)
-        return [dict(map(_entry, words[::2], words[1::2])) for words in answers]
+        if sum(map(len, answers)) > WORDS_PER_TURN:
+            return await asyncio.to_thread(_batches, answers)
+        return _batches(answers)
 
     async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
         """The tenants and UTC days of this period with a ledger, in no order.
@@ -81,7 +95,20 @@ class UsageLedger:
             if cursor == b"0":
                 return list(found)
 
-    def _close(self, tenant: str, batch: Batch) -> None:
+    async def book_running(self, day: date, seconds: float) -> None:
+        """Book for how long this process has run on a UTC day, in all. Raises `StoreUnavailable`."""
+        name = _running_name(day)
+        await self._runner.client.execute(b"HSET", name, self._process, b"%d" % round(seconds * 1e6))
+        await self._runner.client.execute(b"EXPIRE", name, LEDGER_LIFE_SECONDS)
+
+    async def running(self, days: Iterable[date]) -> list[float]:
+        """The seconds for which all replicas together have run, on each of these UTC days. Raises
+        `StoreUnavailable`.
+        """
+        answers = await self._runner.client.send_all(command(b"HGETALL", _running_name(day)) for day in days)
+        return [sum(map(int, times[1::2])) / 1e6 for times in answers]
+
+    def _close(self, tenant: str, batch: Open) -> None:
         """Queue a batch. The first queued one may have been sent, and stays as it is; later usage joins the last while
         the store is away.
         """
@@ -90,18 +117,22 @@ class UsageLedger:
             self._ordinal += 1
             batches.append((self._ordinal, {}))
         _, last = batches[-1]
-        for key, usage in batch.items():
-            last[key] = last.get(key, NOTHING) + usage
+        for row, usage in batch.items():
+            _add(last, row, usage)
 
     async def _send(self, tenant: str) -> None:
         batches = self._closed[tenant]
         while batches:
             ordinal, batch = batches[0]
-            entries = [word for key, usage in batch.items() for word in (key_name(key).encode(), *_numbers(usage))]
+            entries = [word for row, usage in batch.items() for word in (row.encode(), *_numbers(usage))]
             state = state_key(tenant).encode()
             await self._runner.call(Script.BOOK, (state,), self._replica, b"%d" % ordinal, *entries)
             batches.popleft()
         del self._closed[tenant]
+
+
+def _batches(answers: Iterable[list[bytes]]) -> list[Batch]:
+    return [_usage_by_row(words) for words in answers]
 
 
 def _named(names: list[bytes]) -> Iterator[Ledger]:
@@ -110,11 +141,28 @@ def _named(names: list[bytes]) -> Iterator[Ledger]:
             yield unquote(match[1].decode()), EPOCH + timedelta(days=int(match[2]))
 
 
+def _running_name(day: date) -> bytes:
+    return f"{PREFIX}:running:{(day - EPOCH).days}".encode()
+
+
+def _add(batch: Open, row: str, usage: Usage) -> None:
+    if row not in batch and len(batch) >= MAX_BATCH_ROWS:
+        row = rest_name(row)
+    batch[row] = batch.get(row, NOTHING) + usage
+
+
 def _numbers(usage: Usage) -> tuple[bytes, ...]:
     counts = (usage.requests, usage.input_tokens, usage.cached_tokens, usage.output_tokens)
-    return tuple(b"%d" % count for count in (*counts, round(usage.kv_byte_seconds)))
+    return tuple(b"%d" % count for count in (*counts, round(usage.kv_byte_seconds), round(usage.engine_seconds * 1e6)))
 
 
-def _entry(key: bytes, text: bytes) -> tuple[str | None, Usage]:
-    requests, input_tokens, cached, output, kv = map(int, ENTRY.unpack(text))
-    return None if key == NO_KEY.encode() else unquote(key), Usage(input_tokens, output, cached, kv, requests)
+def _usage_by_row(words: list[bytes]) -> Batch:
+    found: Batch = {}
+    for name, text in zip(words[::2], words[1::2], strict=True):
+        numbers = ENTRY.unpack(text) if len(text) == ENTRY.size else (*OLD_ENTRY.unpack(text), 0)
+        requests, input_tokens, cached, output, kv, engine = map(int, numbers)
+        in_batch = (input_tokens, output, cached) if name.endswith(IN_BATCHES) else ()
+        row = row_of(name.removesuffix(IN_BATCHES).decode())
+        used = Usage(input_tokens, output, cached, kv, requests, engine / 1e6, *in_batch)
+        found[row] = found.get(row, NOTHING) + used
+    return found

@@ -5,6 +5,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 POLICY = """
 tenants:
   acme: {limits: {tokens: 10M/min, concurrent_requests: 2}}
-  globex: {}
+  globex: {price: {input: 1/1M, output: 2/1M, currency: EUR, batch: 0.5}}
   small: {batches: {file_bytes: 20kB, lines: 3, open: 1}}
   none: {batches: {file_bytes: 0B}}
 """
@@ -127,6 +128,8 @@ def test_every_endpoint_of_a_line_and_the_ledger_adds_up(site: TenantSite) -> No
     assert {name: used[name] for name in ("input_tokens", "output_tokens")} == {
         name: total[name] for name in ("input_tokens", "output_tokens")
     }
+    costs = [row["costs"] for row in site.server.admin("usage")["rows"] if row["tenant"] == "globex"]
+    assert sum(Decimal(cost["EUR"]) for cost in costs) * 10**6 * 2 == total["input_tokens"] + 2 * total["output_tokens"]
 
 
 PROBLEMS: tuple[tuple[list[Any], str, int | None, str | None], ...] = (

@@ -206,6 +206,20 @@ def test_when_a_client_comes_again_is_told_to_the_core(site: Site, seconds: str 
     eventually(lambda: told() == [seconds and float(seconds)])
 
 
+def test_a_mark_for_caches_is_told_to_the_core_and_creates_nothing_that_is_charged(site: Site) -> None:
+    asked = {"model": "embedded", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
+    message = site.server.post(
+        "/v1/messages", key=site.keys["gamma"], cache_control={"type": "ephemeral"}, **asked
+    ).json()
+    assert message["usage"]["cache_creation_input_tokens"] == 0
+
+    def told() -> list[float | None]:
+        entries = (json.loads(line) for line in read_event_log(site.log))
+        return [entry[17] for entry in entries if entry[0] == "arrive" and entry[2].startswith(message["id"])]
+
+    eventually(lambda: told() == [300.0])
+
+
 @pytest.mark.parametrize("seconds", ["0", "3600.5", "soon", "-1", "1e2", ""])
 def test_a_malformed_follow_up_time_is_refused_by_name(site: Site, seconds: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:

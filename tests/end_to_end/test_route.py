@@ -90,6 +90,19 @@ def test_each_dialect_goes_through_it(site: FleetSite) -> None:
     asked: Any = {"model": "embedded", "input": "Count from 3 to 12.", "temperature": 0}
     with client.responses.stream(**asked) as stream:
         assert stream.get_final_response().output_text == client.responses.create(**asked).output_text
+    talk = client.conversations.create(items=[{"role": "system", "content": "Be exact."}])
+    behind = client.responses.create(**asked, background=True, conversation=talk.id)
+    for replica in site.replicas:
+        direct = site.client("acme", replica.url).responses
+        eventually(lambda direct=direct: direct.retrieve(behind.id).status == "completed")
+    (first, *_) = client.conversations.items.list(talk.id).data
+    assert client.conversations.items.retrieve(first.id, conversation_id=talk.id) == first
+    with client.responses.create(**asked, background=True, stream=True) as begun:
+        event = next(begun)
+    assert event.type == "response.created"
+    with client.responses.retrieve(event.response.id, stream=True, starting_after=0) as rest:
+        *_, last = rest
+    assert last.type == "response.completed" and "10, 11, 12" in last.response.output_text
     key = {"x-api-key": site.keys["acme"]}
     body = BODY | {"max_tokens": 60, "temperature": 0}
     whole, events = (

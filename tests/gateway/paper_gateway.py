@@ -56,6 +56,7 @@ from quotas.policy.limit import Limit, Rate, Resource
 from quotas.policy.policy import CLASSES, DEFAULTS
 from quotas.quotas import Quotas
 from quotas.store.responses import ResponseStore
+from quotas.stored import Stored
 from tests.backend.paper_device import PaperDevice
 from tests.gateway.paper_store import PaperStore
 
@@ -105,9 +106,9 @@ class PaperResponses:
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
 
-    async def store(self, tenant: str, response: str, previous: str | None, contents: bytes, limits: object) -> bool:
+    async def store(self, tenant: str, response: str, previous: str | None, contents: bytes, *limits: object) -> Stored:
         self.stored[response] = contents
-        return True
+        return "ok"
 
     async def read(self, tenant: str, response: str) -> bytes | None:
         return self.stored.get(response)

@@ -42,11 +42,16 @@ ROUTES = frozenset(
         "/v1/responses/{response}/input_items", "/v1/responses/{response}/cancel", "/v1/embeddings", "/v1/score",
         "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/openapi.json", "/docs",
         "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content",
+        "/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items",
+        "/v1/conversations/{conversation_id}/items/{item_id}",
         "/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel",
     }
 )  # fmt: skip
-_ONE = re.compile(r"^/v1/(responses|files|batches)/[^/]+")
-_NAMES = {"responses": "{response}", "files": "{file_id}", "batches": "{batch_id}"}
+_ONE = re.compile(r"^/v1/(responses|conversations|files|batches)/[^/]+")
+_ITEM = re.compile(r"/items/[^/]+$")
+_NAMES = {
+    "responses": "{response}", "conversations": "{conversation_id}", "files": "{file_id}", "batches": "{batch_id}"
+}  # fmt: skip
 UNKNOWN = "{unknown}"  # the route of paths that no endpoint answers
 _CUT_SHORT = {
     FinishReason.CANCELLED: "cancelled",
@@ -255,6 +260,7 @@ class RequestTrace:
 def _route(path: str) -> str:
     """Return the path's route, without its variable parts: clients cannot make new span names."""
     route = "/v1/models/{model}" if path.startswith("/v1/models/") else _ONE.sub(_unnamed, path)
+    route = _ITEM.sub("/items/{item_id}", route)
     return route if route in ROUTES else UNKNOWN
 
 

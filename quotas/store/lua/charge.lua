@@ -5,7 +5,7 @@ local booked = KEYS[1] .. ':booked'
 cost.c, cost.cached = 0, tonumber(ARGV[REST + 2])
 local writes, before, after = charged()
 if tonumber(redis.call('HGET', booked, ARGV[6]) or 0) >= tonumber(ARGV[REST + 1]) then return reply('OK', before) end
-book(KEYS[1], now, spec[SPEC], cost.r, cost.i, cost.cached, cost.o, tonumber(ARGV[REST + 3]))
+book(KEYS[1], now, row_of(cmsgpack.unpack(ARGV[10])), cost.r, cost.i, cost.cached, cost.o, tonumber(ARGV[REST + 3]))
 redis.call('HSET', booked, ARGV[6], ARGV[REST + 1])
 redis.call('EXPIRE', booked, 86400)
 write(writes, true)

@@ -1,13 +1,22 @@
-local ENTRY, LEDGER_LIFE = '<ddddd', 400 * 86400 -- seconds
+local ENTRY, ENTRY_SIZE, LEDGER_LIFE = '<dddddd', 48, 400 * 86400 -- seconds
 
--- Add to what the key of a tenant has used today, in UTC: requests, input, cached, output, KV byte seconds. What is taken
--- back is negative.
-local function book(tenant, now, key, r, i, c, o, kv)
-  if r == 0 and i == 0 and c == 0 and o == 0 and kv == 0 then return end
+-- Add to what a row of a tenant's ledger has used today, in UTC: requests, input, cached, output, KV byte seconds, and
+-- microseconds of the engine, if any. What is taken back is negative. A row is named as quotas/usage_row.py says; a
+-- number before its name is how many rows the ledger has before such rows are summed up.
+local function book(tenant, now, row, r, i, c, o, kv, us)
+  us = us or 0
+  if r == 0 and i == 0 and c == 0 and o == 0 and kv == 0 and us == 0 then return end
   local ledger = tenant .. ':usage:' .. int(floor(now / DAY))
-  local entry = redis.call('HGET', ledger, key)
-  local br, bi, bc, bo, bkv = 0, 0, 0, 0, 0
-  if entry then br, bi, bc, bo, bkv = struct.unpack(ENTRY, entry) end
-  redis.call('HSET', ledger, key, pack(ENTRY, br + r, bi + i, bc + c, bo + o, bkv + kv))
+  local most, name = row:match('^(%d+) (.*)$')
+  name = name or row
+  local entry = redis.call('HGET', ledger, name)
+  if most and not entry and redis.call('HLEN', ledger) >= tonumber(most) then
+    name = name:match('^[^|]*|[^|]*|[^|]*|') .. '*' .. (name:match('/batch$') or '') -- use in batches has prices of its own
+    entry = redis.call('HGET', ledger, name)
+  end
+  local br, bi, bc, bo, bkv, bus = 0, 0, 0, 0, 0, 0
+  if entry and #entry < ENTRY_SIZE then entry = entry .. pack('<d', 0) end -- of an older version
+  if entry then br, bi, bc, bo, bkv, bus = struct.unpack(ENTRY, entry) end
+  redis.call('HSET', ledger, name, pack(ENTRY, br + r, bi + i, bc + c, bo + o, bkv + kv, bus + us))
   if not entry then redis.call('EXPIRE', ledger, LEDGER_LIFE) end
 end

@@ -12,5 +12,5 @@ give_back(KEYS[1], record, r, i, c, o)
 remove(KEYS[1], ARGV[1])
 local now = max(clock(), tonumber(last_seen or 0))
 local input, cached, output = max(i - record.input, 0), max(c - record.cached, 0), max(o - record.output, 0)
-book(KEYS[1], now, record.spec[SPEC], r, input, cached, output, kv)
+book(KEYS[1], now, row_of(record.spec), r, input, cached, output, kv)
 return {'OK'}

@@ -1,7 +1,7 @@
 -- Limits, in MessagePack: how many, how many of them are the tenant's own, the key's name, then columns: field, letter of
--- what is counted, window, scale, amount, capacity (scaled); a reservation keeps the first four. The tenant's own limits
--- stand first, then the key's, then those of other scopes, of which there follow, each: the key of its levels, how many
--- limits it has, and the life of its levels (ms).
+-- what is counted, window, scale, amount, capacity (scaled). The tenant's own limits stand first, then the key's, then those
+-- of other scopes, of which there follow, each: the key of its levels, how many limits it has, and the life of its levels
+-- (ms). A reservation keeps the first four columns, and last of all the row of the ledger in which its use is booked.
 -- Letters: r requests, i input, o output, t tokens, c concurrent requests; m is money, in billionths, and its prices of a
 -- token follow: m<input>,<cached input>,<output>.
 local SPEC = 3
@@ -12,17 +12,20 @@ local function scopes_of(spec, columns, tenant, life)
   local n, own, key = unpack(spec, 1, SPEC)
   local found, last = {{key = tenant, first = 1, last = own, life = life}}, own
   local others, rest = SPEC + columns * n + 1, n
-  for i = others, #spec, 3 do rest = rest - spec[i + 1] end
+  for i = others, #spec - 2, 3 do rest = rest - spec[i + 1] end
   if rest > own then
     found[2], last = {key = tenant .. ':key:' .. key, first = own + 1, last = rest, life = life}, rest
   end
-  for i = others, #spec, 3 do
+  for i = others, #spec - 2, 3 do
     local name, count = spec[i], spec[i + 1]
     found[#found + 1] = {key = name, first = last + 1, last = last + count, life = spec[i + 2], is_shared = name:sub(1, #tenant) ~= tenant}
     last = last + count
   end
   return found
 end
+
+-- The row of a reservation's use; an older version kept none.
+local function row_of(spec) return (#spec - SPEC - 4 * spec[1]) % 3 == 1 and spec[#spec] or spec[SPEC] end
 
 -- How much a limit of this letter counts of requests r and c, tokens i, o and t, and the cached part of i.
 local function counted(amounts, letter)

@@ -35,6 +35,13 @@ prefix_sharing: {friends: [acme, globex]}
 
 Json = dict[str, Any]
 
+SETTINGS: Json = {
+    "limits": {"cost": "50/month", "tokens": ["100k/min", "50M/month"]},
+    "models": ["qwen3-0.6b"],
+    "classes": ["batch"],
+    "tags": {"project": "search"},
+}
+
 
 def overview() -> Json:
     return {
@@ -288,6 +295,8 @@ def keys(names: tuple[str, ...] = TENANTS) -> Json:
             "expired": number == 5,
             "old_until": NOW + 3600 if number == 2 else None,
             "scopes": ["inference", "limits"],
+            "settings": {} if number % 2 else SETTINGS,
+            "problem": "classes: gone is not a class" if number == 4 else None,
             "named": number != 1,
         }
         for number, name in enumerate(names)
@@ -310,17 +319,39 @@ def used(rank: int, priced: bool) -> Json:
 
 def usage(names: tuple[str, ...] = TENANTS) -> Json:
     rows = [
-        {"tenant": name, "key": None, "named": True, **used(rank, rank % 3 != 1)} for rank, name in enumerate(names)
+        {"tenant": name, "key": None, "value": "", "named": True, **used(rank, rank % 3 != 1)}
+        for rank, name in enumerate(names)
     ]
     return {
         "model": "qwen3-0.6b",
         "from": "2026-09-01",
         "to": "2026-09-21",
         "by": "tenant",
+        "has_bill": True,
         "total": used(0, True),
         "rows": sorted(rows, key=lambda row: -int(row["input_tokens"])),
         "truncated": 0,
         "days": [{"day": f"2026-09-{day:02d}", **used(day % 9, True)} for day in range(1, 22)],
+    }
+
+
+def bill(names: tuple[str, ...] = TENANTS) -> Json:
+    rows = [
+        {"tenant": name, "engine_seconds": 90_000 / (rank + 1) ** 2, "cost": f"{87.5 / (rank + 1) ** 2:.6f}"}
+        for rank, name in enumerate(names)
+    ]
+    return {
+        "price_per_hour": "3.50",
+        "currency": "USD",
+        "running_seconds": 21 * 86_400.0,
+        "cost": "1764.00",
+        "idle_cost": "1628.25",
+        "tokens": 812_000_000,
+        "cost_per_million_tokens": "2.172413",
+        "cost_per_million_tokens_busy": "0.167180",
+        "rows": rows,
+        "truncated": 0,
+        "days": [],
     }
 
 

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from gateway.admin.audit_log import AuditLog
-from gateway.admin.keys import Keys, NewKey, Rotation
+from gateway.admin.keys import KeyEdit, Keys, NewKey, Rotation
 from gateway.errors import AuditUnavailable, BadRequest, InvalidApiKey, KeyNotFound, KeysUnavailable, TenantNotNamed
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import Principal, new_key
+from gateway.tenants.effective_policy import EffectivePolicy
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.live_policy import LivePolicy
 
@@ -162,3 +163,63 @@ async def test_of_many_keys_a_thousand_are_told_and_the_others_counted(site: Sit
     await site.source.reload()
     listed = await site.keys.listed("acme")
     assert (len(listed["keys"]), listed["truncated"]) == (1000, len(site.source.in_force) - 1001)
+
+
+SETTINGS = {"limits": {"requests": "2/min"}, "classes": ["batch"], "tags": {"project": "search"}}
+
+
+async def test_a_key_is_edited_without_another_secret_and_the_audit_log_tells_what_changed(site: Site) -> None:
+    made = await site.keys.create("me", NewKey(tenant="acme", name="app", settings="{tags: {project: old}}"))
+    assert made["settings"] == {"tags": {"project": "old"}}
+    edit = KeyEdit(name="other", expires="2099-01-31", settings=SETTINGS)
+    dry = await site.keys.edit("me", made["id"], edit.model_copy(update={"dry_run": True}))
+    assert (await site.row(made["id"]))["name"] == "app"
+    done = await site.keys.edit("me", made["id"], edit)
+    assert done == dry
+    assert [line.partition(":")[0] for line in done["changes"]] == ["name", "expires", "settings"]
+    principal = site.opens(made["key"])
+    assert principal is not None
+    assert EffectivePolicy(site.policies.current, principal).service_class(None).name == "batch"
+    assert (await site.row(made["id"]))["settings"] == SETTINGS
+    cleared = await site.keys.edit("me", made["id"], KeyEdit(expires="never", settings=""))
+    assert (cleared["expires"], cleared["settings"], cleared["name"]) == (None, {}, "other")
+    assert (await site.keys.edit("me", made["id"], KeyEdit(name="other")))["changes"] == []
+    edits = [target for _, action, target, _ in await site.record() if action == "keys.edit"]
+    assert len(edits) == 2, "neither a dry run nor an edit that changes nothing is on record"
+    assert "name: app -> other" in edits[0]
+    rotated = await site.keys.rotate("me", made["id"], Rotation(overlap="0s"))
+    assert (await site.row(rotated["id"]))["name"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("field", "edit"),
+    [
+        ("settings", {"settings": {"limits": {"tokens": "many"}}}),
+        ("settings", {"settings": {"classes": ["nope"]}}),
+        ("settings", {"settings": {"hmac": "ab" * 32}}),
+        ("settings", {"settings": "a: [b"}),
+        ("settings", {"settings": {"limits": {"cost": "1/day"}}}),  # the tenant has no price
+        ("expires", {"expires": "soon"}),
+        ("scopes", {"scopes": ["admin"]}),
+    ],
+)
+async def test_an_edit_that_cannot_be_is_told_by_its_field_and_changes_nothing(
+    site: Site, field: str, edit: dict[str, Any]
+) -> None:
+    made = await site.keys.create("me", NewKey(tenant="acme"))
+    with pytest.raises(BadRequest) as refused:
+        await site.keys.edit("me", made["id"], KeyEdit(**edit))
+    assert refused.value.param == field
+    for key_id in ("nobody", "inpolicy"):
+        with pytest.raises(KeyNotFound):
+            await site.keys.edit("me", key_id, KeyEdit(name="x"))
+
+
+async def test_a_key_whose_settings_a_later_policy_does_not_allow_is_listed_with_the_reason(site: Site) -> None:
+    made = await site.keys.create("me", NewKey(tenant="acme", settings={"models": ["m"]}))
+    assert made["problem"] is None
+    (site.state.parent / "policy.yaml").write_text("tenants: {acme: {models: [other]}}")
+    await site.policies.reload()
+    assert "is not among its tenant's models" in (await site.row(made["id"]))["problem"]
+    fixed = await site.keys.edit("me", made["id"], KeyEdit(settings=""))
+    assert fixed["problem"] is None

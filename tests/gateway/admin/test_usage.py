@@ -1,5 +1,6 @@
 import csv
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from types import SimpleNamespace
@@ -11,10 +12,13 @@ from gateway.admin import usage
 from gateway.admin.usage import UsageReader
 from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
+from gateway.tenants.key_source import KeySource
+from gateway.tenants.key_store import KeyRecord
 from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
 from quotas.reservation import Usage
 from quotas.store.redis_store import RedisStore
+from quotas.usage_row import UsageRow, row_name
 from tests.gateway.spending import spend
 
 POLICY = """
@@ -27,6 +31,7 @@ tenants:
   beta: {price: {input: 1/1k, output: 2/1k, currency: EUR}}
 teams: {research: {currency: USD, limits: {cost: 12.50/week}}}
 """
+KEY = KeyRecord("k1", "acme", b"", datetime.now(UTC), settings='{"tags": {"project": "search"}}')
 TODAY = datetime.now(UTC).date()
 YESTERDAY = TODAY - timedelta(days=1)
 DAYS = {"from": str(YESTERDAY), "to": str(TODAY)}
@@ -41,7 +46,7 @@ def reader_of(store: RedisStore, timeout: float) -> UsageReader:
         policies=SimpleNamespace(current=policy),
         keys=SimpleNamespace(tenants=lambda: {"carol"}),
     )
-    return UsageReader(cast(Service, service))
+    return UsageReader(cast(Service, service), cast(KeySource, SimpleNamespace(in_force={"k1": KEY})))
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ async def test_the_csv_is_that_of_the_command(spent: None, reader: UsageReader) 
         ({"to": "2026-02-30"}, "to"),
         ({"from": "2026-02-02", "to": "2026-02-01"}, "from"),
         ({"from": "2020-01-01", "to": "2026-01-01"}, "from"),
-        ({"by": "model"}, "by"),
+        ({"by": "colour"}, "by"),
     ],
 )
 async def test_a_malformed_period_is_refused_by_its_field(
@@ -140,3 +145,41 @@ async def test_a_store_that_is_away_is_said_to_be(redis_url: str) -> None:
     with pytest.raises(QuotaUnverifiable):
         await reader.report({"from": str(date(2026, 1, 1)), "to": str(date(2026, 1, 2)), "tenant": "acme"})
     assert all(row["left"] is None for row in (await reader.budgets())["budgets"])
+
+
+async def test_every_grouping_sums_up_to_the_ledger(reader: UsageReader, redis_url: str) -> None:
+    users = [("k1", "m", "batch", "ada", "search"), ("k1", "m", "batch", "bob", "chat"), ("k2", "n", "batch", "", "")]
+    async with ledger(redis_url) as store:
+        for key, model, service_class, user, project in users:
+            tags = (("project", project),) if project else ()
+            store.book("acme", key, Usage(1000, 10), row_name(UsageRow(key, model, service_class, user, tags), 2))
+        store.book("beta", "k3", Usage(3, 1), row_name(UsageRow("k3", "m", "batch", "ada"), 500))
+        store.book("acme", "k1", Usage(7, 0), row_name(UsageRow("k1", "m", "batch", "carol"), 2))  # is full
+    told = {}
+    for by in ("tenant", "key", "model", "class", "user", "metadata.project", "tag.project"):
+        report = await reader.report({"by": by, **DAYS})
+        assert sum(row["input_tokens"] for row in report["rows"]) == report["total"]["input_tokens"] == 3010
+        told[by] = {(row["tenant"], row["value"]): row["input_tokens"] for row in report["rows"]}
+        assert (await reader.csv({"by": by, **DAYS})).startswith(
+            "day,tenant,requests" if by == "tenant" else f"day,tenant,{by}"
+        )
+    assert told["model"] == {(None, "m"): 2010, (None, "n"): 1000}
+    assert told["class"] == {(None, "batch"): 3010}
+    rest = ("acme", None)
+    assert told["user"] == {
+        ("acme", "ada"): 1000,
+        ("acme", "bob"): 1000,
+        ("acme", ""): 1000,
+        ("beta", "ada"): 3,
+        rest: 7,
+    }
+    assert told["tag.project"] == {("acme", "search"): 2007, ("acme", ""): 1000, ("beta", ""): 3}
+
+
+@asynccontextmanager
+async def ledger(url: str) -> AsyncIterator[RedisStore]:
+    store = RedisStore.at(url, 5.0)
+    await store.connect()
+    yield store
+    await store.heartbeat()
+    await store.close()

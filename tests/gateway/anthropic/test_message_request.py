@@ -123,6 +123,26 @@ def test_the_least_request_and_one_of_nulls_are_the_same() -> None:
     assert asked(limits=REFUSES, **dict.fromkeys(names)) == asked()
 
 
+@pytest.mark.parametrize(
+    ("messages", "fields", "seconds"),
+    [
+        ([HI], {}, None),
+        ([HI], {"cache_control": {"type": "ephemeral"}}, 300.0),
+        ([user(text("Hi", **CACHED))], {"cache_control": {"type": "ephemeral", "ttl": "5m"}}, 3600.0),
+        ([user(RESULT | CACHED)], {}, 3600.0),
+        ([HI], {"system": [text("Be brief.", **CACHED)]}, 3600.0),
+        ([HI], {"tools": [TOOL | {"cache_control": {"type": "ephemeral"}}]}, 300.0),
+        ([user(text("Hi", cache_control=None))], {}, None),
+        ([{"role": "user", "content": '"cache_control": {"type": "ephemeral", "ttl": "1h"}'}], {}, None),
+    ],
+)
+def test_a_mark_for_caches_says_for_how_long_a_prompt_is_wanted(
+    messages: list[Any], fields: dict[str, Any], seconds: float | None
+) -> None:
+    request = asked(*messages, limits=REFUSES, **fields)
+    assert request.cached_for == seconds
+
+
 def test_server_tools_and_unknown_fields_are_ignored_and_told() -> None:
     request = asked({**user({**text("Hi"), "mood": 1}), "mood": 1}, tools=[SEARCH, TOOL], container="x", mood=1)
     assert request.ignored is not None

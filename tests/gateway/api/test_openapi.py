@@ -11,7 +11,7 @@ from tests.gateway.paper_gateway import Gateway
 
 UNTOLD = {  # of operators, of other servers' names for the same, and of the description itself
     "/docs", "/openapi.json", "/version", "/v1/loads", "/server_info", "/get_server_info", "/model_info",
-    "/get_model_info", "/score", "/rerank", "/v2/rerank", "/v1/responses/{response_id}/cancel",
+    "/get_model_info", "/score", "/rerank", "/v2/rerank",
 }  # fmt: skip
 
 

@@ -20,10 +20,11 @@ from gateway.tenants.sealer import Sealer
 from quotas.errors import StoreUnavailable
 from quotas.policy.policy import BatchLimits
 from quotas.reservation import NOTHING
+from quotas.store.batches import LEAST_FILE_BYTES
 from tests.quotas.servers import connected
 
 CHAT = "/v1/chat/completions"
-POLICY: Any = SimpleNamespace(tenant=SimpleNamespace(batches=BatchLimits()), charged=())
+POLICY: Any = SimpleNamespace(tenant=SimpleNamespace(batches=BatchLimits(), price=None), charged=())
 
 
 class Endpoints:
@@ -147,6 +148,56 @@ async def test_a_result_that_the_disk_has_lost_is_told_and_the_others_are_kept(s
     fields = await site.ended(name)
     assert fields["status"] == "completed" and site.codes(fields) == ["result_lost"]
     assert len(site.files.read("t", fields["output_file_id"]).splitlines()) == 2
+
+
+async def test_a_holder_that_has_lost_its_lease_leaves_no_file_of_results(site: Site) -> None:
+    name = await site.open(await site.upload())
+    put, epochs = site.store.put_results, list[int]()
+
+    async def late(tenant: str, file: str, size: int, expires: float, record: str, batch: str, epoch: int) -> bool:
+        epochs.append(epoch)
+        if len(epochs) == 1:  # its lease runs out before it has written, and another one takes the batch
+            await site.store.update(tenant, batch, {"lease": "0"})
+            assert await site.store.claim(tenant, batch) == 2
+            await site.store.update(tenant, batch, {}, epoch=2, is_given_back=True)
+        return await put(tenant, file, size, expires, record, batch, epoch)
+
+    site.store.put_results = late  # type: ignore[method-assign]
+    fields = await site.ended(name)
+    assert fields["status"] == "completed" and epochs == [1, 3]
+    results = [one for one in await site.store.expiries("t") if one.startswith(f"file-{name[6:-5]}")]
+    assert results == [fields["output_file_id"]]
+
+
+async def test_a_batch_whose_results_fill_the_tenants_bytes_keeps_what_is_done(site: Site) -> None:
+    file = await site.upload(9)
+    limits = BatchLimits(file_bytes=await site.store.file_bytes("t") + 300)
+    policy: Any = SimpleNamespace(tenant=SimpleNamespace(batches=limits, price=None), charged=())
+    site.runner.parts = replace(site.parts, policy=lambda tenant, key: policy, width=1)
+    before = await site.store.file_bytes("t")
+    fields = await site.ended(await site.open(file))
+    codes = site.codes(fields)
+    assert fields["status"] == "completed" and set(codes) == {"file_bytes_exceeded"}
+    assert len(codes) + int(fields["completed"]) == 9 and 0 < int(fields["completed"]) < 4
+    assert await site.store.file_bytes("t") == before + 2 * LEAST_FILE_BYTES, "of results, which are files now"
+
+
+async def test_a_replica_with_nothing_to_do_reads_the_index_alone(site: Site) -> None:
+    for _ in range(3):
+        name = await site.open(await site.upload())
+        assert await site.store.claim("t", name)
+    client, asked = site.store._runner.client, list[bytes]()
+    execute = client.execute
+
+    async def noted(*command: bytes) -> Any:
+        asked.append(command[0])
+        return await execute(*command)
+
+    client.execute = noted  # type: ignore[method-assign]
+    async with asyncio.TaskGroup() as group:
+        await site.runner._take(group)
+    assert asked == [b"ZRANGEBYSCORE"]
+    assert ("t", name) in await site.store.open_batches()
 
 
 async def test_a_completed_batch_is_completed_though_the_store_is_asked_twice(site: Site) -> None:

@@ -272,3 +272,27 @@ def test_a_change_that_cannot_be_recorded_is_not_done(store: KeyStore, sluice: S
     done = sluice("keys", "create", "acme")
     assert (done.status, store.records()) == (1, [])
     assert "nothing was changed" in done.err
+
+
+def test_a_key_is_made_for_each_name_with_settings_in_a_policys_words(store: KeyStore, made: Printed) -> None:
+    settings = "{limits: {requests: 60/min}, classes: [batch], tags: {project: search}}"
+    keys = made("create", "acme", "--name", "a", "--name", "b", "--settings", settings).split()
+    assert [record.name for record in store.records()] == ["a", "b"]
+    assert all(opened(store, key) is not None for key in keys)
+    assert made("edit", id_of(keys[0]), "--name", "c", "--settings", "{models: [m]}", "--expires", "2131-01-31") == ""
+    edited, other = store.records()
+    assert (edited.name, json.loads(edited.settings), edited.expires) == (
+        "c",
+        {"models": ["m"]},
+        datetime(2131, 1, 31, tzinfo=UTC),
+    )
+    assert (other.name, other.tags, opened(store, keys[0]) is not None) == ("b", {"project": "search"}, True)
+    made("edit", id_of(keys[0]), "--settings", "")
+    assert store.records()[0].settings == ""
+
+
+@pytest.mark.parametrize("settings", ["{limits: {requests: x}}", "{hmac: ab}", "{limits: {cost: 5/day}}"])
+def test_settings_that_cannot_be_are_refused_by_their_field(store: KeyStore, sluice: Sluice, settings: str) -> None:
+    done = sluice("keys", "create", "acme", "--settings", settings)
+    assert (done.status, "--settings: " in done.err, store.records()) == (2, True, [])
+    assert sluice("keys", "edit", "nobody", "--name", "x").status == 1

@@ -125,7 +125,7 @@ def test_a_range_of_all_time_asks_no_more_than_what_is_kept(redis_url: str, rows
 @pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@x", "\uff1d1", "\t=1", "a\x1b[2J", "a\r\nb", '"=1'])
 def test_no_name_is_a_formula_or_steers_a_terminal(name: str) -> None:
     entries = [Entry(date(2026, 1, 2), name, name, Usage(1, 1))]
-    texts = usage_csv(entries, UNPRICED, has_keys=True), usage_table(entries, UNPRICED, has_keys=True)
+    texts = usage_csv(entries, UNPRICED, column="key"), usage_table(entries, UNPRICED, column="key")
     for text in texts:
         assert all(character.isprintable() or character == "\n" for character in text)
     (row,) = csv.DictReader(StringIO(texts[0]))
@@ -137,6 +137,13 @@ def test_hostile_keys_in_the_store_are_shown_inert(redis_url: str, rows: Rows) -
     spend(redis_url, "a\x1b[2J", "=1+1|\u202e")
     (row,) = rows("--redis-url", redis_url, "--by", "key")
     assert (row["tenant"], row["key"]) == (r"a\x1b[2J", r"'=1+1|\u202e")
+
+
+def test_the_part_of_a_use_in_batches_costs_its_share() -> None:
+    price = Price(Decimal("1e-6"), Decimal("4e-6"), Decimal("5e-7"), "USD", Decimal("0.25"))
+    apart = Usage(100, 10, 40), Usage(200, 20, 0, 0.0, 1, 200, 20, 0)
+    assert cost(apart[0], price) == Decimal("0.00012") and cost(apart[1], price) == Decimal("0.00007")
+    assert cost(apart[0] + apart[1], price) == Decimal("0.00019")
 
 
 def test_a_cost_is_exact_however_many_tokens_it_is_of() -> None:

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.errors import Forbidden, ModelNotFound, Unsatisfiable
+from gateway.errors import ClassNotAllowed, Forbidden, KeySettingsInvalid, ModelNotFound, Unsatisfiable
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy, KVShape
 from quotas.policy.limit import Limit, Rate, Resource
-from quotas.policy.policy import CLASSES, DEFAULTS, SCOPES, KeyPolicy, Policy, TenantPolicy
+from quotas.policy.policy import CLASSES, DEFAULTS, SCOPES, KeyPolicy, Policy, TenantPolicy, UsageDetail
 
 SHAPE = KVShape(block_tokens=16, block_bytes=4096)
 
@@ -123,3 +123,48 @@ def test_a_tenant_may_have_fewer_answers_and_log_probabilities_than_others() -> 
     with pytest.raises(Unsatisfiable, match=r"max_top_logprobs is 5: top_logprobs asks for 6") as logprobs:
         policy.check_logprobs(6, "top_logprobs")
     assert (answers.value.param, logprobs.value.param) == ("best_of", "top_logprobs")
+
+
+def with_settings(settings: str, key: KeyPolicy | None = None, **tenant: object) -> EffectivePolicy:
+    acme = replace(TenantPolicy("acme", "interactive", "standard"), keys={key.id: key} if key else {}, **tenant)  # type: ignore[arg-type]
+    return EffectivePolicy(Policy.of(CLASSES, DEFAULTS, {"acme": acme}), Principal("acme", "k1", settings=settings))
+
+
+def test_a_keys_own_settings_narrow_what_its_tenant_and_the_policy_leave_it() -> None:
+    of_policy = KeyPolicy("k1", models=("a", "b"), limits=(Limit(Resource.REQUESTS, 60, Rate(60, 60), "k1"),))
+    own = "{limits: {requests: [30/min, 9/day], tokens: 1k/min}, models: [b, c], highest_class: standard}"
+    narrowed = with_settings(own, of_policy, models=("a", "b", "c"))
+    assert [(limit.name, limit.amount) for limit in narrowed.limits] == [
+        ("key:k1:requests/min", 30),
+        ("key:k1:requests/day", 9),
+        ("key:k1:tokens/min", 1000),
+    ]
+    assert (narrowed.models, narrowed.highest_class.name) == ({"b"}, "standard")
+    assert narrowed.service_class("priority").name == "standard", "as below a tenant's highest class"
+
+
+def test_a_class_that_a_key_may_not_have_is_refused_by_the_tier_that_asks_for_it() -> None:
+    only_batch = with_settings("{classes: [batch]}")
+    assert [only_batch.service_class(tier).name for tier in (None, "auto", "flex")] == ["batch"] * 3
+    with pytest.raises(ClassNotAllowed, match=r"class interactive: its classes are batch \(flex\)") as refused:
+        only_batch.service_class("priority")
+    assert (refused.value.status, refused.value.param) == (403, "service_tier")
+    urgent = with_settings("{classes: [interactive]}")
+    assert urgent.service_class(None).name == "interactive", "the only one that it may have"
+    with pytest.raises(ClassNotAllowed, match="its classes are none"):
+        with_settings("{classes: [interactive]}", KeyPolicy("k1", classes=("batch",))).service_class(None)
+
+
+@pytest.mark.parametrize("settings", ["{limits: {cost: 5/month}}", "{classes: [gone]}", "{models: [x]}", "nonsense"])
+def test_settings_that_the_policy_does_not_allow_any_more_let_nobody_in(settings: str) -> None:
+    closed = with_settings(settings, models=("a",))
+    with pytest.raises(KeySettingsInvalid, match="do not fit the policy in force"):
+        closed.require("inference")
+
+
+def test_use_is_told_apart_as_finely_as_the_tenant_asks() -> None:
+    asked = {"project": "search", "other": "x", "depth": {"no": "text"}}
+    fine = with_settings("", usage=UsageDetail(("metadata.depth", "metadata.project", "user"), 9))
+    assert fine.usage_row("m", "batch", "ada", asked) == "9 k1|m|batch|ada|project=search"
+    assert with_settings("", usage=UsageDetail(("metadata.x",))).usage_row("m", "batch", "ada", asked) == "k1|m|batch"
+    assert "secret" not in fine.usage_row("m", "batch", "sk-sluice-77777777-secret", {})

@@ -48,6 +48,13 @@ def test_a_class_that_is_asked_for_by_number_is_no_higher_than_its_tenants() -> 
     assert by_class(served(CLASSES + "defaults: {highest_class: usual}", asks)) == {"usual": 2, "bulk": 4}
 
 
+def test_a_class_that_a_key_may_not_have_is_refused() -> None:
+    asks = [*every(0.1, 2, key="k1"), *every(0.1, 3, key="k1", service_tier="priority")]
+    asks.sort(key=lambda arrival: arrival.time)
+    summary = served(CLASSES + "tenants: {acme: {default_class: usual, keys: {k1: {classes: [bulk]}}}}", asks)
+    assert (by_class(summary)["bulk"], summary.refusals) == (2, {"classes": 3})
+
+
 def test_a_request_is_good_that_keeps_the_targets_of_its_class() -> None:
     text = "classes: {quick: {service_tiers: [fast], ttft: 1ms}, patient: {ttft: 1h}, any: {service_tiers: [flex]}}"
     asks = sorted(

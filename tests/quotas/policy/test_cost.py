@@ -39,6 +39,14 @@ def test_tokens_are_counted_at_their_tenants_prices() -> None:
     assert read(policy_text(policy)) == policy
 
 
+def test_a_token_in_a_batch_costs_its_share() -> None:
+    policy = read(f"tenants: {{acme: {{{PRICED.replace('EUR', 'EUR, batch: 0.04')}, limits: {{cost: 5/day}}}}}}")
+    price = policy.tenants["acme"].price
+    assert price is not None and price.batch == Decimal("0.04")
+    assert token_prices(price) == PRICES and token_prices(price.in_batches) == TokenPrices(6, 3, 24, "EUR")
+    assert read(policy_text(policy)) == policy
+
+
 def test_an_inherited_budget_counts_at_the_tenants_own_prices() -> None:
     own = "price: {input: 1/1M, output: 2/1M, currency: USD}"
     policy = read(f"defaults:\n  {PRICED}\n  limits: {{cost: 5/day}}\ntenants:\n  acme: {{{own}}}\n  globex: {{}}\n")
@@ -62,6 +70,11 @@ def test_an_inherited_budget_counts_at_the_tenants_own_prices() -> None:
             f"tenants: {{a: {{{PRICED.replace('0.075', '0.16')}, limits: {{cost: 5/day}}}}}}",
             "needs a price of cached_input that is not above that of input",
         ),
+        (
+            f"tenants: {{a: {{{PRICED.replace('EUR', 'EUR, batch: 0.33')}, limits: {{cost: 5/day}}}}}}",
+            r"needs prices with three decimals per 1M at most, also times price\.batch",
+        ),
+        (f"tenants: {{a: {{{PRICED.replace('EUR', 'EUR, batch: 1.5')}}}}}", r"is no share, such as 0\.5"),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 5/min}}}}}}", "is not an amount of money such as 100/month"),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 0/day}}}}}}", "is not within 0.000000001 and 1000000"),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 2M/day}}}}}}", "is not within 0.000000001 and 1000000"),
@@ -75,7 +88,7 @@ def test_what_does_not_fit_together_is_told_with_its_place(text: str, message: s
 
 
 def test_a_rate_of_money_is_no_limit() -> None:
-    with pytest.raises(ValueError, match="cost is limited by the day, week or month"):
+    with pytest.raises(ValueError, match="cost is limited by the day, week, month or session"):
         Limit(Resource.COST, 1, Rate(60, 1), None, PRICES)
 
 

@@ -72,14 +72,6 @@ def test_a_keys_limits_hold_besides_its_tenants() -> None:
     assert tenant.limits_of("k2") == tenant.limits_of() == (TOKENS,)
 
 
-def test_a_key_narrows_the_models_of_its_tenant_and_never_widens_them() -> None:
-    keys = {"k1": KeyPolicy("k1", models=("a", "z")), "k2": KeyPolicy("k2")}
-    tenant = TenantPolicy("acme", "fast", "fast", models=("a", "b"), keys=keys)
-    allowed = {key: [model for model in "abz" if tenant.allows_model(model, key)] for key in ("k1", "k2", None)}
-    assert allowed == {"k1": ["a"], "k2": ["a", "b"], None: ["a", "b"]}
-    assert TenantPolicy("acme", "fast", "fast").allows_model("anything")
-
-
 def test_limits_have_names_that_are_unique_and_stable() -> None:
     limits = [
         TOKENS,

@@ -1,11 +1,12 @@
 """Batches in the store: one holder at a time, each line settled once, files within their tenant's bytes."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from quotas.policy.limit import Limit, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource, TokenPrices
 from quotas.reservation import Usage
 from quotas.store.batches import LEAST_FILE_BYTES, SCANNED, DoneLine, FinishedLine
 from quotas.store.redis_store import RedisStore
@@ -54,6 +55,27 @@ async def test_a_line_is_settled_once_however_often_and_by_whom_it_is_told(
     assert fields["reasoning_tokens"] == "4" and fields["cached_tokens"] == "12"
     (state,) = await store.states(tenant, "k", LIMITS)
     assert 1000 - 2 * 12 <= state.remaining <= 1000 - 2 * 12 + 2, "of the lines that the limit counts, each once"
+
+
+async def test_a_line_costs_the_price_of_batches_and_its_result_counts_among_the_files(
+    store: RedisStore, tenant: str
+) -> None:
+    batches, today = store.batches(), datetime.now(UTC).date()
+    await batches.open(tenant, "b", FIELDS, 1)
+    epoch = await batches.claim(tenant, "b")
+    prices, in_batches = TokenPrices(100, 50, 400, "EUR"), TokenPrices(25, 12, 100, "EUR")
+    cost = Limit(Resource.COST, 10_000, Budget(BudgetPeriod.DAY), None, prices)
+    line = FinishedLine("b", epoch, 0, True, 0, 900, in_batches)
+    assert await store.finish_line(tenant, "k", (cost,), line, USED)
+    (state,) = await store.states(tenant, "k", (cost,))
+    assert state.remaining == 10_000 - (4 * 25 + 3 * 12 + 5 * 100)
+    used = USED._replace(batch_input_tokens=7, batch_output_tokens=5, batch_cached_tokens=3)
+    assert await store.usage(tenant, today) == {"k": used}
+    assert await batches.file_bytes(tenant) == 900
+    assert await batches.put_results(tenant, "f", 900, 2e9, "r", "b", epoch)
+    assert not await batches.put_results(tenant, "g", 900, 2e9, "r", "b", epoch - 1), "of a former holder"
+    assert await batches.update(tenant, "b", {"status": "completed"}, epoch=epoch, kept=60.0)
+    assert await batches.file_bytes(tenant) == LEAST_FILE_BYTES
 
 
 async def test_the_done_lines_of_a_large_batch_come_in_parts(

@@ -1,6 +1,7 @@
 """Stored responses: by tenant, for their time, within the tenant's bytes."""
 
 import asyncio
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -26,12 +27,12 @@ async def test_a_conversation_is_read_as_its_turns_by_its_tenant_alone(
     mine, theirs = store.responses(), other.responses()
     assert await mine.read(tenant, "a") is None
     for name, previous, contents in (("a", None, b"\x00\n first"), ("b", "a", b"second"), ("c", "b", b"")):
-        assert await mine.store(tenant, name, previous, contents, ROOMY)
+        assert await mine.store(tenant, name, previous, contents, ROOMY) == "ok"
     assert await theirs.read_turns(tenant, "c") == [b"\x00\n first", b"second", b""]
     assert await theirs.read(tenant, "b") == b"second"
     for name in ("c", "", "nobody's"):
         assert await theirs.read_turns(f"{tenant}-2", name) is await theirs.read(f"{tenant}-2", name) is None
-    assert await mine.store(tenant, "c", "b", b"third", ROOMY), "in place of what was there"
+    assert await mine.store(tenant, "c", "b", b"third", ROOMY) == "ok", "in place of what was there"
     assert await mine.read(tenant, "c") == b"third"
     assert not await theirs.delete(f"{tenant}-2", "a")
     assert await theirs.delete(tenant, "a") and await mine.delete(tenant, "a"), "whose first answer may be lost"
@@ -54,6 +55,49 @@ async def test_what_was_deleted_is_remembered_for_the_latest_calls_and_a_minute(
         assert 0 < await redis.pttl(key) <= 60_000
 
 
+async def test_contents_are_stored_in_place_of_the_revision_that_was_read_alone(store: RedisStore, tenant: str) -> None:
+    stored = store.responses()
+    assert await stored.store(tenant, "c", "2", b"second", ROOMY, "1") == "changed", "there is none"
+    assert await stored.store(tenant, "c", "1", b"first", ROOMY) == "ok"
+    assert await stored.store(tenant, "c", "2", b"second", ROOMY, "1") == "ok"
+    assert await stored.store(tenant, "c", "3", b"third", ROOMY, "1") == "changed"
+    assert await stored.read(tenant, "c") == b"second"
+    assert await stored.store(tenant, "c", "3", bytes(ROOMY.bytes), ROOMY, "2") == "too_large"
+    assert await stored.read(tenant, "c") == b"second", "which nothing has replaced"
+
+
+def test_a_response_in_the_background_is_held_cancelled_and_found_lost(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], valkey_url: str
+) -> None:
+    loop, runner = loop_and_runner
+
+    async def tried() -> None:
+        stored = ResponseStore(runner, 10.0)
+        ask = partial(stored.ask_lease, "t")
+        async with Redis.from_url(valkey_url) as redis:
+            await redis.delete(f"{state_key('t')}:responses:open")
+            await redis.set("test:clock", 10**9)
+            assert await ask("open", "a", 2) == await ask("open", "a", 2) == await ask("open", "b", 2) == "ok"
+            assert await ask("open", "c", 2) == "full"
+            assert (
+                await ask("look", "c")
+                == await ask("cancel", "c")
+                == await stored.ask_lease("t-2", "look", "a")
+                == "lost"
+            )
+            assert await ask("look", "a") == "ok"
+            assert await ask("cancel", "a") == await ask("run", "a") == await ask("look", "a") == "cancelled"
+            assert await ask("run", "b") == await ask("hold", "b") == await ask("look", "b") == "running"
+            assert await ask("close", "a") == await ask("open", "c", 2) == "ok"
+            await redis.set("test:clock", 10**9 + 11 * 10**6)
+            assert await ask("hold", "b") == "running", "nobody has found it lost"
+            assert await ask("look", "c") == await ask("hold", "c") == "lost"
+            assert await ask("look", "b") == "running"
+            assert await ask("open", "d", 2) == "ok", "in place of the lost one"
+
+    loop.run(tried())
+
+
 async def test_a_conversation_of_more_turns_than_are_read_is_not_read_in_part(store: RedisStore, tenant: str) -> None:
     stored = store.responses()
     for turn in range(MAX_TURNS + 1):
@@ -66,7 +110,7 @@ async def test_a_conversation_of_more_turns_than_are_read_is_not_read_in_part(st
 async def test_a_response_larger_than_all_bytes_is_not_stored_and_others_stay(store: RedisStore, tenant: str) -> None:
     stored = store.responses()
     await stored.store(tenant, "a", None, b"small", ROOMY)
-    assert not await stored.store(tenant, "b", None, bytes(ROOMY.bytes), ROOMY)
+    assert await stored.store(tenant, "b", None, bytes(ROOMY.bytes), ROOMY) == "too_large"
     assert (await stored.read(tenant, "a"), await stored.read(tenant, "b")) == (b"small", None)
 
 
@@ -85,7 +129,7 @@ def test_the_oldest_make_room_each_has_its_time_and_bytes_are_never_exceeded(
     most = 300
 
     async def tried() -> None:
-        stored, now, kept = ResponseStore(runner), 1_000.0, dict[str, tuple[float, bytes]]()
+        stored, now, kept = ResponseStore(runner, 60.0), 1_000.0, dict[str, tuple[float, bytes]]()
         async with Redis.from_url(valkey_url) as redis:
             key = f"{state_key('t')}:responses"
             await redis.delete(key, f"{key}:order")
@@ -119,7 +163,7 @@ def test_no_call_forgets_more_responses_than_take_the_store_a_moment(
     roomy, most_forgotten, count = StoredResponseLimits(300_000, 60.0), 500, 1_200
 
     async def tried() -> None:
-        stored = ResponseStore(runner)
+        stored = ResponseStore(runner, 60.0)
         kept = [count]
         async with Redis.from_url(valkey_url) as redis:
             key = f"{state_key('t')}:responses"
@@ -136,7 +180,7 @@ def test_no_call_forgets_more_responses_than_take_the_store_a_moment(
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(runner, "run_once", counted)
                 await redis.set("test:clock", 10**9 + is_over * 61 * 10**6)
-                assert await stored.store("t", "large", None, bytes(299_000), roomy)
+                assert await stored.store("t", "large", None, bytes(299_000), roomy) == "ok"
                 assert await stored.read("t", "large") == bytes(299_000)
             names = await redis.zrange(f"{key}:order", 0, -1)
             sizes = [await redis.hstrlen(key, name) for name in names]  # type: ignore[misc]

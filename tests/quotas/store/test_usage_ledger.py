@@ -1,5 +1,5 @@
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import pytest
 from redis import Redis
@@ -9,6 +9,8 @@ from quotas.policy.limit import Limit, Resource
 from quotas.reservation import Ask, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
+from quotas.store.usage_ledger import OLD_ENTRY
+from quotas.usage_row import UsageRow, row_name
 from tests.quotas.wire import Wire
 
 USAGE = Usage(100, 50, 30, 1e9)
@@ -107,3 +109,57 @@ async def test_a_user_that_may_not_list_keys_is_told_the_permission(store_url: s
         await store.ledgers()
     assert await store.usage("nobody", datetime.now(UTC).date()) == {}
     await store.close()
+
+
+def row(user: str, most: int = 500) -> str:
+    return row_name(UsageRow("k1", "m", "batch", user, (("project", "search"),)), most)
+
+
+async def rows(store: RedisStore, tenant: str) -> dict[UsageRow, Usage]:
+    (found,) = await store.usages([(tenant, datetime.now(UTC).date())])
+    return found
+
+
+async def test_use_that_limits_count_and_use_that_none_counts_are_in_one_row(store: RedisStore, tenant: str) -> None:
+    reservation = await store.reserve(tenant, "k1", COUNTED, Ask(1, 5, 5, row=row("ada")))
+    reservation.progress = Usage(5, 2)
+    await store.heartbeat()  # a part of it
+    await store.settle(reservation, Usage(5, 3))
+    store.book(tenant, "k1", Usage(1, 1), row("ada"))
+    store.book(tenant, "k1", Usage(1, 1), row("bob"))
+    await store.heartbeat()
+    named = {user: UsageRow("k1", "m", "batch", user, (("project", "search"),)) for user in ("ada", "bob")}
+    assert await rows(store, tenant) == {named["ada"]: Usage(6, 4, requests=2), named["bob"]: Usage(1, 1)}
+    assert await booked(store, tenant) == {"k1": Usage(7, 5, requests=3)}
+
+
+async def test_a_million_users_fill_no_more_rows_than_the_policy_allows(store: RedisStore, tenant: str) -> None:
+    for number in range(3000):  # more than wait in memory, too
+        store.book(tenant, "k1", Usage(1, 1), row(f"user {number}", most=7))
+    await store.heartbeat()
+    for number in range(20):
+        await store.settle(
+            await store.reserve(tenant, "k1", COUNTED, Ask(1, 1, 1, row=row(f"u{number}", 7))), Usage(1, 1)
+        )
+    found = await rows(store, tenant)
+    assert len(found) == 7 + 1
+    assert sum(usage.requests for usage in found.values()) == 3020
+    assert found[UsageRow("k1", "m", "batch", is_rest=True)].requests > 2990
+
+
+async def test_an_entry_of_an_older_version_goes_on(store: RedisStore, store_url: str, tenant: str) -> None:
+    await store.settle(await store.reserve(tenant, "k1", COUNTED, Ask(1, 5, 5)), Usage(5, 3))
+    with Redis.from_url(store_url) as client:
+        (name,) = client.keys(f"sluice:{{{tenant}}}:usage:*")
+        client.hset(name, "k1", OLD_ENTRY.pack(1, 5, 0, 3, 0))
+    assert await booked(store, tenant) == {"k1": Usage(5, 3)}
+    store.book(tenant, "k1", Usage(1, 1, engine_seconds=0.5))
+    await store.heartbeat()
+    assert await booked(store, tenant) == {"k1": Usage(6, 4, requests=2, engine_seconds=0.5)}
+
+
+async def test_the_time_for_which_replicas_ran_is_booked_once_for_each(store: RedisStore) -> None:
+    day = date(2020, 2, 3)
+    for seconds in (1.5, 2.5):  # in all
+        await store.book_running(day, seconds)
+    assert await store.running([day, date(2020, 2, 4)]) == [2.5, 0]

@@ -1,9 +1,10 @@
-// The window in which a key is made, rotated or revoked, and the one place where its secret is shown, once.
+// The window in which a key is made, edited, rotated or revoked, and the one place where its secret is shown, once.
 
 import { segment } from "../api.js";
 import { announce, byId, el } from "../dom.js";
 import { shown } from "../text.js";
 import { moment } from "../units.js";
+import { SettingsFields } from "./settings.js";
 
 const SCOPES = { inference: "inference", limits: "reading its limits" };
 const LIFETIMES = [
@@ -42,23 +43,50 @@ export class KeyDialog {
     const tenant = input({ id: "key-tenant", list: "key-tenants", required: true, maxlength: 256 });
     const name = input({ id: "key-name", maxlength: 64 });
     const lifetime = choice("key-expires", LIFETIMES);
-    const scopes = Object.entries(SCOPES).map(([scope, title]) => checkbox(scope, title));
+    const [scopes, settings] = [scopeBoxes(Object.keys(SCOPES)), new SettingsFields()];
     const fields = [
       ...field("Tenant", tenant, "The tenant of its requests."),
       ...field("Name", name, "A label; may be empty."),
       ...field("Expires", lifetime),
-      el("span", {}, "May be used for"),
-      el("fieldset", { "aria-label": "May be used for" }, ...scopes.map(({ label }) => label)),
+      ...scopes.elements,
+      ...settings.elements,
     ];
     const asked = (unnamed) => ({
       tenant: tenant.value.trim(),
       name: name.value.trim() || null,
       expires_days: lifetime.value ? Number(lifetime.value) : null,
-      scopes: scopes.filter(({ box }) => box.checked).map(({ box }) => box.value),
+      scopes: scopes.chosen(),
+      settings: settings.text,
       unnamed,
     });
     this.#show("New API key", fields, "Create the key", (unnamed) => this.#api().post("keys", asked(unnamed)));
     tenant.focus();
+  }
+
+  /** What stays as it was is not sent, and so not changed by a rounded date. */
+  edit(row) {
+    const name = input({ id: "key-name", maxlength: 64, value: row.name });
+    const day = row.expires === null ? "" : new Date(1000 * row.expires).toISOString().slice(0, 10);
+    const expires = input({ id: "key-expires", type: "date", value: day });
+    const [scopes, settings] = [scopeBoxes(row.scopes), new SettingsFields(row.settings)];
+    const text = settings.text;
+    const fields = [
+      el("p", { class: "whole" }, `${whose(row)}. Its secret stays.`),
+      ...field("Name", name),
+      ...field("Expires", expires, "At the day's first moment in UTC; empty: never."),
+      ...scopes.elements,
+      ...settings.elements,
+    ];
+    const path = `keys/${segment(row.id)}/edit`;
+    this.#show(`Edit key ${shown(row.id, 24)}`, fields, "Put into force", () =>
+      this.#api().post(path, {
+        name: name.value.trim(),
+        scopes: scopes.chosen(),
+        ...(expires.value === day ? {} : { expires: expires.value || "never" }),
+        ...(settings.text === text ? {} : { settings: settings.text }),
+      }),
+    );
+    name.focus();
   }
 
   rotate(row) {
@@ -100,14 +128,14 @@ export class KeyDialog {
   }
 
   async #send(form, send, { problem, anyway }) {
-    const controls = [...form.querySelectorAll("button, input, select")];
+    const controls = [...form.querySelectorAll("button, input, select, textarea")];
     for (const control of controls) control.disabled = true;
     problem.textContent = "";
     try {
       const answer = await send();
       if (answer.key) this.#showSecret(answer);
       else this.dialog.close();
-      announce(answer.revoked ? "The key is revoked." : "The key is ready.");
+      announce(answer.revoked ? "The key is revoked." : answer.changes ? "The key is changed." : "The key is ready.");
     } catch (error) {
       problem.textContent = `Not done: ${shown(error.message, 400)}.`;
       anyway.hidden = error.code !== "tenant_not_named";
@@ -156,9 +184,12 @@ function choice(id, options) {
   return el("select", { id }, ...options.map(([value, title]) => el("option", { value }, title)));
 }
 
-function checkbox(value, title) {
-  const box = el("input", { type: "checkbox", value, checked: true });
-  return { box, label: el("label", {}, box, title) };
+/** A box for each scope; `chosen()` are the marked ones. */
+function scopeBoxes(marked) {
+  const boxes = Object.keys(SCOPES).map((value) => el("input", { type: "checkbox", value, checked: marked.includes(value) }));
+  const labels = boxes.map((box) => el("label", {}, box, SCOPES[box.value]));
+  const elements = [el("span", {}, "May be used for"), el("fieldset", { "aria-label": "May be used for" }, ...labels)];
+  return { elements, chosen: () => boxes.filter((box) => box.checked).map((box) => box.value) };
 }
 
 function field(title, control, note = "") {

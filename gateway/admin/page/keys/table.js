@@ -1,9 +1,10 @@
-// The table of API keys, with a way to rotate and to revoke each that is stored.
+// The table of API keys, with a way to edit, to rotate and to revoke each that is stored.
 
 import { el, setText } from "../dom.js";
 import { Table, quantity } from "../table.js";
 import { shown } from "../text.js";
 import { moment } from "../units.js";
+import { settingsInWords } from "./settings.js";
 
 const ORIGINS = { policy: "in a policy file", demo: "demo key", stored: "" };
 
@@ -15,9 +16,10 @@ export function keysTable(root, dialog) {
       text("id", "Key", { code: true }),
       text("tenant", "Tenant", { names: true }),
       text("name", "Name", { major: true }),
-      { id: "state", title: "State", value: state, text: state, wide: true },
-      quantity("created", "Made", moment, { numeric: false, minor: true }),
-      quantity("expires", "Expires", (at) => (at === null ? "never" : moment(at)), { numeric: false, major: true }),
+      { id: "state", title: "State", value: state, text: state, lines: true },
+      { id: "settings", title: "Its own", text: ({ settings }) => settingsInWords(settings), minor: true, wide: true },
+      quantity("created", "Made", moment, { numeric: false, least: true }),
+      quantity("expires", "Expires", (at) => (at === null ? "never" : moment(at)), { numeric: false, minor: true }),
       { id: "scopes", title: "For", text: ({ scopes }) => shown(scopes.join(", ") || "nothing", 60), least: true },
       { id: "actions", title: "", make: (current) => buttons(current, dialog), fill: fillButtons },
     ],
@@ -30,9 +32,9 @@ export function keysTable(root, dialog) {
 }
 
 /** What is out of the ordinary about it. */
-function state({ expired, old_until: until, origin, named }) {
+function state({ expired, old_until: until, origin, named, problem }) {
   const parts = [
-    expired ? "expired" : "valid",
+    problem ? `refused, since ${shown(problem, 120)}` : expired ? "expired" : "valid",
     until && `its old secret is valid until ${moment(until)}`,
     ORIGINS[origin] ?? shown(origin, 24),
     !named && "the policy does not name its tenant",
@@ -45,13 +47,15 @@ function buttons(current, dialog) {
     const attributes = { type: "button", class: danger ? "danger" : null, click: () => act(current()) };
     return el("button", attributes, title);
   };
+  const edit = button("Edit…", (row) => dialog.edit(row), false);
   const rotate = button("Rotate…", (row) => dialog.rotate(row), false);
-  return el("div", { class: "buttons for-admins" }, rotate, button("Revoke…", (row) => dialog.revoke(row), true));
+  return el("div", { class: "buttons for-admins" }, edit, rotate, button("Revoke…", (row) => dialog.revoke(row), true));
 }
 
 function fillButtons(cell, { id, origin }) {
   cell.hidden = origin !== "stored";
-  const [rotate, revoke] = cell.children;
+  const [edit, rotate, revoke] = cell.children;
+  edit.ariaLabel = `Edit key ${shown(id, 24)}`;
   rotate.ariaLabel = `Rotate key ${shown(id, 24)}`;
   revoke.ariaLabel = `Revoke key ${shown(id, 24)}`;
 }

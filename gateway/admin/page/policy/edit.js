@@ -52,7 +52,6 @@ export class Edit {
     this.field.focus();
     this.field.setSelectionRange(0, 0);
     byId("policy-put").hidden = opened === null;
-    byId("policy-what-if").disabled = Boolean(opened?.tenant); // it takes a whole policy
     const place = opened && (opened.tenant ? `${opened.file}, from line ${opened.first_line}` : opened.file);
     setText(byId("policy-place"), place ? shown(place, 200) : "");
     this.#say("");
@@ -86,12 +85,15 @@ export class Edit {
   async #check() {
     if (this.field.value.trim() === "") return this.#say("Paste a policy first, or start from the policy in force.");
     this.#say("Checking…");
-    const text = this.field.value;
+    const answer = await this.#checked(this.field.value);
+    if (answer !== null) this.result.replaceChildren(...(answer.valid ? verdict(answer) : this.#mistakes(answer)));
+  }
+
+  #checked(text) {
     const asked = this.#opened
       ? this.#api().post("policy/source", { ...this.#passage(), text, dry_run: true }, PATIENCE)
       : this.#api().post("policy/check", { text }, PATIENCE);
-    const answer = await this.#asked(asked);
-    if (answer !== null) this.result.replaceChildren(...(answer.valid ? verdict(answer) : this.#mistakes(answer)));
+    return this.#asked(asked);
   }
 
   /** Checked first: a mistake has a line there. */
@@ -103,8 +105,9 @@ export class Edit {
     const tick = () => this.#say(`Simulating, for ${Math.round((performance.now() - began) / 1000)} s so far; ${DURATION}…`);
     tick();
     const timer = setInterval(tick, 1000);
-    const checked = await this.#asked(this.#api().post("policy/check", { text }, PATIENCE));
-    const answer = checked?.valid ? await this.#asked(this.#api().post("policy/what-if", { text }, SIMULATION)) : null;
+    const edit = { ...(this.#opened ? this.#passage() : {}), text };
+    const checked = await this.#checked(text);
+    const answer = checked?.valid ? await this.#asked(this.#api().post("policy/what-if", edit, SIMULATION)) : null;
     clearInterval(timer);
     button.disabled = false;
     if (checked && !checked.valid) this.result.replaceChildren(...this.#mistakes(checked));

@@ -15,6 +15,7 @@ const PRESETS = {
   "Last 365 days": (today) => [new Date(today - 364 * DAY), today],
 };
 const CHOSEN = "As chosen";
+const NAMED = ["metadata", "tag"];
 
 export class Period {
   /** `changed()` is told when other days, or other rows, are asked for. */
@@ -22,12 +23,15 @@ export class Period {
     this.preset = byId("usage-preset");
     this.first = byId("usage-from");
     this.last = byId("usage-to");
+    this.named = byId("usage-name");
     this.preset.append(...[...Object.keys(PRESETS), CHOSEN].map((name) => el("option", { value: name }, name)));
     byId("usage-period").addEventListener("submit", (event) => event.preventDefault());
     byId("usage-period").addEventListener("change", ({ target }) => {
       if (target === this.preset) this.renew();
       else if (target.type === "date") this.preset.value = CHOSEN;
-      if (this.first.value && this.last.value) changed();
+      this.named.hidden = !NAMED.includes(document.querySelector("[name=usage-by]:checked").value);
+      if (target.name === "usage-by" && this.isNameless) this.named.focus();
+      else if (this.first.value && this.last.value && !this.isNameless) changed();
     });
     this.renew();
   }
@@ -39,12 +43,31 @@ export class Period {
   }
 
   get query() {
-    const by = document.querySelector("[name=usage-by]:checked").value;
-    return `?${new URLSearchParams({ from: this.first.value, to: this.last.value, by })}`;
+    return `?${new URLSearchParams({ ...this.#days, by: this.by })}`;
   }
 
-  get name() {
-    return `usage-${this.first.value}-${this.last.value}.csv`;
+  /** The same without what it is told by. */
+  get daysQuery() {
+    return `?${new URLSearchParams(this.#days)}`;
+  }
+
+  get #days() {
+    return { from: this.first.value, to: this.last.value };
+  }
+
+  /** What use is told by: of metadata and tags, by the one that is named. */
+  get by() {
+    const by = document.querySelector("[name=usage-by]:checked").value;
+    return NAMED.includes(by) ? `${by}.${this.named.value.trim()}` : by;
+  }
+
+  /** Whether a name is still to be given. */
+  get isNameless() {
+    return this.by.endsWith(".");
+  }
+
+  nameOf(what) {
+    return `${what}-${this.first.value}-${this.last.value}.csv`;
   }
 }
 

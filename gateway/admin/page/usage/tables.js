@@ -4,6 +4,7 @@ import { el, setAttribute, setText } from "../dom.js";
 import { Table, quantity } from "../table.js";
 import { shown } from "../text.js";
 import { compact, duration, money, percent, whole } from "../units.js";
+import { tenantName as name } from "./parts.js";
 
 const LOW = 0.1; // of a budget
 
@@ -12,15 +13,15 @@ export function usageTable(root) {
     title: "Usage",
     columns: [
       name("tenant", "Tenant", { stretches: true }),
-      name("key", "Key", {}),
+      { id: "value", title: "Key", value: valueOf, make: () => el("bdi"), fill: fillValue, stretches: true },
       quantity("requests", "Requests", compact, { major: true }),
       quantity("input_tokens", "Input", compact, { note: "tokens" }),
       quantity("cached_tokens", "Cached", compact, { note: "of the input tokens, found in the prefix cache", minor: true }),
       quantity("output_tokens", "Output", compact, { note: "tokens" }),
       { id: "cost", title: "Cost", value: amount, text: ({ costs }) => costInWords(costs), numeric: true },
     ],
-    key: ({ tenant, key }) => `${tenant} ${key}`,
-    matches: ({ tenant, key }, words) => `${tenant} ${key ?? ""}`.toLowerCase().includes(words),
+    key: ({ tenant, value }) => `${tenant} ${value}`,
+    matches: ({ tenant, value }, words) => `${tenant ?? ""} ${value ?? ""}`.toLowerCase().includes(words),
     limit: 25,
     empty: "No use on these days.",
   });
@@ -87,7 +88,12 @@ function fillBudget(cell, row) {
   setText(cell.lastElementChild, rest === null ? "unknown" : `${row.currency ? inUnits(row.left, row) : whole(row.left)} (${percent(rest)})`);
 }
 
-function name(id, title, marks) {
-  const fill = (cell, row) => setText(cell, row[id] === null ? "" : shown(row[id]));
-  return { id, title, value: (row) => row[id] ?? "", make: () => el("bdi"), fill, ...marks };
+function valueOf({ value }) {
+  return value ?? "";
+}
+
+/** Null is use that a full ledger does not tell apart. */
+function fillValue(cell, { value }) {
+  setText(cell, value === null ? "all others" : value === "" ? "none" : shown(value));
+  cell.classList.toggle("muted", !value);
 }

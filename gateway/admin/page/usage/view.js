@@ -3,8 +3,10 @@
 import { byId, el, fillChildren, setText } from "../dom.js";
 import { Search } from "../search.js";
 import { shown } from "../text.js";
-import { compact } from "../units.js";
+import { compact, number } from "../units.js";
+import { Bill } from "./bill.js";
 import { Days } from "./days.js";
+import { gauge } from "./parts.js";
 import { Period } from "./period.js";
 import { budgetsTable, costInWords, usageTable } from "./tables.js";
 
@@ -20,11 +22,14 @@ export class UsageView {
 
   constructor() {
     this.period = new Period(() => this.#ask().catch((error) => this.#explain(error)));
-    this.days = new Days(byId("usage-days"), byId("usage-legend"));
+    this.days = new Days(byId("usage-days"), byId("usage-legend"), "Tokens by day", ["input", "output"], compact);
+    this.costs = new Days(byId("usage-costs"), byId("usage-costs-legend"), "Cost by day", ["cost"], amount);
+    this.bill = new Bill();
     this.usage = usageTable(byId("usage-table"));
     this.budgets = budgetsTable(byId("usage-budgets"));
-    this.tables = [this.usage, this.budgets];
-    byId("usage-csv").addEventListener("click", () => this.#download());
+    this.tables = [this.usage, this.budgets, this.bill.table];
+    byId("usage-csv").addEventListener("click", () => this.#download(`usage.csv${this.period.query}`, "usage"));
+    byId("bill-csv").addEventListener("click", () => this.#download(`bill.csv${this.period.daysQuery}`, "bill"));
   }
 
   async refresh(api) {
@@ -40,7 +45,7 @@ export class UsageView {
     this.period.renew();
     const { query } = this.period;
     const api = this.#api;
-    if (api === null) return;
+    if (api === null || this.period.isNameless) return;
     const [report, budgets] = await Promise.all([
       api.get(`usage${query}${this.#rows.ask("&")}`, PATIENCE),
       api.get(`budgets${this.#budgets.ask()}`, PATIENCE),
@@ -48,12 +53,18 @@ export class UsageView {
     this.#due = Math.max(this.#due, performance.now() + PAUSE * (performance.now() - began));
     this.#rows.answered(report.truncated);
     this.#budgets.answered(budgets.truncated);
-    if (query === this.period.query) this.#show(report, budgets); // else another answer is on its way
+    if (query !== this.period.query) return; // another answer is on its way
+    this.#show(report, budgets);
+    byId("bill-panel").hidden = !report.has_bill;
+    if (report.has_bill) this.bill.update(await api.get(`bill${this.period.daysQuery}`, PATIENCE));
   }
 
   #show({ total, rows, truncated, days, model, by }, budgets) {
     setText(byId("usage-problem"), "");
-    byId("usage-table").classList.toggle("without-keys", by === "tenant");
+    const table = byId("usage-table");
+    table.classList.toggle("without-values", by === "tenant");
+    table.classList.toggle("without-tenants", by === "model" || by === "class");
+    setText(table.querySelector("th:nth-child(2) button"), shown(by.replace(".", ": "), 48));
     setText(byId("usage-model"), `This gateway serves ${shown(model, 60)}; replicas on the same store count as well.`);
     const totals = [
       ["Requests", compact(total.requests)],
@@ -65,7 +76,11 @@ export class UsageView {
       setText(entry.firstElementChild, title);
       setText(entry.querySelector("b"), value);
     });
-    this.days.update(days);
+    this.days.update(days.map(({ day, input_tokens: input, output_tokens: output }) => ({ day, input, output })));
+    const currency = Object.keys(total.costs)[0];
+    byId("usage-costs-panel").hidden = currency === undefined;
+    setText(byId("usage-costs-of"), `In ${shown(currency, 8)}${Object.keys(total.costs).length > 1 ? " alone" : ""}.`);
+    this.costs.update(days.map(({ day, costs }) => ({ day, cost: Number(costs[currency] ?? 0) })));
     this.usage.update(rows, truncated);
     this.budgets.update(budgets.budgets, budgets.truncated);
   }
@@ -75,11 +90,11 @@ export class UsageView {
   }
 
   /** A link could not carry the key. */
-  async #download() {
+  async #download(path, what) {
     try {
-      const text = await this.#api.text(`usage.csv${this.period.query}`, PATIENCE);
+      const text = await this.#api.text(path, PATIENCE);
       const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-      el("a", { href: address, download: this.period.name }).click();
+      el("a", { href: address, download: this.period.nameOf(what) }).click();
       setTimeout(() => URL.revokeObjectURL(address), 10_000);
     } catch (error) {
       this.#explain(error);
@@ -87,6 +102,7 @@ export class UsageView {
   }
 }
 
-function gauge() {
-  return el("div", { class: "panel gauge" }, el("dt"), el("dd", {}, el("b")));
+/** A number as it is, or the first digits of a small one. */
+function amount(value) {
+  return value > 0 && value < 0.01 ? String(Number(value.toPrecision(2))) : number(value);
 }

@@ -1,0 +1,75 @@
+"""Books each tenant's engine time, and the time for which this process has run: what a machine's bill is made of."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date
+from typing import Protocol
+
+from admission.share import Account
+from quotas.errors import QuotaError
+from quotas.reservation import Usage
+
+log = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 2.0
+
+
+class HoursStore(Protocol):
+    """Stores usage that no limit counts, and how long processes ran."""
+
+    def book(self, tenant: str, key: str | None, usage: Usage) -> None: ...
+
+    async def book_running(self, day: date, seconds: float) -> None: ...
+
+
+class EngineHours:
+    """Books engine time as usage of its tenant, without a key and without requests; whole microseconds, each once. It
+    is what the tenant's accounts were charged, lines of batches and embeddings included.
+    """
+
+    def __init__(
+        self,
+        shares: Iterable[Mapping[str, Account]],
+        store: HoursStore,
+        clock: Callable[[], float],
+        today: Callable[[], date],
+    ) -> None:
+        """`shares` are the accounts by tenant; `clock` counts seconds and `today` is the day in UTC."""
+        self._shares = tuple(shares)
+        self._store = store
+        self._clock = clock
+        self._today = today
+        self._booked: dict[str, int] = {}  # microseconds
+        self._day, self._ran, self._since = today(), 0.0, clock()  # `_ran`: seconds of the day until `_since`
+
+    async def book(self) -> None:
+        """Book what was used since the last call. Raises `QuotaError`; a later call books the rest."""
+        charged = dict[str, float]()
+        for accounts in self._shares:
+            for tenant, account in accounts.items():
+                charged[tenant] = charged.get(tenant, 0.0) + account.charged
+        for tenant, seconds in charged.items():
+            total, booked = int(seconds * 1e6), self._booked.get(tenant, 0)
+            if total > booked:  # a correction may take back a part of a charge ahead
+                self._booked[tenant] = total
+                self._store.book(tenant, None, Usage(engine_seconds=(total - booked) / 1e6, requests=0))
+        now, today = self._clock(), self._today()
+        self._ran, self._since = self._ran + now - self._since, now
+        await self._store.book_running(self._day, self._ran)
+        if today != self._day:
+            self._day, self._ran = today, 0.0
+
+    async def run(self) -> None:
+        """Book at intervals for as long as the server runs."""
+        is_away = False
+        while True:
+            await asyncio.sleep(INTERVAL_SECONDS)
+            try:
+                await self.book()
+            except QuotaError as error:
+                if not is_away:
+                    log.warning("the machine's time is booked once the store answers: %s", error)
+                is_away = True
+            else:
+                is_away = False

@@ -1,0 +1,61 @@
+"""Settings of API keys that are stored outside of policy files, in the words that a policy has for a key.
+
+They narrow what the tenant and a policy's own entry for the key allow, and are read anew under each policy.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from quotas.policy.limit import Limit
+from quotas.policy.parser import TenantReader
+from quotas.policy.policy import KeyPolicy, Policy
+from quotas.policy.policy_file import PolicyError
+from quotas.policy.policy_text import Plain, key_fields
+from quotas.policy.problems import Mark, Problems, TooManyProblems
+from quotas.policy.section import Section
+from quotas.policy.yaml_nodes import Fields, Node, Unreadable, compose
+
+STORED_APART = ("hmac", "expires", "scopes")  # fields of a policy's key that are none of its settings
+WHERE = "the key's settings"
+
+
+def read_key_settings(text: str, key_id: str, policy: Policy, tenant: str) -> KeyPolicy:
+    """The settings of a tenant's key, from YAML or JSON such as `{limits: {cost: 50/month}}`. Raises `PolicyError`."""
+    problems, read = Problems(), KeyPolicy(key_id)
+    with suppress(TooManyProblems):
+        node = _composed(text, problems)
+        section = node and Section(Fields(Mark(WHERE), {}), "", problems).as_section(node, "")
+        for name in STORED_APART:
+            if section and name in section:
+                section.wrong(name, "is none of a key's settings: it is set apart from them")
+        if section:
+            reader = TenantReader(policy.classes, policy.teams, is_whole=True)
+            read = reader.read_key(section, key_id, policy.tenant(tenant))
+    if problems.found:
+        raise PolicyError(problems.found)
+    return read
+
+
+def _composed(text: str, problems: Problems) -> Node | None:
+    try:
+        return compose(WHERE, text.encode("utf-8", "surrogatepass"), problems)
+    except Unreadable as error:
+        raise PolicyError([error.problem]) from None
+
+
+def key_settings(key: KeyPolicy) -> Plain:
+    """The settings of a key, those that differ from none; read back, they are the same."""
+    fields, none = key_fields(key), key_fields(KeyPolicy(key.id))
+    limits = {name: value for name, value in fields["limits"].items() if value != none["limits"][name]}
+    settings = {name: value for name, value in fields.items() if name not in STORED_APART and value != none.get(name)}
+    return settings | {"limits": limits} if limits else settings
+
+
+def lesser(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+    """The limits of a key by several sources; of two for the same resource and window, the lesser."""
+    found = dict[str, Limit]()
+    for limit in limits:
+        known = found.get(limit.name)
+        if known is None or (limit.amount, limit.capacity) < (known.amount, known.capacity):
+            found[limit.name] = limit
+    return tuple(found.values())

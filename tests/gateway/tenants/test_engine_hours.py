@@ -1,0 +1,56 @@
+from datetime import date
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.tenants.engine_hours import EngineHours
+from quotas.errors import StoreUnavailable
+from quotas.reservation import Usage
+
+
+class Store:
+    def __init__(self) -> None:
+        self.engine: dict[str, float] = {}
+        self.running: dict[date, float] = {}
+        self.is_away = False
+
+    def book(self, tenant: str, key: str | None, usage: Usage) -> None:
+        assert (key, usage.requests) == (None, 0)
+        self.engine[tenant] = self.engine.get(tenant, 0.0) + usage.engine_seconds
+
+    async def book_running(self, day: date, seconds: float) -> None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        self.running[day] = seconds
+
+
+def account(charged: float) -> Any:
+    return SimpleNamespace(charged=charged)
+
+
+async def test_engine_time_is_booked_once_and_hours_by_the_day() -> None:
+    store, now, day = Store(), 100.0, date(2026, 1, 1)
+    served, spare = {"a": account(1.0)}, {"a": account(0.25)}
+    hours = EngineHours([served, spare], store, lambda: now, lambda: day)
+    now = 110.0
+    await hours.book()
+    served["a"].charged, served["b"] = 1.5, account(2.0)
+    now, day = 115.0, date(2026, 1, 2)
+    await hours.book()  # what ran since the last time is of the day that it began in
+    now = 116.0
+    served["a"].charged = 1.4  # a correction
+    await hours.book()
+    assert store.engine == pytest.approx({"a": 1.75, "b": 2.0})
+    assert store.running == {date(2026, 1, 1): 15.0, date(2026, 1, 2): 1.0}
+
+
+async def test_hours_during_an_outage_are_booked_after_it() -> None:
+    store, now = Store(), 0.0
+    hours = EngineHours([{}], store, lambda: now, lambda: date(2026, 1, 1))
+    store.is_away, now = True, 5.0
+    with pytest.raises(StoreUnavailable):
+        await hours.book()
+    store.is_away, now = False, 7.0
+    await hours.book()
+    assert store.running == {date(2026, 1, 1): 7.0}
