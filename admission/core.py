@@ -14,7 +14,7 @@ from admission.keyed_order import KeyedOrder
 from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate
 from admission.kv.retention import BetweenTurnsRule, make_retention
 from admission.kv.swap_choice import SwapChoice, SwapRule
-from admission.ledger import EngineTimeTariff, Ledger
+from admission.ledger import AdapterTime, EngineTimeTariff, Ledger
 from admission.order import DueOrder, WaitingOrder
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
@@ -160,7 +160,7 @@ def make_core(
     queue = SpareLast(order, spare_order)
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
-    ledger = Ledger(share, spare, tariff, model, copy_time)
+    ledger = Ledger(share, spare, tariff, model, copy_time, AdapterTime(engine))
     sizer = PrefillSizer(engine, model, copy_time, config.prefill_share)
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)

@@ -5,12 +5,13 @@ completion. The fixed part of a step is split pro rata to the marginal parts, so
 the time that the device was busy.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 from admission.promise import Promise
 from admission.share import Account, Share
 from admission.step_times.step_time import CopyTime, StepTimeModel, StepWork, plain_sum, prefill_pairs
+from backend.config import EngineConfig
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
@@ -88,9 +89,34 @@ def work_of(scheduled: ScheduledStep) -> StepWork:
     return StepWork(tokens, decodes, scheduled.decode_context, context, pairs)
 
 
+class AdapterTime:
+    """The seconds that adapters add to a step: each row's own, by the blocks of its adapter, as measured at start."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._decode, self._prompt, self._bring = config.adapter_block_seconds
+
+    def of_rows(self, scheduled: ScheduledStep) -> list[float]:
+        """Return the seconds of each row; none if no row has an adapter. What a step brings is its first row's that has
+        the adapter.
+        """
+        rows, batch = scheduled.sequences, scheduled.batch
+        for row in rows:
+            if row.request.adapter is not None:
+                break
+        else:
+            return []
+        brought = Counter([number for number, _, _ in batch.adapter_blocks])
+        seconds, decodes = [0.0] * len(rows), batch.num_decodes
+        for index, row in enumerate(rows):
+            if (adapter := row.request.adapter) is not None:
+                each = self._decode if index < decodes else self._prompt * batch.lengths[index]
+                seconds[index] = each * adapter.num_blocks + self._bring * brought.pop(adapter.number, 0)
+        return seconds
+
+
 _Charge = tuple[list[Promise], StepWork, float, list[float], Mapping[Account, float]]
-"""The charge of a step in flight: the promises to its rows, its work, the seconds of its copies, and the costs of its
-rows and of accounts.
+"""The charge of a step in flight: the promises to its rows, its work, the seconds of its copies and its adapters, and
+the costs of its rows and of accounts.
 """
 
 
@@ -100,12 +126,18 @@ class Ledger:
     """
 
     def __init__(
-        self, share: Share, spare: Share, tariff: EngineTimeTariff, model: StepTimeModel, copy_time: CopyTime
+        self,
+        share: Share,
+        spare: Share,
+        tariff: EngineTimeTariff,
+        model: StepTimeModel,
+        copy_time: CopyTime,
+        adapter_time: AdapterTime,
     ) -> None:
         self.share, self.spare = share, spare
         self._tariff = tariff
         self._model = model
-        self._copy_time = copy_time
+        self._copy_time, self._adapter_time = copy_time, adapter_time
         self._open: deque[_Charge] = deque()
         self._corrections: dict[Account, float] = {}  # of completed steps: charged with the next step
         self.promises: dict[Sequence, Promise] = {}  # to sequences admitted to the queue and not ended
@@ -143,6 +175,10 @@ class Ledger:
         copying = self._copy_time.planned(len(scheduled.batch.swap_out) + len(scheduled.batch.swap_in))
         seconds = self._model.fitted.seconds(work) + copying
         costs = self._tariff.costs(scheduled, seconds)
+        if adapting := self._adapter_time.of_rows(scheduled):
+            added = plain_sum(adapting)
+            costs = [cost + own for cost, own in zip(costs, adapting, strict=True)]
+            seconds, copying = seconds + added, copying + added
         promises = [self.promises[sequence] for sequence in scheduled.sequences]
         self._open.append((promises, work, copying, costs, self._charge_rows(promises, costs)))
         return seconds

@@ -61,6 +61,7 @@ class EngineOptions:
     quantization: Quantization = "none"
     prefix_cache: bool = True
     swap_space_bytes: int = 0  # of the host's memory
+    max_adapter_rank: int = 0  # 0: no adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ class EngineConfig:
     block_copy_seconds: float = 0.0  # of one block to the host, or back
     copies_run_ahead: bool = False  # copies run beside the steps in flight, not as a part of their own step
     prefix_cache: bool = True  # sequences that begin with the same tokens share blocks; not with contiguous blocks
+    max_adapter_rank: int = 0  # 0: no adapters
+    # seconds that a block of an adapter adds to a step for each decode and each token of a prompt, and to be brought
+    adapter_block_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -95,6 +99,10 @@ class EngineConfig:
             self.max_num_seqs <= self.max_num_batched_tokens,
             f"max_num_seqs {self.max_num_seqs} exceeds max_num_batched_tokens {self.max_num_batched_tokens}: "
             "every running sequence takes one token of each step; raise the budget or lower max_num_seqs",
+        )
+        _require(
+            not self.max_adapter_rank or self.kv_allocation is KVAllocation.PAGED,
+            "adapters lie in single blocks of KV memory: leave kv_allocation paged, or serve none",
         )
         self._check_chunk()
         self._check_batches()

@@ -11,12 +11,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
+from backend.adapter import Adapter
+from backend.adapter_registry import AdapterRegistry
 from backend.config import EngineOptions
 from backend.errors import DeviceError, InvalidRequest
 from backend.loader import LoadedModel, load_model
+from backend.paged_kv.block_names import adapter_salt
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import TokenLogprobs
 from backend.scheduler.forking import group_by_prompt
@@ -91,6 +95,7 @@ class LLM:
         self._executor = executor
         self._seeds = random.Random(seed)
         self._compiler: GrammarCompiler | None = None
+        self.adapters = AdapterRegistry(model)
         self._begin()
 
     def _begin(self) -> None:
@@ -104,14 +109,22 @@ class LLM:
         self.scheduler.name_blocks_by(self._names)
         self._num_calls = 0
 
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Load an adapter as PEFT saves it, for `generate` to name. Raises `ModelLoadError`, and `ConfigError` where
+        the option `max_adapter_rank` is 0.
+        """
+        self.adapters.add(name, Path(path), self.adapters.read(Path(path)))
+
     def generate(
         self,
         prompts: abc.Sequence[Prompt],
         sampling: SamplingParams | abc.Sequence[SamplingParams] | None = None,
         progress: bool = True,
         detokenize: bool = True,
+        adapters: abc.Sequence[str | None] | None = None,
     ) -> list[Completion]:
-        """Continue every prompt; completions come in the order of the prompts.
+        """Continue every prompt; completions come in the order of the prompts. `adapters` names one for each prompt,
+        None for the model alone.
 
         `sampling` is shared, or one for each prompt; None is greedy until the model ends its text. Without `detokenize`
         completions have token ids and an empty text. Raises `InvalidRequest` before anything runs when a prompt does
@@ -123,7 +136,9 @@ class LLM:
         each = self._sampling(sampling, len(prompts))
         if not detokenize and any(one.stop for one in each):
             raise InvalidRequest("stop strings are looked for in text, and detokenize is False", "stop")
-        texts = [self._text(index, *pair, detokenize) for index, pair in enumerate(zip(prompts, each, strict=True))]
+        adapted = self._adapters(adapters, len(prompts))
+        given = enumerate(zip(prompts, each, adapted, strict=True))
+        texts = [self._text(index, *one, detokenize) for index, one in given]
         release = self._compile_grammars(each)
         by_sequence = {text.sequence: text for text in texts}
         group_by_prompt(by_sequence)
@@ -178,7 +193,19 @@ class LLM:
             raise InvalidRequest(f"{len(sampling)} sampling parameters were given for {count} prompts", "sampling")
         return list(sampling)
 
-    def _text(self, index: int, prompt: Prompt, sampling: SamplingParams, detokenize: bool) -> "_GrowingCompletion":
+    def _adapters(self, names: abc.Sequence[str | None] | None, num_prompts: int) -> list[Adapter | None]:
+        if names is None:
+            return [None] * num_prompts
+        if len(names) != num_prompts:
+            raise InvalidRequest(f"{len(names)} adapters were given for {num_prompts} prompts", "adapters")
+        for name in names:
+            if name is not None and name not in self.adapters.loaded:
+                raise InvalidRequest(f"the adapter {name!r:.200} is not loaded: call load_adapter", "adapters")
+        return [None if name is None else self.adapters.get(name) for name in names]
+
+    def _text(
+        self, index: int, prompt: Prompt, sampling: SamplingParams, adapter: Adapter | None, detokenize: bool
+    ) -> "_GrowingCompletion":
         token_ids = self._encode(index, prompt)
         self._check_in_vocabulary(f"prompt {index}", token_ids, "prompts")
         self._check_in_vocabulary("stop_token_ids", sampling.stop_token_ids, "stop_token_ids")
@@ -198,6 +225,7 @@ class LLM:
             max_tokens=sampling.max_tokens or most,
             seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
             end_tokens=ends if sampling.ignore_eos else ends | self.model.end_tokens,
+            adapter=adapter,
         )
         sequence = Sequence(request, arrival=float(index))
         if not detokenize:
@@ -222,7 +250,8 @@ class LLM:
         for sequence in sequences:
             asks = sequence.prompt_logprobs is not None
             salt = (str(self._num_calls), sequence.prompt_group or sequence.id) if asks else ()
-            sequence.cache_root = self._names.root(*salt)
+            digest = None if (adapter := sequence.request.adapter) is None else adapter.digest
+            sequence.cache_root = self._names.root(*salt, *adapter_salt(digest))
             self._names.name(sequence, sequence.num_prompt_tokens // self.scheduler.config.block_size)
 
     def _check_in_vocabulary(self, what: str, token_ids: abc.Sequence[int], param: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from backend.config import EngineConfig, EngineOptions
+from backend.errors import ConfigError
 from backend.kernels.cpu import select_ops
 from backend.model.hub import resolve_model
 from backend.model.model_config import ModelConfig, read_model_config, read_sampling_defaults
@@ -77,6 +78,8 @@ def load_model(
 
     Raises `ModelLoadError` or `ConfigError` before anything is served.
     """
+    if tensor_parallel > 1 and options.max_adapter_rank:
+        raise ConfigError("adapters are served by one rank: leave tensor_parallel 1, or serve none")
     directory = resolve_model(name)
     config = read_model_config(directory)
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size, chat_control_tokens)

@@ -93,6 +93,7 @@ def place_part(
     kv = KVCache(decoder.config, engine_config.num_blocks, engine_config.block_size, kv_dtype, device)
     runner = make_runner(decoder, kv, engine_config)
     runner.measure_copies()
+    runner.measure_adapters()
     return runner
 
 

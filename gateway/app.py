@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from admission.admission import Admission
 from backend import compiled_core
+from backend.adapter_registry import AdapterRegistry
 from backend.engine import Engine
 from backend.loader import LoadedModel, load_model
 from backend.parallel.runners import LeadingRunner
@@ -31,10 +32,12 @@ from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
 from gateway.announcement import Ready
+from gateway.api.adapters import load_adapters
 from gateway.api.body_reader import open_body_reader
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import Health
 from gateway.api.frontend import Frontend, ServedModel, served_encoders
+from gateway.api.guardrail import open_guardrails
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
@@ -57,6 +60,7 @@ from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.logs.logs import STDERR
+from gateway.telemetry.logs.otlp_log import open_otlp_log
 from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.metrics.grammars import GrammarSources
 from gateway.telemetry.metrics.metrics import Metrics, Sources
@@ -65,7 +69,7 @@ from gateway.telemetry.metrics.push import pushing
 from gateway.telemetry.request_record import Telemetry, record_store_call
 from gateway.telemetry.tracing.tracing import open_tracing
 from gateway.tenants.alert_sender import open_alert_sender
-from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problems
+from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problem, room_problems
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kept_usage import KeptUsage
 from gateway.tenants.key_source import KeySource
@@ -106,17 +110,21 @@ async def open_service(
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
-    Raises `StoreUnsuitable`, and `PolicyError` for a policy whose floors leave no room to serve, or whose pins do not
-    fit.
+    Raises `StoreUnsuitable`, `ModelLoadError` for an adapter, and `PolicyError` for a policy whose floors leave no room
+    to serve, or whose pins do not fit.
     """
     kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
     kv_pool = KVPool.of(model.engine_config, kv_shape.block_bytes)
     pinned_prompts = PinnedPrompts(model.tokenizer, kv_shape.block_tokens)
-    tenants.policies.require(partial(room_problems, pool=kv_pool))
+    adapters = await load_adapters(
+        settings, AdapterRegistry(model), lambda blocks: room_problem(tenants.policies.current, kv_pool, blocks)
+    )
+    tenants.policies.require(partial(room_problems, pool=kv_pool, largest_adapter=lambda: adapters.largest))
     tenants.policies.require(partial(pinned_problems, pool=kv_pool, prompts=pinned_prompts))
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
+        open_otlp_log(settings) as otlp_log,
         open_quotas(settings, tenants.store_url) as quotas,
         open_alert_sender(settings, quotas.store.alerts) as alerts,
     ):
@@ -145,9 +153,9 @@ async def open_service(
                 grammars=GrammarSources(grammars, masks) if grammars is not None and masks is not None else None,
             )
         )
-        count_losses(metrics.process, tracing)
+        count_losses(metrics.process, tracing, otlp_log)
         count_alerts(metrics.process, alerts)
-        telemetry.on_end.append(RequestLog(kv_shape.block_bytes))
+        telemetry.on_end.append(RequestLog(kv_shape.block_bytes, otlp_log))
         yield Service(
             model=settings.served_name,
             created=int(time.time()),
@@ -173,6 +181,7 @@ async def open_service(
             refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
             prompt_names=prompt_names,
             encoding=EncodingService(encoders, engine, core, encoding_limits(settings)),
+            adapters=adapters,
             grammars=grammars,
             seeds=random.Random(settings.seed),
         )
@@ -295,6 +304,7 @@ async def serve_engine(
     async with (
         open_service(settings, model, engine, core_telemetry, tenants, server.table, encoders) as service,
         open_body_reader(settings, model.engine_config.max_model_len) as body_reader,
+        open_guardrails(engine.clock) as guardrails,
     ):
         client = InProcessClient(service, _health(server, engine))
         frontend = Frontend(
@@ -309,7 +319,9 @@ async def serve_engine(
             engine=client,
             sealer=(sealer := Sealer.of(settings, keys.pepper)),
             files=FileBytes(settings.state_dir / "files", sealer),
+            guardrails=guardrails,
             encoders=served_encoders([(one.setup, one.encoder.tokenizer) for one in encoders.values()]),
+            adapters=service.adapters.cards,
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )
@@ -361,6 +373,7 @@ def _setup(
         model_dir=model.directory,
         vocab_size=model.config.vocab_size,
         encoders=[one.setup for one in encoders.values()],
+        adapters=dict(client.service.adapters.cards),
         pepper=tenants.keys.pepper,
         keys=[*tenants.keys.in_force.values()],
         policy=tenants.policies.current,

@@ -150,4 +150,5 @@ def engine_options(settings: Settings) -> EngineOptions:
     """Return the engine's options: the settings of their names."""
     names = {field.name for field in fields(EngineOptions)} & Settings.model_fields.keys()
     chosen: dict[str, Any] = {name: getattr(settings, name) for name in names}
-    return EngineOptions(**(chosen | {"prefix_cache": settings.prefix_cache == "on"}))
+    rank = settings.max_adapter_rank if settings.serves_adapters else 0
+    return EngineOptions(**(chosen | {"prefix_cache": settings.prefix_cache == "on", "max_adapter_rank": rank}))

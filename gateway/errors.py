@@ -9,6 +9,7 @@ ApiError
 ├── GrammarsUnavailable  503  the processes that compile end for reasons of their own
 ├── ContextLengthExceeded 400  the model's context cannot hold prompt and answer
 ├── RequestTimedOut      400  its headers or body did not arrive in time
+├── GuardrailRefused         400  the guardrail of the tenant refuses the prompt or the answer
 ├── InvalidApiKey        401
 ├── Forbidden            403  the key lacks a scope
 ├── PolicyChanged        412  on the admin port: a policy file is not as the admin has seen it
@@ -37,6 +38,7 @@ ApiError
 ├── ShuttingDown         503
 ├── Preempted            503  before the first byte; an error event after it
 ├── CancelledByAdmin     503  before the first byte; an error event after it
+├── GuardrailUnavailable     503  the guardrail gives no verdict and policy says closed
 ├── QuotaUnverifiable    503  the quota store is unreachable and policy says closed
 └── DeadlineExceeded     504  while queued
 
@@ -136,6 +138,13 @@ class BadRequest(ApiError):
             return self.rule
         rule = _QUOTED.sub("...", _FOUND.split(self.message, 1)[0]).removesuffix(".")
         return f"{rule}."
+
+
+class GuardrailRefused(BadRequest):
+    """Its `rule` leaves out the guardrail's reason, which may quote what it refuses."""
+
+    code = "content_filter"
+    dropped_reason = "guardrail"
 
 
 class Unsatisfiable(ApiError):
@@ -255,6 +264,11 @@ class TenantNotFound(ApiError):
 class KeyNotFound(ApiError):
     status = 404
     code = "key_not_found"
+
+
+class AdapterNotFound(ApiError):
+    status = 404
+    code = "adapter_not_found"
 
 
 class TenantNotNamed(ApiError):
@@ -445,6 +459,14 @@ class QuotaUnverifiable(ApiError):
     code = "quota_unverifiable"
     outcome = Outcome.REFUSED
     dropped_reason = "quota_store"
+
+
+class GuardrailUnavailable(ApiError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "guardrail_unavailable"
+    outcome = Outcome.FAILED
+    dropped_reason = "guardrail"
 
 
 class DeadlineExceeded(ApiError):

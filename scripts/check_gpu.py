@@ -43,6 +43,7 @@ import triton
 from backend import compiled_core
 from backend.bound_process import bound
 from labs.benchmarks.gpu_check import (
+    adapters,
     agreement,
     beside,
     compiling,
@@ -117,6 +118,7 @@ PARTS = {
     "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 60),
     "same": Part(same.check, 40),
     "masks": Part(masks.check, 25),
+    "adapters": Part(adapters.check, 45),
     "leak": Part(leak.check, 60),
     "sanitize": Part(sanitize.check, 60),
     "tenants": Part(tenants.check, 180),

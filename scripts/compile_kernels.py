@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from multiprocessing import get_context
@@ -40,7 +40,7 @@ from torch import Tensor
 
 from backend.bound_process import bound
 from backend.kernels import few_rows, sampling, triton_lang
-from backend.kernels.ops import StepInputs
+from backend.kernels.ops import StepAdapters, StepInputs
 from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check import compiling
 from labs.benchmarks.gpu_check.paper_gpu import META, compiled, paper_gpu
@@ -126,6 +126,7 @@ def run_launchers(variant: Variant) -> None:
     ops.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
     ops.silu_mul(rows(2 * 14336))
     run_products(dtype)
+    run_adapters(inputs, dtype)
     if variant.dtype == "bfloat16":
         run_sampling()
 
@@ -141,6 +142,22 @@ def run_products(dtype: torch.dtype) -> None:
         few_rows.multiply(meta(few_rows.MAX_ROWS, 6 * hidden), x, product)
         few_rows.multiply(meta(few_rows.MAX_ROWS, 3 * hidden), x, product, gates=True)
         few_rows.multiply(x, x, few_rows.Product(meta(hidden, hidden), meta(hidden)), adds=True)
+
+
+def run_adapters(inputs: StepInputs, dtype: torch.dtype) -> None:
+    """Run the products of adapters of rank 64 and 16, for decodes alone and beside prompts."""
+
+    def meta(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=of, device=META)
+
+    tokens, parts = inputs.positions.numel(), ((4096, 1024, 1024), (4096,), (14336, 14336), (4096,))
+    for rank in (64, 16):
+        vectors = meta(256, 32, 14 * rank, of=torch.int64)
+        adapters = StepAdapters(meta(tokens, of=torch.int32), vectors, meta(1 << 30), rank, parts)
+        for longest in (1, 1024):
+            adapted = replace(inputs, adapters=adapters, max_query_len=longest)
+            TritonOps().adapt(meta(tokens, 6144), meta(tokens, 4096), adapted, 1, 0)
+            TritonOps().adapt(meta(tokens, 4096), meta(tokens, 14336), adapted, 1, 3)
 
 
 def run_sampling() -> None:

@@ -1,6 +1,7 @@
 """What the documents name, link to and show is there and is true."""
 
 import ast
+import json
 import re
 from functools import cache
 from importlib import import_module
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from admission.event_logs import names as event_log_names
+from gateway.admin import request_database
+from gateway.tenants import key_store
 from quotas.policy.schema import fields_of
 from tests.deploy.dashboard import PANELS
 from tests.quotas.policies import parsed, problems_of
@@ -184,7 +188,7 @@ def test_the_mistakes_that_are_shown_are_what_is_said_of_them() -> None:
 def test_every_field_of_a_policy_is_in_a_table() -> None:
     rows = set(re.findall(r"^\| `([a-z_.]+)` \|", POLICIES, re.MULTILINE))
     queue = {f"queue.{name}" for name in fields_of("class", "queue")}
-    cache = {f"prefix_cache.{name}" for name in fields_of("prefix_cache")}
+    cache = {f"{one}.{name}" for one in ("prefix_cache", "guardrail") for name in fields_of(one)}
     documented = {*fields_of("class"), *fields_of("tenant"), *fields_of("limits"), *fields_of("key")} - {"queue"}
     documented |= {*fields_of("team")}
     alone = {*fields_of("")} - {"classes", "defaults", "teams", "tenants"}  # each of these is a section
@@ -249,3 +253,13 @@ def test_the_constants_of_the_rule_are_those_of_the_source() -> None:
     for names, value, module in shown:
         source = import_module(module.replace("/", "."))
         assert {getattr(source, one) for one in re.findall(r"\w+", names)} == {float(value)}, names
+
+
+def test_the_versions_of_stored_data_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| `([^`]+)` \| (\d+) \|", text, re.MULTILINE)
+    assert {place: int(version) for place, version in rows} == {
+        "keys.json": json.loads(key_store.FORMAT)["version"],
+        request_database.FILE: request_database.VERSION,
+        "--event-log": event_log_names.VERSION,
+    }

@@ -13,7 +13,7 @@ import tempfile
 import venv
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
@@ -42,17 +42,6 @@ def wheel(place: Path) -> Path:
     pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", place, ROOT)
     (path,) = place.glob(f"{DISTRIBUTION}-*.whl")
     return path
-
-
-@pytest.fixture(scope="module")
-def command(place: Path, wheel: Path) -> Path:
-    """`sluice`, installed from the wheel with the tested versions of what it depends on."""
-    environment = place / "environment"
-    venv.create(environment, with_pip=True)
-    lend(environment)
-    python = environment / "bin" / "python"
-    pip(python, "install", "--no-compile", "--constraint", ROOT / "constraints.txt", wheel)
-    return environment / "bin" / "sluice"
 
 
 def lend(environment: Path) -> None:
@@ -87,9 +76,12 @@ def pip(python: str | Path, *arguments: str | Path) -> None:
 
 @contextmanager
 def serving(command: Path, place: Path) -> Iterator[str]:
-    """What a gateway announced, while it runs; away from the checkout and from this environment's settings."""
+    """What a gateway announced, while it runs; away from the checkout, from this environment's settings and from
+    compilers.
+    """
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "PYTHON"))}
-    environ = keep | {"XDG_STATE_HOME": str(place / "state"), "SLUICE_CACHE_DIR": str(place / "cache")}
+    folders = {"XDG_STATE_HOME": str(place / "state"), "SLUICE_CACHE_DIR": str(place / "cache")}
+    environ = keep | folders | {"PATH": str(command.parent)}
     with (place / "log").open("w+") as log:
         arguments = [str(command), "serve", "--port", "0", "--admin-port", "0"]
         process = subprocess.Popen(
@@ -114,9 +106,44 @@ def found(pattern: str, text: str) -> str:
     return match[1]
 
 
+def interpreter(version: str) -> str:
+    """A Python of this version: this one, or one on the path or of pyenv."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    for python in (f"python{version}", *map(str, pyenv.glob(f"versions/{version}.*/bin/python"))):
+        with suppress(OSError, subprocess.CalledProcessError):
+            subprocess.run([python, "-c", "import venv, ensurepip"], check=True, capture_output=True)
+            return python
+    pytest.skip(f"there is no Python {version}")
+
+
 @pytest.mark.nightly
-def test_an_empty_environment_serves_a_streamed_answer(command: Path, place: Path) -> None:
-    with serving(command, place) as announced:
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_a_binary_wheel_serves_a_streamed_answer_in_an_empty_environment_without_a_compiler(
+    version: str, place: Path
+) -> None:
+    """Under another Python torch cannot be lent: pip fetches it, 3 GB with CUDA."""
+    python, home = interpreter(version), place / version
+    environ = os.environ | {"WHEELS": str(home)}
+    subprocess.run([ROOT / "scripts" / "wheel", python], env=environ, check=True, capture_output=True)
+    tag = f"cp{version.replace('.', '')}"
+    (wheel,) = home.glob(f"{DISTRIBUTION}-*-{tag}-{tag}-linux_*.whl")
+    environment = home / "environment"
+    subprocess.run([python, "-m", "venv", environment], check=True)
+    if python == sys.executable:
+        lend(environment)
+    own = environment / "bin" / "python"
+    pip(own, "install", "--no-compile", "--constraint", ROOT / "constraints.txt", wheel)
+    check_answer(environment / "bin" / "sluice", home)
+    log = (home / "log").read_text()
+    assert "by the compiled core" in log
+    assert "kernels" not in log and not (home / "cache").exists(), "those of the wheel serve"
+
+
+def check_answer(command: Path, home: Path) -> None:
+    with serving(command, home) as announced:
         url = found(r"curl -N (\S+)", announced)
         headers = {"Authorization": "Bearer " + found(r"Bearer (\S+?)'", announced)}
         body = json.loads(found(r"-d '(.*)'", announced))

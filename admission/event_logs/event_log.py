@@ -13,7 +13,7 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
      first token by, done by, first token's target, promised first and last token, refusal or null,
      blocks of the prompt, announced seconds from the answer to the next turn, prompt group or null, name of the grammar
-     or null]
+     or null, and only with an adapter: [its name, the number of its loading, its blocks]]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["cache", t, tenant, floor, ceiling or null]     of its idle cached blocks
@@ -77,6 +77,7 @@ from admission.promise import Promise
 from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
+from backend.adapter import Adapter, make_adapter
 from backend.calibration_steps import CalibrationStep, CalibrationTimes
 from backend.config import EngineConfig
 from backend.errors import ConfigError
@@ -217,9 +218,10 @@ class EventLog(CoreObserver):
         """Return the end of an arrival's line: the prompt's block names, for sharing, the expected time of the next
         turn, the prompt group, and the grammar.
         """
-        blocks = runs_of([name.ordinal for name in sequence.block_names])
+        blocks, adapter = runs_of([name.ordinal for name in sequence.block_names]), sequence.request.adapter
         again, group = _number_of(sequence.request.expects_followup), _text_of(sequence.prompt_group)
-        return f",{blocks},{again},{group},{_text_of(sequence.request.grammar)}"
+        adapted = "" if adapter is None else f",{_encode([adapter.name, adapter.number, adapter.num_blocks])}"
+        return f",{blocks},{again},{group},{_text_of(sequence.request.grammar)}{adapted}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
         """Return the end of a line: the news of the prefix cache, mostly none."""
@@ -343,6 +345,7 @@ class _Replay:
         self._core, self._log = make_logged_core(*make_configs(header), model, write)
         self._sequences = sequences
         self._names = ReplayedNames()
+        self._adapters: dict[int, Adapter] = {}  # by the number of its loading
         self._core.scheduler.name_blocks_by(self._names)
 
     def apply(self, entry: Entry) -> None:
@@ -399,12 +402,33 @@ class _Replay:
         else:
             raise ValueError(f"an entry of unknown kind {kind!r}")
 
+    def _adapter_of(self, name: str, number: int, num_blocks: int) -> Adapter:
+        if number not in self._adapters:
+            self._adapters[number] = make_adapter(name, "", number, num_blocks)
+        return self._adapters[number]
+
     def _sequence_of(self, entry: Entry) -> Sequence:
         _, _, name, tenant, prompt, most, allowed, level, interval, size, by, done_by, target, *rest = entry
+        adapter = self._adapter_of(*rest.pop()) if isinstance(rest[-1], list) else None
         *_, blocks, again, group, grammar = rest
         tokens, sampling, ends = [0] * prompt, SamplingParams(), frozenset([END_TOKEN])
         request = PromptRequest(
-            name, tenant, tokens, sampling, most, 0, ends, level, interval, by, done_by, target, size, again, grammar
+            name,
+            tenant,
+            tokens,
+            sampling,
+            most,
+            0,
+            ends,
+            level,
+            interval,
+            by,
+            done_by,
+            target,
+            size,
+            again,
+            grammar,
+            adapter,
         )
         sequence = Sequence(request, prompt_group=group, block_names=self._names.of(blocks))
         sequence.limit_to(allowed)

@@ -59,6 +59,9 @@ ENGINE_FIELDS = Names(
         )
     }
 )  # fmt: skip
+ADAPTER_FIELDS = Names({name: name for name in ("max_adapter_rank", "adapter_block_seconds")})
+"""The fields that the log of an engine with adapters has beside."""
+
 CORE_FIELDS = Names(
     {
         {"burst_s": "burst"}.get(name, name): name
@@ -94,7 +97,7 @@ def core_entry(config: CoreConfig) -> dict[str, Any]:
 
 def engine_entry(config: EngineConfig) -> dict[str, Any]:
     """Return the engine's configuration as the first line of a log has it."""
-    return _entry(config, ENGINE_FIELDS)
+    return _entry(config, ENGINE_FIELDS) | (_entry(config, ADAPTER_FIELDS) if config.max_adapter_rank else {})
 
 
 def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
@@ -104,7 +107,8 @@ def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
 
 def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
     """Read an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` if malformed."""
-    return EngineConfig(**_values(entry, ENGINE_FIELDS))
+    of_adapters = _values(entry, ADAPTER_FIELDS) if "max_adapter_rank" in entry else {}
+    return EngineConfig(**(_values(entry, ENGINE_FIELDS) | of_adapters))
 
 
 def _entry(config: CoreConfig | EngineConfig, fields: Names[str]) -> dict[str, Any]:

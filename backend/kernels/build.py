@@ -1,5 +1,7 @@
 """Compiles the C++ kernels of `csrc` for this machine and keeps the library in a cache directory.
 
+A wheel brings libraries for levels of processors (`PORTABLE`), which serve where the cache has none.
+
 `SLUICE_CACHE_DIR` names the directory (default ~/.cache/sluice). A library's name is made of its sources and flags, the
 processor's features, and the compiler. Its last 32 bytes are the SHA-256 of all before them, so that a damaged file is
 never mapped. No failure here is an error: without a library the torch kernels serve.
@@ -43,15 +45,24 @@ COMMON_FLAGS = (
     "-ffp-contract=off",  # a compiler that fuses products with sums may do so in one copy of a loop only
 )
 BFLOAT16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86-64, and of Arm
-MACHINE_FLAGS = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
+WIDE_FLAG = "-mprefer-vector-width=512"
+MACHINE_FLAGS = {"x86_64": ("-march=native", WIDE_FLAG), "aarch64": ("-mcpu=native",)}
+_AVX2 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+PORTABLE = {  # the machine, flags and needed features of each level of processors, the best first
+    "x86-64-v4": ("x86_64", ("-march=x86-64-v4", WIDE_FLAG), _AVX2 | _AVX512),
+    "x86-64-v3": ("x86_64", ("-march=x86-64-v3",), _AVX2),
+}
+BROUGHT = Path(__file__).parent / "libraries"  # only in wheels
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A library's sources, flags and compiler, and the directory that it is kept in."""
+    """A library's sources, flags and compiler, the processors that it is for, and the directory that it is kept in."""
 
     sources: tuple[Path, ...]
     flags: tuple[str, ...]
+    processor: str
     directory: Path
     compiler: str | None
 
@@ -60,7 +71,7 @@ class Recipe:
         """The file name without the compiler: any library with this beginning runs here and is compiled from these
         sources.
         """
-        digest = hashlib.sha256("\0".join((*self.flags, _cpu_features())).encode())
+        digest = hashlib.sha256("\0".join((*self.flags, self.processor)).encode())
         for path in sorted(SOURCES.iterdir()):
             digest.update(path.name.encode() + path.read_bytes())
         return f"kernels-{digest.hexdigest()[:16]}"
@@ -76,12 +87,17 @@ class Recipe:
 
 
 def recipe() -> Recipe:
-    return Recipe(
-        sources=tuple(sorted(SOURCES.glob("*.cpp"))),
-        flags=(*COMMON_FLAGS, *MACHINE_FLAGS.get(platform.machine(), ())),
-        directory=cache_directory(),
-        compiler=find_compiler(),
-    )
+    """The recipe of this machine's own library."""
+    flags = (*COMMON_FLAGS, *MACHINE_FLAGS.get(platform.machine(), ()))
+    return _recipe(flags, _cpu_features(), cache_directory())
+
+
+def portable_recipe(level: str, directory: Path) -> Recipe:
+    return _recipe((*COMMON_FLAGS, *PORTABLE[level][1]), level, directory)
+
+
+def _recipe(flags: tuple[str, ...], processor: str, directory: Path) -> Recipe:
+    return Recipe(tuple(sorted(SOURCES.glob("*.cpp"))), flags, processor, directory, find_compiler())
 
 
 def cache_directory() -> Path:
@@ -98,17 +114,32 @@ def find_compiler() -> str | None:
 
 
 def cached() -> Path | None:
-    """Return the library for this machine and these sources, if an undamaged one is in the cache."""
+    """Return the library for this machine and these sources, if an undamaged one is in the cache or was brought by the
+    wheel.
+    """
     made = recipe()
-    candidates = sorted(made.directory.glob(f"{made.stem}-*.so"))
+    candidates = _candidates(made)
     if made.compiler is not None and (exact := made.target()) in candidates:
         candidates = [exact]
-    return next((path for path in candidates if _is_whole(path)), None)
+    return next((path for path in [*candidates, *brought(_cpu_features())] if _is_whole(path)), None)
 
 
-def build() -> Path | None:
-    """Compile now. Returns the library, or None with the reason logged. Of several builders the last one wins."""
-    made = recipe()
+def brought(features: str) -> list[Path]:
+    """Return the libraries of the wheel that run on a processor with these features, the best first."""
+    known, machine = {*features.split()}, platform.machine()
+    levels = [level for level, (kind, _, needed) in PORTABLE.items() if kind == machine and needed <= known]
+    return [path for level in levels for path in _candidates(portable_recipe(level, BROUGHT))]
+
+
+def _candidates(made: Recipe) -> list[Path]:
+    return sorted(made.directory.glob(f"{made.stem}-*.so"))
+
+
+def build(made: Recipe | None = None) -> Path | None:
+    """Compile now, by default for this machine. Returns the library, or None with the reason logged. Of several
+    builders the last one wins.
+    """
+    made = recipe() if made is None else made
     if made.compiler is None:
         log.warning("no C++ compiler found (tried $CXX, g++, clang++, c++): torch kernels serve instead")
         return None
@@ -200,9 +231,14 @@ def _is_whole(path: Path) -> bool:
 def build_command() -> int:
     parser = argparse.ArgumentParser(prog="python -m backend.kernels.build", description="Compile the C++ kernels.")
     parser.add_argument("--background", action="store_true", help="give way to every other process")
-    if parser.parse_args().background:
+    parser.add_argument("--portable", type=Path, metavar="FOLDER", help="for each level of processors, into FOLDER")
+    options = parser.parse_args()
+    if options.background:
         os.nice(19)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if options.portable:
+        levels = [level for level, (machine, *_) in PORTABLE.items() if machine == platform.machine()]
+        return 0 if all(build(portable_recipe(level, options.portable)) for level in levels) else 1
     try:
         path = cached()
     except (OSError, ConfigError) as error:

@@ -43,6 +43,7 @@ class CpuOps:
         self._silu_mul = library.sluice_silu_mul
         self._rope_and_store = library.sluice_rope_and_store
         self._paged_attention = library.sluice_paged_attention
+        self._adapt = library.sluice_adapt
         self._apply_token_bitmask = library.sluice_apply_token_bitmask
         self._head_dim_multiple: int = library.sluice_head_dim_multiple()
         self._max_head_dim: int = library.sluice_max_head_dim()
@@ -197,6 +198,28 @@ class CpuOps:
             torch.get_num_threads(),
         )
         return out
+
+    def adapt(self, out: Tensor, x: Tensor, step: StepInputs, layer: int, product: int) -> None:
+        adapters = step.adapters
+        assert adapters is not None
+        assert out.is_contiguous()
+        assert x.is_contiguous()
+        assert out.dtype == x.dtype == adapters.memory.dtype
+        parts = (ctypes.c_int64 * len(adapters.parts[product]))(*adapters.parts[product])
+        self._adapt(
+            DTYPES[x.dtype],
+            out.data_ptr(),
+            x.data_ptr(),
+            adapters.rows.data_ptr(),
+            adapters.vectors[0, layer, adapters.first(product) :].data_ptr(),
+            adapters.vectors.stride(0),
+            adapters.memory.data_ptr(),
+            adapters.rank,
+            ctypes.addressof(parts),
+            len(parts),
+            *x.shape,
+            torch.get_num_threads(),
+        )
 
     def apply_token_bitmask(self, logits: Tensor, bitmasks: Tensor, indices: Tensor) -> None:
         assert logits.dtype == torch.float32

@@ -134,7 +134,9 @@ def _factor(number: int) -> int:
 
 
 class FewRowLayers:
-    """Layers that run steps of up to MAX_ROWS tokens by kernels of few rows, and others by the operations."""
+    """Layers that run steps of up to MAX_ROWS tokens, none with an adapter, by kernels of few rows, and others by the
+    operations.
+    """
 
     def __init__(self, ops: Ops, stack: DecoderStack) -> None:
         self._ops = ops
@@ -147,7 +149,7 @@ class FewRowLayers:
         return cls(ops, stack) if all(map(_takes, products)) else None
 
     def __call__(self, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
-        if residual.shape[0] > MAX_ROWS:
+        if residual.shape[0] > MAX_ROWS or step.adapters is not None:  # these add to a product before it is gated
             return run_layers(self._ops, self._stack, residual, step, blocks)
         for index, layer in enumerate(self._stack.layers):
             qkv, output, gate_up, down = map(_product_of, layer.linears)

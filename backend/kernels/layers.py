@@ -4,10 +4,12 @@ Per layer: `x += attention(norm(x))`, then `x += mlp(norm(x))`. The running sum 
 fused with the norm that follows it, so a layer is handed the previous branch's output apart from the sum.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import DecoderStack, Ops, StepInputs
+from backend.kernels.ops import DecoderStack, Linear, Ops, StepInputs
 
 
 def run_layers(ops: Ops, stack: DecoderStack, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
@@ -15,10 +17,21 @@ def run_layers(ops: Ops, stack: DecoderStack, residual: Tensor, step: StepInputs
     branch = torch.zeros_like(residual)
     for index, layer in enumerate(stack.layers):
         x = ops.add_rms_norm(branch, residual, layer.input_norm, stack.eps)
-        attended = layer.output(attention(ops, stack, index, layer.qkv(x), step, blocks))
+        qkv, output, gate_up, down = (
+            partial(_adapted, ops, linear, step, index, product) for product, linear in enumerate(layer.linears)
+        )
+        attended = output(attention(ops, stack, index, qkv(x), step, blocks))
         x = ops.add_rms_norm(attended, residual, layer.post_attention_norm, stack.eps)
-        branch = layer.down(ops.silu_mul(layer.gate_up(x)))
+        branch = down(ops.silu_mul(gate_up(x)))
     return ops.add_rms_norm(branch, residual, stack.final_norm, stack.eps)
+
+
+def _adapted(ops: Ops, linear: Linear, step: StepInputs, layer: int, product: int, x: Tensor) -> Tensor:
+    """Return a product, with those of the adapters of the step's rows."""
+    out = linear(x)
+    if step.adapters is not None:
+        ops.adapt(out, x, step, layer, product)
+    return out
 
 
 def attention(ops: Ops, stack: DecoderStack, index: int, qkv: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:

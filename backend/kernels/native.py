@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backend.kernels.ops import DecoderLayer, DecoderStack, StepInputs
+from backend.kernels.ops import DecoderLayer, DecoderStack, StepAdapters, StepInputs
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The numbers by which `csrc/storage.h` knows the storage types."""
@@ -56,6 +56,17 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "sluice_pack_weight": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
     # dtype, out, x, packed, scale, bias, rows, outputs, inputs, threads
     "sluice_linear": (c_int, *(c_void_p,) * 5, *(c_int64,) * 3, c_int),
+    # dtype, out, x, rows, vectors, row_stride, memory, rank, part_outputs, num_parts, tokens, inputs, threads
+    "sluice_adapt": (
+        c_int,
+        *(c_void_p,) * 4,
+        c_int64,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        *(c_int64,) * 3,
+        c_int,
+    ),
     # decoder, tokens
     "sluice_layers_scratch": (c_void_p, c_int64),
     # decoder, pool, step, out, residual, scratch, threads
@@ -174,10 +185,39 @@ class _PoolStruct(Structure):
     )
 
 
+_PRODUCTS, _MAX_PARTS = 4, 3
+
+
+class _AdaptersStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("rows", "vectors", "memory")),
+        *((name, c_int64) for name in ("num_layers", "width", "rank")),
+        ("first", c_int64 * _PRODUCTS),
+        ("num_parts", c_int64 * _PRODUCTS),
+        ("outputs", c_int64 * _MAX_PARTS * _PRODUCTS),
+    )
+
+    @classmethod
+    def of(cls, adapters: StepAdapters) -> Self:
+        assert adapters.vectors.is_contiguous()
+        products, parts = range(_PRODUCTS), adapters.parts
+        return cls(
+            adapters.rows.data_ptr(),
+            adapters.vectors.data_ptr(),
+            adapters.memory.data_ptr(),
+            *adapters.vectors.shape[1:],
+            adapters.rank,
+            (c_int64 * _PRODUCTS)(*map(adapters.first, products)),
+            (c_int64 * _PRODUCTS)(*map(len, parts)),
+            (c_int64 * _MAX_PARTS * _PRODUCTS)(*((c_int64 * _MAX_PARTS)(*outputs) for outputs in parts)),
+        )
+
+
 class _StepStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("positions", "slot_mapping", "query_start", "context_lens", "block_tables")),
         *((name, c_int64) for name in ("tokens", "num_seqs", "table_width")),
+        ("adapters", POINTER(_AdaptersStruct)),
     )
 
 
@@ -220,6 +260,7 @@ class NativeLayers:
             tokens,
             step.num_seqs,
             step.block_tables.stride(0),
+            None if step.adapters is None else POINTER(_AdaptersStruct)(_AdaptersStruct.of(step.adapters)),
         )
         self._run(
             self._of_decoder,

@@ -8,6 +8,26 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class StepAdapters:
+    """The adapters of a step's tokens. Their vectors lie in KV memory: a row of A, and a column of B, for each rank.
+
+    A row of `vectors` has for each layer and each of its products, in the order of `DecoderLayer.linears`, the places
+    of the vectors of A of all parts of the product, then those of B; `rank` places for each part, as many as an adapter
+    may have. Any of a part's places may be -1, which is no vector, in A and B alike.
+    """
+
+    rows: Tensor  # [T] int32, the row of `vectors` of each token's adapter; -1: none
+    vectors: Tensor  # [adapters, layers, places] int64, where each begins in `memory`, a multiple of 16 numbers
+    memory: Tensor  # all blocks of KV memory as numbers of the model's type, flat
+    rank: int
+    parts: tuple[tuple[int, ...], ...]  # of each product, the outputs of its parts
+
+    def first(self, product: int) -> int:
+        """Return the first place of a product in a layer."""
+        return 2 * self.rank * sum(map(len, self.parts[:product]))
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """The inputs of one step's ragged batch: T tokens of S sequences, each sequence's tokens contiguous and in order.
 
@@ -26,6 +46,7 @@ class StepInputs:
     max_query_len: int
     max_context_len: int
     num_decodes: int = 0  # leading sequences of one token each, at row s for sequence s, or of none
+    adapters: StepAdapters | None = None  # None: no token has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +169,8 @@ class Ops(Protocol):
     def paged_attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
     ) -> Tensor: ...
+
+    def adapt(self, out: Tensor, x: Tensor, step: StepInputs, layer: int, product: int) -> None: ...
 
     def apply_token_bitmask(self, logits: Tensor, bitmasks: Tensor, indices: Tensor) -> None: ...
 

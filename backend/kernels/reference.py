@@ -110,6 +110,33 @@ def paged_attention(
     return out
 
 
+def adapt(out: Tensor, x: Tensor, step: StepInputs, layer: int, product: int) -> None:
+    """Add to a product's results [T, outputs] for x [T, inputs] those of each row's adapter, `B @ A @ x`: in fp32, and
+    rounded once.
+    """
+    adapters = step.adapters
+    assert adapters is not None
+    rank, parts, first = adapters.rank, adapters.parts[product], adapters.first(product)
+    for row in adapters.rows.unique().tolist():
+        if row < 0:
+            continue
+        tokens = (adapters.rows == row).nonzero().flatten()
+        places = adapters.vectors[row, layer, first : first + 2 * rank * len(parts)].view(2, len(parts), rank)
+        given, begin = x[tokens].float(), 0
+        for part, outputs in enumerate(parts):
+            a = _vectors(adapters.memory, places[0, part], x.shape[1])
+            b = _vectors(adapters.memory, places[1, part], outputs)
+            columns = slice(begin, begin + outputs)
+            out[tokens, columns] = (out[tokens, columns].float() + given @ a.t() @ b).to(out.dtype)
+            begin += outputs
+
+
+def _vectors(memory: Tensor, places: Tensor, width: int) -> Tensor:
+    """Return the vectors [vectors, width] fp32 at these places, without those that are none."""
+    begins = places[places >= 0]
+    return memory[begins.unsqueeze(1) + torch.arange(width, device=memory.device)].float()
+
+
 def apply_token_bitmask(
     logits: Tensor,  # [rows, vocab] fp32, each row contiguous
     bitmasks: Tensor,  # [masks, words] int32; bit t % 32 of word t // 32: token t is allowed
@@ -143,6 +170,7 @@ class ReferenceOps:
     silu_mul = staticmethod(silu_mul)
     rope_and_store = staticmethod(rope_and_store)
     paged_attention = staticmethod(paged_attention)
+    adapt = staticmethod(adapt)
     apply_token_bitmask = staticmethod(apply_token_bitmask)
     batch_invariant = False  # torch's products add in an order that depends on the number of rows
     captures = False

@@ -1,13 +1,14 @@
 """Compares an implementation with the reference on small inputs, because a library may be old or damaged."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from backend.kernels import reference
-from backend.kernels.ops import Ops, StepInputs
+from backend.kernels.ops import Ops, StepAdapters, StepInputs
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 4
 EPS = 1e-5
@@ -45,6 +46,12 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
         "rope_and_store": (torch.cat((q.flatten(), kv.flatten())), torch.cat((found_q.flatten(), found_kv.flatten()))),
         "paged_attention": (attend(oracle), attend(ops)),
     }
+    adapted, found_adapted = (draw(step.positions.numel(), 84) for _ in range(2))
+    found_adapted.copy_(adapted)
+    wide, with_adapters = draw(len(adapted), 80), replace(step, adapters=_some_adapters(draw, len(adapted)))
+    reference.adapt(adapted, wide, with_adapters, 1, 0)
+    ops.adapt(found_adapted, wide, with_adapters, 1, 0)
+    pairs["adapt"] = (adapted, found_adapted)
     masked, expected = (torch.zeros((3, 75), device=device) for _ in range(2))
     bitmasks = torch.tensor([[0x55AA00FF, -1, 2], [0, -1, 0x700]], dtype=torch.int32, device=device)
     indices = torch.tensor([1, -1, 0], dtype=torch.int32, device=device)
@@ -60,6 +67,17 @@ def _of_eight_bits(matrix: Tensor) -> Tensor:
     numbers = (40 * matrix).round().clamp(-127, 127)
     numbers[:, ::16] = 127
     return numbers / 128
+
+
+def _some_adapters(draw: "_Draw", num_tokens: int) -> StepAdapters:
+    """Return two adapters, of parts with 1 to 3 of at most 3 vectors, for most tokens."""
+    rows = (torch.arange(num_tokens, dtype=torch.int32, device=draw.device) // 2 % 3 - 1).int()
+    parts, memory = ((67, 7, 10), (80,), (80, 80), (80,)), draw(16 * 80).view(-1)
+    vectors = torch.full((2, 2, 2 * 3 * sum(map(len, parts))), -1, dtype=torch.int64, device=draw.device)
+    vectors[:, 1, :18] = torch.arange(18, device=draw.device) * 64
+    vectors[0, 1, [2, 8, 11, 17]] = -1
+    vectors[1, 1, [1, 2, 4, 5, 10, 11, 13, 14]] = -1
+    return StepAdapters(rows, vectors, memory, 3, parts)
 
 
 def batch_dependent(ops: Ops, dtype: torch.dtype) -> list[str]:

@@ -20,6 +20,7 @@ class TorchOps:
     add_rms_norm = staticmethod(reference.add_rms_norm)
     silu_mul = staticmethod(reference.silu_mul)
     rope_and_store = staticmethod(reference.rope_and_store)
+    adapt = staticmethod(reference.adapt)
     apply_token_bitmask = staticmethod(reference.apply_token_bitmask)
     batch_invariant = False  # torch's attention adds in an order that depends on the number of queries
     captures = False

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels.few_rows import FewRowLayers, Product
+from backend.kernels.low_rank import launch_adapt
 from backend.kernels.ops import DecoderStack, Linear, RunLayers, StepInputs
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
@@ -26,6 +27,7 @@ class TritonOps:
     rms_norm = staticmethod(launch_rms_norm)
     add_rms_norm = staticmethod(launch_add_rms_norm)
     silu_mul = staticmethod(launch_silu_mul)
+    adapt = staticmethod(launch_adapt)
     apply_token_bitmask = staticmethod(launch_apply_token_bitmask)
     sample = staticmethod(sample_rows)
 

@@ -49,6 +49,11 @@ class HashedName(BlockName):
         del self._known[self.digest]
 
 
+def adapter_salt(digest: str | None) -> tuple[str, ...]:
+    """Return the parts of a root's salt by which an adapter's keys and values are kept apart; none without one."""
+    return () if digest is None else ("adapter", digest)
+
+
 class Tokens(Protocol):
     """The tokens whose blocks are named: a sequence's, or a prefix's."""
 

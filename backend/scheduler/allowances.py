@@ -66,6 +66,11 @@ class HeldTenants:
         self.reasons[tenant] = reason
         self._waiting.hold(tenant, reason)
 
+    def resume_all(self, reason: WaitReason) -> None:
+        """Let the queue offer the sequences of all tenants again that were held for this reason."""
+        for tenant in [tenant for tenant, met in self.reasons.items() if met is reason]:
+            self.resume(tenant)
+
     def resume(self, tenant: str) -> None:
         """Let the queue offer the tenant's sequences again, if it was held: something has changed for it."""
         self.num_changes += 1

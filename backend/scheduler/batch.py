@@ -17,6 +17,7 @@ class NewSequence:
     seed: int
     token_ids: list[int]  # prompt, then the output generated before a preemption
     num_prompt_tokens: int
+    adapter: tuple[int, list[int]] | None = None  # its number and the blocks in which it lies; None: the model alone
 
 
 @dataclass(slots=True)
@@ -50,6 +51,8 @@ class Batch:
     admitted: list[NewSequence] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # block, host block; copied first, in any order
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # host block, block; after `swap_out`, in order
+    # number of an adapter, index of a block of its weights, block; copied after the swaps and before the rows
+    adapter_blocks: list[tuple[int, int, int]] = field(default_factory=list)
     forks: list[tuple[int, int]] = field(default_factory=list)  # index in `sampled`, slot
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # source block, destination block; after the rows
     padding: list[tuple[int, int, int]] = field(default_factory=list)  # discarded rows: slot, start, length

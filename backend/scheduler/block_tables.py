@@ -8,13 +8,15 @@ from collections.abc import Callable, Collection, Iterable
 from sys import maxsize
 from typing import Protocol
 
+from backend.adapter import AdapterBlockName
 from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool, PagedPool, blocks_for
 from backend.paged_kv.host_pool import HostBlock
 from backend.paged_kv.prefix_cache import PrefixCache
+from backend.scheduler.adapters import AdapterBlocks
 from backend.scheduler.allowances import Allowances
-from backend.scheduler.batch import Counters
+from backend.scheduler.batch import Batch, Counters
 from backend.scheduler.holdings import Holdings
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
@@ -67,6 +69,7 @@ class BlockTables:
         self.swapping = Swapping(config, hooks, self.cache, counters)
         self._swaps = config.num_host_blocks > 0
         self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
+        self.adapters = AdapterBlocks(self.pool, self.cache, self.holdings, self._unused, self._most_copied)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
         self.pins = Pins(
@@ -87,10 +90,18 @@ class BlockTables:
     def completed(self, step: int) -> None:
         """Record that a step has completed: the blocks it filled are valid."""
         self.cache.completed(step)
+        self.adapters.completed(step)
         if self._found and self._found[0][0] <= step:
             certain = [found for found in self._found if found[0] <= step]
             self._counters.cached_tokens += sum(after - before for _, _, before, after in certain)
             self._found = [found for found in self._found if found[0] > step]
+
+    def plan_copies(self, batch: Batch) -> None:
+        """Have a step make the copies from and to the host that are due."""
+        if self._swaps:
+            self.swapping.plan(batch)
+        if self.adapters.num_due:
+            self.adapters.plan(batch)
 
     def blocks_to_start(self, sequence: Sequence) -> int:
         """Return the blocks for all tokens of the sequence; contiguous: for its maximum length.
@@ -121,7 +132,7 @@ class BlockTables:
     def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
         """Return True if the blocks of the sequence and `watermark_blocks` beside them are available."""
         blocks = self.blocks_to_start(sequence)
-        needed = blocks - hit.num_held
+        needed = blocks - hit.num_held + self.adapters.num_needed(sequence)
         if (hit.blocks or hit.swapped) and self.holdings.num_entries + blocks > self._max_entries:
             return False
         if not self._contiguous:
@@ -135,19 +146,24 @@ class BlockTables:
 
         Idle blocks are evicted first where free blocks are lacking.
         """
+        blocks = self._unused(count)
+        if blocks is not None:
+            self.holdings.own(sequence.block_table, blocks)
+        return blocks
+
+    def _unused(self, count: int) -> list[int] | None:
         lacking = count - self.pool.num_free
         if lacking > 0:
             if lacking > self.cache.num_evictable:
                 return None
             self.cache.evict(lacking + self._evicted_ahead)
-        blocks = self.pool.allocate(count)
-        if blocks is not None:
-            self.holdings.own(sequence.block_table, blocks)
-        return blocks
+        return self.pool.allocate(count)
 
     def num_reclaimable(self, sequence: Sequence) -> int:
         """Return the blocks that freeing the sequence makes available: its unshared ones."""
-        return len(sequence.block_table.blocks) - sequence.block_table.num_shared
+        table, adapter = sequence.block_table, sequence.adapter_table
+        own = 0 if adapter is None else len(adapter.blocks) - adapter.num_shared
+        return len(table.blocks) - table.num_shared + own
 
     # shared blocks
 
@@ -287,7 +303,8 @@ class BlockTables:
         A holder of a block that a lost step was to fill loses it and all blocks behind it; a sequence forked by a lost
         step returns to its earlier blocks.
         """
-        lost = self.cache.uncomputed(step)
+        lost = [one for one in self.cache.uncomputed(step) if not isinstance(one.name, AdapterBlockName)]
+        self.adapters.undo_from(step)
         cut = {forked.block_table: num_blocks for forked, _, num_blocks in forks}  # first index
         for cached in lost:
             tables = list(cached.holders)
@@ -352,6 +369,8 @@ class BlockTables:
         self.holdings.count_seconds(sequence.block_table)
         self.between_turns.leaves(sequence, is_named=self.shares_blocks)
         self.holdings.leave(sequence.block_table)
+        if sequence.adapter_table is not None:
+            self.adapters.leave(sequence)
         self.pinned_prefixes.unpin_excess()
         self.between_turns.has_left(sequence)
 
@@ -363,7 +382,9 @@ class BlockTables:
         """Assert that every block is free, idle, or held by some of these sequences and pins; and the integrity of
         each part.
         """
-        holders = [*(sequence.block_table for sequence in sequences), *self.pins.all]
+        adapters = [table for sequence in sequences if (table := sequence.adapter_table) is not None]
+        holders = [*(sequence.block_table for sequence in sequences), *adapters, *self.pins.all]
+        self.adapters.check_integrity(sequences)
         self.pins.check_integrity()
         self.pool.check_integrity()
         self.holdings.check_charges(holders, self.pinned_prefixes.idle_by_tenant())

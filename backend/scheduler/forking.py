@@ -8,6 +8,7 @@ copied at once, because each answer writes at once).
 
 from collections.abc import Iterable
 
+from backend.adapter import Adapter
 from backend.config import EngineConfig
 from backend.paged_kv.prefix_cache import CachedBlock
 from backend.scheduler.kv_manager import KVManager
@@ -17,18 +18,21 @@ from backend.scheduler.sequence import Sequence, SequenceStatus
 
 
 def group_by_prompt(sequences: Iterable[Sequence]) -> None:
-    """Set `prompt_group` of one tenant's sequences with the same tokens: the id of the first of them.
+    """Set `prompt_group` of one tenant's sequences with the same tokens and adapter: the id of the first of them.
 
     Sequences of a group ask for the same log probabilities of their prompt and share one list of them.
 
     O(tokens) of distinct lists; a million tokens take some 10 ms.
     """
-    first: dict[tuple[int | None, tuple[int, ...]], Sequence] = {}
+    first: dict[tuple[Adapter | None, int | None, tuple[int, ...]], Sequence] = {}
     leader: Sequence | None = None
+    of_leader: tuple[Adapter | None, int | None] = None, None
     for sequence in sequences:
-        prompt, asked = sequence.request.prompt, sequence.request.sampling.prompt_logprobs
-        if leader is None or prompt is not leader.request.prompt or asked != leader.request.sampling.prompt_logprobs:
-            leader = first.setdefault((asked, tuple(prompt)), sequence)
+        request = sequence.request
+        key = request.adapter, request.sampling.prompt_logprobs
+        if leader is None or request.prompt is not leader.request.prompt or key != of_leader:
+            leader = first.setdefault((*key, tuple(request.prompt)), sequence)
+            of_leader = key
         if leader is not sequence:
             leader.prompt_group = sequence.prompt_group = leader.id
             sequence.prompt_logprobs = leader.prompt_logprobs

@@ -74,6 +74,8 @@ class Joining:
             return WaitReason.BUDGET
         if len(self._kv_manager.free_slots) <= (self._kept_slots if sequence.is_spare else 0):
             return WaitReason.RELEASE if is_being_freed else WaitReason.SLOTS
+        if self._kv_manager.blocks.adapters.has_to_wait(sequence):
+            return WaitReason.ADAPTER
         if self._fits(sequence, hit):
             return None
         return WaitReason.RELEASE if is_being_freed else WaitReason.MEMORY
@@ -88,5 +90,7 @@ class Joining:
             return False
         if not running or self._is_contiguous:
             return True
-        beside = self._preemption.not_giving_way_to(sequence)
-        return self._hooks.admits(sequence, beside, tables.num_available, hit.num_held, tables.cache.num_kept)
+        beside, kept = self._preemption.not_giving_way_to(sequence), tables.cache.num_kept
+        if tables.adapters.users or sequence.request.adapter is not None:
+            kept += tables.adapters.num_in_use(sequence)
+        return self._hooks.admits(sequence, beside, tables.num_available, hit.num_held, kept)

@@ -24,6 +24,7 @@ class WaitReason(StrEnum):
     BUDGET = "budget"  # the step is full
     SLOTS = "slots"  # max_num_seqs run
     MEMORY = "memory"  # its tokens, or the remaining need of running sequences, do not fit
+    ADAPTER = "adapter"  # the step brings other adapters to the device already
     ALLOWANCE = "allowance"  # its tenant's allowance of blocks is used up
     TOKENS = "tokens"  # it has reached its `token_limit`
 
@@ -225,4 +226,6 @@ def new_sequence(sequence: Sequence) -> NewSequence:
     """Return the device's record of a sequence that has sampled nothing since its admission."""
     request = sequence.request
     tokens = [*request.prompt, *sequence.output]
-    return NewSequence(sequence.slot, request.sampling, request.seed, tokens, len(request.prompt))
+    adapter, table = request.adapter, sequence.adapter_table
+    placed = None if adapter is None or table is None else (adapter.number, list(table.blocks))
+    return NewSequence(sequence.slot, request.sampling, request.seed, tokens, len(request.prompt), placed)

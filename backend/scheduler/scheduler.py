@@ -36,7 +36,7 @@ from backend.scheduler.tenant_limits import TenantLimits
 from backend.scheduler.waiting_queue import WaitingQueue
 
 _RUNNING, _FINISHED = SequenceStatus.RUNNING, SequenceStatus.FINISHED  # see `kv_manager`: looking them up takes time
-_OWN_LIMITS = (WaitReason.TOKENS, WaitReason.ALLOWANCE)
+_PASSED_OVER = (WaitReason.TOKENS, WaitReason.ALLOWANCE, WaitReason.ADAPTER)
 _LACKS = (WaitReason.SLOTS, WaitReason.MEMORY)
 
 
@@ -219,8 +219,7 @@ class Scheduler:
             self._preemption.yield_to_oldest(scheduled)
         self._next_step += 1
         self.in_flight.append(scheduled)
-        if self.config.num_host_blocks:
-            self.kv_manager.blocks.swapping.plan(scheduled.batch)
+        self.kv_manager.blocks.plan_copies(scheduled.batch)
         if self._resync.out_of_sync:
             self._resync.add_to(scheduled)
         return scheduled.batch
@@ -230,6 +229,8 @@ class Scheduler:
         scheduled.planned_at = now
         if self._resync.untold:
             self._resync.tell_hits(scheduled)
+        if self.kv_manager.blocks.adapters.begin_plan():
+            self._held_tenants.resume_all(WaitReason.ADAPTER)
         self._rule.plan(scheduled)
         return scheduled
 
@@ -353,8 +354,8 @@ class Scheduler:
         """Admit heads of the queue, all or, with `before`, the heads due before that running sequence.
 
         A head that does not fit stops admission: if smaller requests overtook it, a large one would starve. It is
-        overtaken only at a limit of its own tenant, which must not delay other tenants, and, where all slots are taken,
-        by a sequence that may take a slot from another tenant.
+        overtaken only at a limit of its own tenant, which must not delay other tenants, in a step that brings other
+        adapters, and, where all slots are taken, by a sequence that may take a slot from another tenant.
         """
         order = self._prefill_order
         while (sequence := self._head(scheduled)) is not None:
@@ -367,7 +368,7 @@ class Scheduler:
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, self._rule)
             if self.wait_reason is WaitReason.ALLOWANCE and self._preemption.take_back(sequence):
                 continue
-            if self.wait_reason in _OWN_LIMITS:
+            if self.wait_reason in _PASSED_OVER:
                 self._held_tenants.hold(sequence.tenant, self.wait_reason)
                 self.wait_reason = None
                 continue
@@ -407,8 +408,10 @@ class Scheduler:
         self.kv_manager.admit(sequence)
         if self.preempted:  # in this plan, perhaps from this slot
             scheduled.drop_hits(sequence.slot)
-        scheduled.add_admission(sequence)
         self._forking.take_hit(sequence, hit, scheduled)
+        if sequence.adapter_table is not None:  # behind the hit, whose blocks it might evict
+            self.kv_manager.blocks.adapters.take(sequence, scheduled.batch.step)
+        scheduled.add_admission(sequence)
         self.kv_manager.blocks.unpin(sequence)
         self.hooks.admitted(sequence, follows=hit.follows_leader)
 

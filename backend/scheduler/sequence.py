@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from backend.adapter import Adapter
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_table import BlockTable
 from backend.sampling_params import SamplingParams
@@ -54,6 +55,7 @@ class PromptRequest:
     body_bytes: int = 0  # in memory while it waits
     expects_followup: float | None = None  # seconds from its end to an announced next turn; None: not announced
     grammar: str | None = None  # the name of its grammar in logs; None: free text
+    adapter: Adapter | None = None  # None: the model alone
 
     @property
     def most_tokens(self) -> int:
@@ -103,6 +105,7 @@ class Sequence:
     # while it holds a slot
     slot: int = -1  # row of device state; -1: none
     block_table: BlockTable = field(init=False)
+    adapter_table: BlockTable | None = field(init=False)  # the blocks of its adapter's weights; None: it has none
     num_computed_tokens: int = 0  # counted at planning: computed once the steps in flight complete
     num_admitted_tokens: int = 0  # known when it took the slot or last jumped; the device sampled all later ones
     jumps: bool = False  # forced tokens are not computed yet
@@ -116,6 +119,7 @@ class Sequence:
         self.prompt_logprobs = None if request.sampling.prompt_logprobs is None else []
         self.num_tokens, self.token_limit = len(request.prompt), request.most_tokens
         self.block_table = BlockTable(request.id, request.tenant)
+        self.adapter_table = None if request.adapter is None else BlockTable(request.id, request.tenant)
 
     @property
     def id(self) -> str:
@@ -133,6 +137,11 @@ class Sequence:
     def num_billed_tokens(self) -> int:
         """Prompt tokens computed for this sequence, each counted once: a recompute is free for the tenant."""
         return self.num_prefilled_tokens - self.num_cached_tokens
+
+    def block_seconds(self, now: float) -> float:
+        """Return the block-seconds charged for it until `now`: for its keys and values, and for its adapter."""
+        adapter = self.adapter_table
+        return self.block_table.seconds(now) + (0.0 if adapter is None else adapter.seconds(now))
 
     @property
     def is_pressing(self) -> bool:

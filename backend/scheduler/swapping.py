@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from backend.adapter import AdapterBlockName
 from backend.config import EngineConfig
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.host_pool import UNPLANNED, HostBlock, HostPool
@@ -116,6 +117,8 @@ class Swapping:
 
     def evicted(self, cached: CachedBlock) -> None:
         name = cached.name
+        if isinstance(name, AdapterBlockName):
+            return  # the host has it
         if name is None or self.host.named(name) is not None:
             self.out_rate -= RETURN_RATE_WEIGHT_PER_BLOCK * self.out_rate
             return

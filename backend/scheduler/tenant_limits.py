@@ -34,7 +34,8 @@ class TenantLimits:
         if any(s in scheduled.paused for s in own):
             return False
         blocks = self._kv_manager.blocks
-        if not blocks.permits(tenant, blocks.blocks_to_start(sequence) - hit.num_paid, hit):
+        adapter = blocks.adapters.num_unpaid(sequence)
+        if not blocks.permits(tenant, blocks.blocks_to_start(sequence) - hit.num_paid + adapter, hit):
             return False
         shared = hit.num_paid - hit.num_pinned  # with running sequences: idle pinned blocks give way
         return allowances.permits_in_all(tenant, self._peak([*own, sequence]) - shared)
@@ -48,6 +49,10 @@ class TenantLimits:
         return max(allowances.held[tenant], allowances.requested.get(tenant, 0), self._peak(own) + pinned if own else 0)
 
     def _peak(self, own: list[Sequence]) -> int:
-        """Return the peak blocks of one tenant's sequences, at least the blocks for the oldest to run to its end."""
+        """Return the peak blocks of one tenant's sequences and their adapters, at least the blocks for the oldest to
+        run to its end.
+        """
         oldest = min(own, key=YOUNGEST)
-        return max(self._hooks.peak(own) if len(own) > 1 else 0, self._blocks_for(oldest.request.most_tokens - 1))
+        adapters = {adapter for s in own if (adapter := s.request.adapter) is not None}
+        peak = max(self._hooks.peak(own) if len(own) > 1 else 0, self._blocks_for(oldest.request.most_tokens - 1))
+        return peak + sum([adapter.num_blocks for adapter in adapters])

@@ -7,6 +7,7 @@ again when a sequence takes it.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 from operator import itemgetter
 
 from backend.calibration_steps import SERIES_RATIO, CalibrationStep, Series
@@ -23,9 +24,11 @@ Measured = list[tuple[CalibrationStep, float]]
 """Calibration steps and the seconds that each took."""
 
 
-def batch_of(step: CalibrationStep, config: EngineConfig, num_blocks: int) -> Batch:
+def batch_of(
+    step: CalibrationStep, config: EngineConfig, num_blocks: int, adapters: Sequence[tuple[int, list[int]]] = ()
+) -> Batch:
     """Return the step's batch, with step number 0. It reads the first `num_blocks` blocks, each once while there are
-    enough. Its decodes sample from the whole vocabulary.
+    enough. Its decodes sample from the whole vocabulary. Its rows have these `adapters`, the later ones none.
     """
     decodes, rows = step.num_decodes, step.num_decodes + step.num_prefills
     starts = [step.context - 1] * decodes + [step.start] * step.num_prefills
@@ -36,7 +39,8 @@ def batch_of(step: CalibrationStep, config: EngineConfig, num_blocks: int) -> Ba
         tables.append((slot, 0, [(first + index) % num_blocks for index in range(width)]))
         first += width
     # no state of the slots' former sequences is left
-    admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1) for slot in range(rows)]
+    adapted = chain(adapters, repeat(None))
+    admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1, next(adapted)) for slot in range(rows)]
     sampled, token_ids = list(range(decodes)), [0] * (step.num_prefills * step.length)
     return Batch(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted, stores=False)
 

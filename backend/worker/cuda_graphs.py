@@ -38,9 +38,9 @@ class StepGraphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def shape_for(self, batch: Batch) -> StepShape | None:
+    def shape_for(self, batch: Batch, has_adapters: bool = False) -> StepShape | None:
         """Return the shape of the graph that computes the batch; None if none does."""
-        return self._shapes.holding(batch)
+        return self._shapes.holding(batch, has_adapters)
 
     def replay(self, shape: StepShape) -> Tensor:
         """Replay the staged step; returns its logits [max_num_seqs, vocab], one row for each row that samples.

@@ -11,7 +11,7 @@ longer than the host needs to launch it kernel by kernel.
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from operator import add
 from typing import Self
@@ -40,9 +40,10 @@ class StepShape:
     num_tokens: int
     max_query_len: int
     max_context_len: int
+    has_adapters: bool = False  # some sequence may have one
 
     @classmethod
-    def of(cls, batch: Batch) -> Self:
+    def of(cls, batch: Batch, has_adapters: bool = False) -> Self:
         """Return the shape of a batch without padding."""
         return cls(
             num_decodes=batch.num_decodes,
@@ -50,6 +51,7 @@ class StepShape:
             num_tokens=sum(batch.lengths),
             max_query_len=max(batch.lengths),
             max_context_len=max(map(add, batch.starts, batch.lengths)),
+            has_adapters=has_adapters,
         )
 
     @property
@@ -108,17 +110,27 @@ class GraphShapes:
         self._tokens = token_sizes(config.max_num_batched_tokens)
         self._num_prompts = min(MAX_PROMPTS, config.max_num_seqs)
         self._max_context_len = config.max_model_len
+        self._adapts = (True, False) if config.max_adapter_rank else (False,)
 
     def __iter__(self) -> Iterator[StepShape]:
-        """Yield the shapes, the largest first, so that the others' graphs fit the memory of its graph."""
-        sizes = product(reversed(self._tokens), reversed(self._places))
-        yield from dict.fromkeys(self._with_prompts(places, tokens) for tokens, places in sizes)
-        yield from (self._decodes_alone(size) for size in reversed(self._decodes))
+        """Yield the shapes, the largest first, so that the others' graphs fit the memory of its graph. An engine with
+        adapters has each with them and without, which launches fewer kernels.
+        """
+        sizes = list(product(reversed(self._tokens), reversed(self._places)))
+        for has_adapters in self._adapts:
+            shapes = (self._with_prompts(places, tokens) for tokens, places in sizes)
+            yield from (replace(shape, has_adapters=has_adapters) for shape in dict.fromkeys(shapes))
+        decodes = [self._decodes_alone(size) for size in reversed(self._decodes)]
+        yield from (replace(shape, has_adapters=one) for one in self._adapts for shape in decodes)
 
-    def holding(self, batch: Batch) -> StepShape | None:
+    def holding(self, batch: Batch, has_adapters: bool = False) -> StepShape | None:
         """Return the smallest shape that holds the batch and computes logits for all sampled rows; None if none
         does.
         """
+        shape = self._holding(batch)
+        return replace(shape, has_adapters=True) if shape is not None and has_adapters else shape
+
+    def _holding(self, batch: Batch) -> StepShape | None:
         num_seqs, num_tokens = len(batch.slots), sum(batch.lengths)
         if batch.num_decodes == num_seqs:
             return self._decodes_alone(_at_least(num_seqs, self._decodes))

@@ -2,7 +2,7 @@
 
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +20,8 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence, StepOutput
 from backend.structured_output.masks import TokenMasks
 from backend.worker import calibration, warm_up
+from backend.worker.adapter_tables import AdapterTables
+from backend.worker.adapter_times import measure_adapters
 from backend.worker.constrained_step import ConstrainedStep, MaskBuffers
 from backend.worker.cuda_graphs import StepGraphs
 from backend.worker.device_errors import explained, is_device_error, is_out_of_memory
@@ -115,7 +117,11 @@ class ModelRunner:
         self._device_stream = device_stream or make_device_stream(self.device, decoder.ops.captures)
         self.runs_ahead = self._device_stream.runs_ahead
         layout = Layout.of(config)
-        self.stager = Stager(config, layout, self._device_stream.staging)
+        self.adapters: AdapterTables | None = None
+        if config.max_adapter_rank:
+            self.adapters = AdapterTables(decoder.config, kv, config, decoder.embedding.dtype)
+        rows = None if self.adapters is None else self.adapters.rows
+        self.stager = Stager(config, layout, self._device_stream.staging, rows)
         self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self.device)
         self._received = layout.views(self._memory)
         self._num_head_bytes = layout.num_head_bytes
@@ -172,6 +178,18 @@ class ModelRunner:
             seconds = self._swapper.measure()
             self.config = replace(self.config, block_copy_seconds=seconds, copies_run_ahead=self.runs_ahead)
 
+    def measure_adapters(self) -> None:
+        """Measure what adapters add to a step, before any step, unless there are to be none."""
+        if self.adapters is None:
+            return
+        self._touch_blocks()
+
+        def run(batch: Batch) -> float:
+            return self.launch(batch).wait().elapsed
+
+        seconds = measure_adapters(self.adapters, self.decoder.config, self.config, self._num_calibration_blocks, run)
+        self.config = replace(self.config, adapter_block_seconds=seconds)
+
     def warm_up(self) -> None:
         """Run every kind of step over block 0 and record the graphs, so that no request pays for work that happens
         once.
@@ -206,14 +224,17 @@ class ModelRunner:
         return min(self.config.num_blocks, max(1, calibration.CALIBRATION_READ_BYTES // self.kv.blocks[0].nbytes))
 
     def _calibrate(self, seconds: float) -> calibration.Measured:
-        if self.device.type == "cpu":
-            # otherwise all pages were the one page of unwritten memory
-            self.kv.blocks[: self._num_calibration_blocks].zero_()
+        self._touch_blocks()
 
         def run(step: CalibrationStep) -> float:
             return self.launch(self.calibration_batch(step)).wait().elapsed
 
         return calibration.measure(calibration_series(self.config), run, seconds)
+
+    def _touch_blocks(self) -> None:
+        """Write the blocks that calibration reads: on a CPU all pages are the one page of unwritten memory before."""
+        if self.device.type == "cpu":
+            self.kv.blocks[: self._num_calibration_blocks].zero_()
 
     def _make_sampler(self) -> StepSampler:
         model, seqs = self.decoder.config, self.config.max_num_seqs
@@ -251,15 +272,21 @@ class ModelRunner:
             self._asked_logprobs.fill_slot(admitted)
             if self.masks is not None:
                 self.masks.fill_slot(admitted)
+            if self.adapters is not None:
+                self.adapters.admit(admitted)
         logprobs, constrained = self._asked_logprobs.of(batch), self._constrain(batch)
         given, batch = batch, batch.padded()
         hides = logprobs is not None and logprobs.parts  # a graph does not return the hidden states
-        shape = None if self.graphs is None or hides else self.graphs.shape_for(batch)
-        staged = self.stager.stage(batch, shape or StepShape.of(batch))
+        adapts = self.adapters is not None and self.adapters.has_some(batch)
+        shape = None if self.graphs is None or hides else self.graphs.shape_for(batch, adapts)
+        staged = self.stager.stage(batch, shape or StepShape.of(batch, adapts))
         self._staged.append(staged)
         choice = self._sampler.stage(staged) if staged.num_sampled else None
         graphs = None if shape is None else self.graphs
-        work = self._work(given, partial(self._run, staged, choice, graphs, batch.block_copies, logprobs, constrained))
+        bring = None if self.adapters is None else self.adapters.copies(batch)
+        work = self._work(
+            given, partial(self._run, staged, choice, graphs, batch.block_copies, logprobs, constrained, bring)
+        )
         copies = partial(self._swapper.copy, batch) if self._swapper is not None and batch.num_copies else None
         try:
             running = self._device_stream.launch(work, copies)
@@ -294,8 +321,11 @@ class ModelRunner:
         block_copies: Collection[tuple[int, int]],
         logprobs: StepLogprobs | None,
         constrained: ConstrainedStep | None,
+        bring: Callable[[], None] | None,
     ) -> None:
         self._receive(staged)
+        if bring is not None:
+            bring()
         if constrained is not None and not self.runs_ahead:
             constrained.ask()  # masks are filled while the step computes
         if graphs is None:
@@ -372,6 +402,7 @@ class ModelRunner:
             max_query_len=shape.max_query_len,
             max_context_len=shape.max_context_len,
             num_decodes=shape.num_decodes,
+            adapters=self.adapters.of(rows.adapters[:num_tokens]) if self.adapters and shape.has_adapters else None,
         )
 
     def _feed(self, num_decodes: int) -> None:

@@ -34,6 +34,7 @@ class StepFields(Generic[T]):
     query_start: T  # [places + 1] int32
     context_lens: T  # [places] int32; 0: padding
     slots: T  # [places] int64
+    adapters: T  # [tokens] int32, the row of each token's adapter; -1: none
     last_rows: T  # [seqs] int64, rows of hidden states after which a token is sampled; 0: padding
     sampled_slots: T  # [seqs] int64, the slots that sample; this field and the next ones have a row for each
     sampled_positions: T  # [seqs] int64, of the sampled tokens in their sequences
@@ -50,7 +51,7 @@ class StepFields(Generic[T]):
 
 
 _TYPES = {
-    torch.int32: ("query_start", "context_lens", "top_k", "table_blocks"),
+    torch.int32: ("query_start", "context_lens", "adapters", "top_k", "table_blocks"),
     torch.float32: ("temperature", "min_p", "top_p", "presence", "frequency", "repetition"),
 }
 _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
@@ -71,7 +72,7 @@ class Layout:
         # half of the rows belong to no sequence
         most_rows = 2 * seqs if config.batching is Batching.STATIC_PADDED else seqs
         places, changes = most_rows + MAX_PROMPTS, config.max_table_entries
-        by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping"), config.max_num_batched_tokens)
+        by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping", "adapters"), config.max_num_batched_tokens)
         by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
         by_name |= {"table_places": changes, "table_blocks": changes}
         counts = [by_name.get(field.name, seqs) for field in fields(StepFields)]
@@ -143,7 +144,15 @@ class _Rows:
 class Stager:
     """Writes batches into host memory, and keeps the host's copy of every slot's block table."""
 
-    def __init__(self, config: EngineConfig, layout: Layout, memory: Callable[[int], Tensor]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        layout: Layout,
+        memory: Callable[[int], Tensor],
+        adapter_rows: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """`adapter_rows` has the row of each slot's adapter, -1 for none, as it is when a batch is staged."""
+        self._adapter_rows = adapter_rows
         self._block_size = config.block_size
         self._tables = np.zeros((config.max_num_seqs, config.blocks_for(config.max_model_len)), np.int32)
         self._max_changes = layout.counts[-1]
@@ -163,6 +172,10 @@ class Stager:
         self._place_token_ids(piece.numbers, batch)
         self._pad_tokens(piece.numbers, int(rows.ends[-1]), shape)
         self._place_sequences(piece.numbers, batch.num_decodes, rows, shape)
+        if self._adapter_rows is not None:
+            end = int(rows.ends[-1])
+            piece.numbers.adapters[:end] = np.repeat(self._adapter_rows[rows.slots], rows.lengths)
+            piece.numbers.adapters[end : shape.num_tokens] = -1
         self._place_sampled(piece.numbers, batch, rows)
         return StagedStep(piece, shape, len(batch.sampled), num_changes)
 

@@ -11,6 +11,7 @@ import orjson
 from starlette.routing import Route
 
 from gateway.admin.actions import Actions
+from gateway.admin.adapters import Adapters, NewAdapter
 from gateway.admin.admins import Role
 from gateway.admin.app import LOADS
 from gateway.admin.audit_log import AuditLog
@@ -62,6 +63,7 @@ class Api:
         request_log: RequestLogReader,
         editor: PolicyEditor,
         bill: BillReader,
+        adapters: Adapters,
     ) -> None:
         self._process = process
         self._service = service
@@ -73,6 +75,7 @@ class Api:
         self._queue = QueueView(scheduler, reasons)
         self._tenants = Tenants(service, history, self.requests)
         self._keys = Keys(keys, service.policies, audit)
+        self._adapters = adapters
         self._usage = UsageReader(service, keys)
         self._bill = bill
         self._what_ifs = what_ifs
@@ -120,6 +123,9 @@ class Api:
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/edit", self.edit_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/rotate", self.rotate_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/revoke", self.revoke_key, role=Role.ADMIN),
+            admin_route("GET", f"{PREFIX}/adapters", self.list_adapters),
+            admin_route("POST", f"{PREFIX}/adapters", self.load_adapter, role=Role.ADMIN),
+            admin_route("POST", f"{PREFIX}/adapters/{{name:name}}/unload", self.unload_adapter, role=Role.ADMIN),
             admin_route("GET", f"{PREFIX}/refusals", self.refusals),
             admin_route("GET", f"{PREFIX}/usage", self.usage),
             admin_route("GET", f"{PREFIX}/usage.csv", self.usage_csv),
@@ -210,6 +216,15 @@ class Api:
 
     async def revoke_key(self, request: AdminRequest) -> Json:
         return await self._keys.revoke(request.actor, request.name)
+
+    async def list_adapters(self, request: AdminRequest) -> Json:
+        return await self._adapters.listed()
+
+    async def load_adapter(self, request: AdminRequest) -> Json:
+        return await self._adapters.load(request.actor, parse_body(NewAdapter, JsonBody.of(request.body)))
+
+    async def unload_adapter(self, request: AdminRequest) -> Json:
+        return await self._adapters.unload(request.actor, request.name)
 
     async def refusals(self, request: AdminRequest) -> Json:
         return {"refusals": await map_in_slices(self._history.refusals(), refusal_row)}

@@ -50,7 +50,7 @@ class MachineDay:
         Where tenants were charged for more time, such as that of compilers beside the engine, their parts shrink.
         """
         whole, busy = price.of_time(self.running), sum(self.busy.values())
-        most = max(self.running, busy)
+        most = max(self.running, busy, 1)
         with localcontext(EXACT):
             parts = {name: price.of_time(self.running * used // most) for name, used in sorted(self.busy.items())}
             return parts | {IDLE: whole - sum(parts.values(), Decimal())}

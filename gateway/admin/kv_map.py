@@ -35,10 +35,17 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     config, blocks = scheduler.config, scheduler.kv_manager.blocks
     accounts = KVAccounts(scheduler.kv_manager)
     swapped, kept = dict(accounts.swapped()), dict(+accounts.kept())
-    held = [(sequence.tenant, list(sequence.block_table.blocks)) for sequence in _holders(scheduler)]
+    holders = _holders(scheduler)
+    held = [(sequence.tenant, list(sequence.block_table.blocks)) for sequence in holders]
+    held += [(table.tenant, list(table.blocks)) for one in holders if (table := one.adapter_table) is not None]
     reserved = [(pin.tenant, list(pin.blocks)) for pin in blocks.pins.all]
     idle, pinned = list(blocks.cache.idle_blocks()), list(blocks.pinned_prefixes.idle_blocks())
-    layers = ((idle, Use.CACHED, 0), (pinned, Use.PINNED, 0), (reserved, Use.RESERVED, 1), (held, Use.HELD, 1))
+    layers = (
+        (idle, Use.CACHED, 0),
+        (pinned, Use.PINNED, 0),
+        (reserved, Use.RESERVED, 1),
+        (held, Use.HELD, 1),
+    )
     owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, layers)
     return {
         "num_blocks": config.num_blocks,

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 
 from gateway.admin.actions import Actions
+from gateway.admin.adapters import Adapters
 from gateway.admin.api import Api
 from gateway.admin.app import AdminApp
 from gateway.admin.audit_log import FILE, AuditLog
@@ -53,8 +54,8 @@ async def admin_plane(
     editor = PolicyEditor(service.policies, audit, settings.policy_edits)
     what_ifs = WhatIfs(service, core_config(settings), traffic)
     price = None if settings.machine_price is None else MachinePrice.of(settings.machine_price)
-    bill = BillReader(service, price)
-    api = Api(process, service, history, audit, keys, what_ifs, reader, editor, bill)
+    bill, adapters = BillReader(service, price), Adapters(service, settings.adapter_dir, audit)
+    api = Api(process, service, history, audit, keys, what_ifs, reader, editor, bill, adapters)
     actions = Actions(api.requests, service.policies, audit, process.drain)
     service.policies.on_change.append(actions.policy_changed)
     service.policies.on_failure.append(actions.policy_rejected)

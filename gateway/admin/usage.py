@@ -39,7 +39,7 @@ from quotas.reservation import LimitState, Usage
 
 MAX_LEDGERS = 500_000  # summed up by one answer; a ledger is of a tenant and a day
 MAX_CSV_LEDGERS = 20_000  # ledgers written as rows
-MAX_GROUPS = 200_000  # summed up by one answer, such as users: some 100 MB
+MAX_GROUPS = 100_000  # summed up by one answer, such as users: some 70 MB
 MAX_CSV_ROWS = 500_000
 MAX_BUDGETS = 500  # of one list
 MAX_BUDGET_OWNERS = 20_000  # owners of budgets asked from the store: tenants and keys

@@ -31,7 +31,7 @@ class ChoiceWriter:
 
     Once the stream has begun, text is written right where tokens are delivered, by a plain call. Writes that may
     wait or end the stream are the coroutine's: the first token and the last, text in which a stop string may be
-    complete, and all text while the client reads too slowly.
+    complete, text that a guardrail judges, and all text while the client reads too slowly.
     """
 
     __slots__ = ("_chunks", "_num_written", "_progress", "_response", "_text", "_usage")
@@ -67,7 +67,7 @@ class ChoiceWriter:
             if events and text.finish_reason is None:
                 await self._response.stream(self._joined(events))
                 events = []
-                if self._response.exchange is not None and not text.may_stop:
+                if self._response.exchange is not None and not text.may_stop and text.guardrail is None:
                     receiver = partial(self._write_pending, self._response.exchange)
         return b"".join([*events, self._finish()])
 

@@ -88,6 +88,9 @@ class ModelsEndpoint(Endpoint):
         for one in encoders:
             can = {"embeddings": one.kind == "embed", "score": True}
             cards.append(model_card(one.name, one.created, one.max_tokens, can))
+        for adapter in self.frontend.adapters.values():
+            can = _capabilities(self.frontend)
+            cards.append(model_card(adapter.name, adapter.created, model.limits.max_model_len, can, model.name))
         return cards
 
 

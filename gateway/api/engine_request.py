@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from admission.request import JudgedPrompt, JudgedRequest
+from backend.adapter import Adapter
 from backend.sampling_params import SamplingParams
 from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.sequence import PromptRequest, Sequence
@@ -49,10 +50,13 @@ class EngineRequest:
     beginnings: Beginnings = UNKNOWN  # of its prompt, where a router has sent it
     attempt: Attempt | None = None  # set by a router, which may send a request to several replicas
     usage_row: str | None = None  # of the ledger, in which its use is booked
+    adapter: str | None = None  # its name; None: the model alone
 
-    def sequences(self, end_tokens: frozenset[int], draw_seed: Callable[[], int]) -> list[Sequence]:
+    def sequences(
+        self, end_tokens: frozenset[int], draw_seed: Callable[[], int], adapter: Adapter | None = None
+    ) -> list[Sequence]:
         """A sequence for each prompt. `end_tokens` are the model's; `draw_seed` supplies a seed if the request has
-        none. Of several answers to a prompt, each has its predecessor's seed plus one.
+        none. Of several answers to a prompt, each has its predecessor's seed plus one. `adapter` is the named one.
         """
         sampling, num_answers = self.sampling, self.num_answers
         ends = frozenset(sampling.stop_token_ids)
@@ -75,6 +79,7 @@ class EngineRequest:
                 body_bytes=self.body_bytes,
                 expects_followup=self.expects_followup,
                 grammar=None if sampling.grammar is None else sampling.grammar.name,
+                adapter=adapter,
             )
             for index, (prompt, max_tokens) in enumerate(zip(self.prompts, self.max_tokens, strict=True))
         )

@@ -12,6 +12,7 @@ from backend.sampling_params import MAX_BAD_WORD_TOKENS
 from backend.text.tokenizer import INLINE_CHARS, Tokenizer
 from gateway.api.body_reader import BodyReader
 from gateway.api.engine_client import EngineClient
+from gateway.api.guardrail import Guardrails
 from gateway.batches.file_bytes import FileBytes
 from gateway.errors import BadRequest, ContextLengthExceeded, ModelNotFound, context_exceeded
 from gateway.http.cors import Cors
@@ -44,6 +45,15 @@ class ServedModel:
     kv_shape: KVShape
     has_grammars: bool = False  # structured output is available
     clamps_max_tokens: bool = True  # to the rest of the context
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCard:
+    """An adapter as clients see it."""
+
+    name: str
+    created: int  # Unix seconds
+    kv_blocks: int  # that it takes of its tenant's KV memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +161,9 @@ class Frontend:
     engine: EngineClient
     sealer: Sealer
     files: FileBytes
+    guardrails: Guardrails
     encoders: Mapping[str, ServedEncoder] = field(default_factory=dict)  # by name
+    adapters: Mapping[str, AdapterCard] = field(default_factory=dict)  # by name, as they are loaded now
     cors: Cors | None = None  # None: no web page of another origin may call
     public_models: bool = False  # /v1/models needs no key
 
@@ -174,7 +186,7 @@ class Frontend:
         """
         if model is not None and policy is not None:
             policy.check_model(model)
-        if model == self.model.name:
+        if model == self.model.name or (model is not None and model in self.adapters):
             return
         is_known = policy is None or policy.allows_model(self.model.name)
         if model is not None:
@@ -182,6 +194,16 @@ class Frontend:
             raise ModelNotFound(f"The model {quoted(model, 200)} does not exist{rest}.", "model")
         if not is_known:
             raise ModelNotFound("This server has no model that you have access to.", "model")
+
+    def adapter_of(self, model: str | None, policy: EffectivePolicy) -> AdapterCard | None:
+        """Return the adapter of a request for `model`: the one of that name or, for the served model, the tenant's
+        default; None: the model alone. Raises `ModelNotFound`.
+        """
+        self.check_model(model, policy)
+        name = policy.tenant.default_adapter if model in (None, self.model.name) else model
+        if name is not None and name not in self.adapters:
+            raise ModelNotFound(f"The adapter {quoted(name, 200)}, your tenant's default, is not loaded.", "model")
+        return None if name is None else self.adapters[name]
 
     async def render(self, tenant: str, conversation: Conversation, is_cut: bool = False) -> str:
         """Returns the prompt text of a conversation, which is truncated afterwards if `is_cut`.

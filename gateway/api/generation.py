@@ -16,6 +16,7 @@ from gateway.api.endpoint import Call, TokensEndpoint
 from gateway.api.engine_client import Generation
 from gateway.api.frontend import Frontend
 from gateway.api.generation_request import GenerationParams
+from gateway.api.guardrail import AnswerGuardrail
 from gateway.api.text_stream import TextStream
 from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar
 from gateway.http.json_body import JsonBody
@@ -56,7 +57,7 @@ class GenerationEndpoint(TokensEndpoint):
         if request.is_in_background:  # its client's patience is about the answer to the call
             headers = [header for header in headers if header[0] != READ_TIMEOUT]
         deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
-        frontend.check_model(request.model, policy)
+        adapter = frontend.adapter_of(request.model, policy)
         policy.check_answers(request.num_answers, request.answers_field)
         for size, field in request.grammar_sizes():
             policy.check_grammar(size, field)
@@ -66,7 +67,16 @@ class GenerationEndpoint(TokensEndpoint):
         num_bytes = call.record.body_bytes
         dialect.bound(request, service_class.max_reasoning_tokens, frontend)
         params = GenerationParams(
-            request, dialect, policy, service_class, deadlines, followup, arrived, num_bytes, beginnings
+            request,
+            dialect,
+            policy,
+            service_class,
+            deadlines,
+            followup,
+            arrived,
+            num_bytes,
+            beginnings,
+            adapter=adapter,
         )
         if not request.is_in_background:  # else its router sees the beginning alone, and settles nothing
             params.attempt = attempt
@@ -79,6 +89,12 @@ class GenerationEndpoint(TokensEndpoint):
             if request.bad_words:
                 words = await frontend.bad_words(policy.name, request.bad_words)
                 request.sampling = replace(request.sampling, bad_words=words)
+            if policy.tenant.guardrail is not None:
+                guardrail = frontend.guardrails.of(policy.tenant.guardrail, call.record)
+                if guardrail.judges("prompt"):
+                    ids = [prompt.token_ids for prompt in prompts]
+                    await guardrail.check_prompts([await frontend.decode(policy.name, one, False) for one in ids])
+                params.guardrail = guardrail if guardrail.judges("answer") else None
             each = [prompt for prompt in prompts for _ in range(request.num_answers)]
             identity = dialect.identify(request)
             if request.is_in_background:
@@ -114,7 +130,7 @@ class GenerationEndpoint(TokensEndpoint):
         """Have the engine generate, within what it reserves for the request, and deliver the answer."""
         frontend, record, request = self.frontend, call.record, params.request
         record.response_id, record.service_class = identity.id, params.service_class.name
-        record.num_choices, record.num_answers = len(prompts), request.num_answers
+        record.num_answers = request.num_answers
         messages = [self._dialect.message(request, prompt, frontend) for prompt in prompts]
         detokenizers = [
             self._detokenizer(request, prompt, message is not None)
@@ -166,8 +182,11 @@ class GenerationEndpoint(TokensEndpoint):
         texts: Sequence[TextStream],
     ) -> None:
         """Deliver the answer. The quota is settled before its last byte, after which the client may send again."""
-        dialect, request, policy = self._dialect, params.request, params.policy
+        dialect, request, policy, guardrail = self._dialect, params.request, params.policy, params.guardrail
         if request.stream:
+            if guardrail is not None:
+                for index, text in enumerate(texts):
+                    text.guardrail = AnswerGuardrail(guardrail, index)
             chunks = [
                 dialect.chunks(identity, request.include_usage, index, text.message) for index, text in enumerate(texts)
             ]
@@ -191,6 +210,8 @@ class GenerationEndpoint(TokensEndpoint):
             if not request.is_plain:
                 choices = await told_choices(texts, choices, request.num_answers, request.num_shown)
             await generation.settle()
+            if guardrail is not None:
+                await _gather([guardrail.check_answer(choice.text, index) for index, choice in enumerate(choices)])
             usage = _token_usage(texts, request.num_answers)
             await response.reply(await dialect.whole(policy, identity, choices, usage))
 

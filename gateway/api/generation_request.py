@@ -7,7 +7,8 @@ from math import inf
 from backend.sampling_params import MAX_LOGPROBS, SamplingParams
 from gateway.api.dialects import Dialect, Prompt
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
-from gateway.api.frontend import ServedModel
+from gateway.api.frontend import AdapterCard, ServedModel
+from gateway.api.guardrail import Guardrail
 from gateway.errors import ContextLengthExceeded, Unsatisfiable, context_exceeded
 from gateway.openai.requests import GenerationRequest
 from gateway.replica.fleet_secret import UNKNOWN, Beginnings
@@ -33,7 +34,9 @@ class GenerationParams:
     beginnings: Beginnings = UNKNOWN
     attempt: Attempt | None = None
     on_admitted: Callable[[], Awaitable[None]] | None = None  # called once the engine has taken the request
+    guardrail: Guardrail | None = None  # of the answers
     clamped_to: int | None = None  # tokens of an answer whose client asked for more than the context leaves
+    adapter: AdapterCard | None = None  # None: the model alone
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:
         """The engine's part of the request, with the response id `name`. Each of `prompts` has as many consecutive
@@ -65,8 +68,12 @@ class GenerationParams:
             expects_followup=self._followup(model),
             beginnings=self.beginnings,
             attempt=self.attempt,
+            adapter=None if self.adapter is None else self.adapter.name,
             usage_row=self.policy.usage_row(
-                model.name, self.service_class.name, self.request.user, self.request.metadata or {}
+                model.name if self.adapter is None else self.adapter.name,
+                self.service_class.name,
+                self.request.user,
+                self.request.metadata or {},
             ),
         )
 
@@ -102,9 +109,11 @@ class GenerationParams:
             )
         if is_clamped:
             asked = None  # a clamped limit bounds nothing and predicts no length
-        kv_tokens = policy.kv_tokens(model.kv_shape)
+        of_adapter = 0 if self.adapter is None else self.adapter.kv_blocks
+        kv_tokens = policy.kv_tokens(model.kv_shape, of_adapter)
         if kv_tokens is not None:
-            policy.check_kv(num_prompt_tokens + (asked or 1), model.kv_shape, field if asked else dialect.prompt_param)
+            param = field if asked else dialect.prompt_param
+            policy.check_kv(num_prompt_tokens + (asked or 1), model.kv_shape, param, of_adapter)
             available = min(available, kv_tokens - num_prompt_tokens)
         if is_clamped:
             self.clamped_to = min(available, self.clamped_to or available)

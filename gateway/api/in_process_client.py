@@ -193,7 +193,8 @@ class InProcessClient:
         Announces the tenant, and its longest sequence if its KV memory is limited or was at its last request.
         """
         service = self.service
-        sequences = request.sequences(service.end_tokens, partial(service.seeds.getrandbits, 63))
+        adapter = service.adapters.named(request.adapter)
+        sequences = request.sequences(service.end_tokens, partial(service.seeds.getrandbits, 63), adapter)
         if request.sampling.max_tokens is None:
             for one in sequences:
                 expected = service.admission.expected_tokens(one.tenant, one.request.max_tokens)
@@ -201,11 +202,12 @@ class InProcessClient:
                     one.limit_to(reservable)
         if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
             longest = max(one.request.most_tokens for one in sequences)
-            service.kv_leases.use(policy.name, policy.kv_bytes, blocks_for(longest, service.kv_shape.block_tokens))
+            blocks = blocks_for(longest, service.kv_shape.block_tokens) + (adapter.num_blocks if adapter else 0)
+            service.kv_leases.use(policy.name, policy.kv_bytes, blocks)
         service.cache_limiter.use(policy.name)
         if service.prompt_names is not None:
             if request.sampling.prompt_logprobs is None:
-                service.prompt_names.begin(sequences, policy.cache_scope, request.cache_salt)
+                service.prompt_names.begin(sequences, policy.cache_scope, request.cache_salt, adapter)
             else:
                 service.prompt_names.begin_apart(sequences, policy.cache_scope)
         return sequences
@@ -446,7 +448,7 @@ def _usage(
                 prefilled = max(prefilled, sequence.num_prefilled_tokens)
                 found = sequence.num_cached_tokens if found is None else min(found, sequence.num_cached_tokens)
             generated += num_delivered.get(stream, len(sequence.output))
-            block_seconds += sequence.block_table.seconds(now)
+            block_seconds += sequence.block_seconds(now)
         processed, cached = processed + prefilled, cached + (found or 0)
     byte_seconds = block_seconds * service.kv_shape.block_bytes
     return Usage(processed, generated, cached, byte_seconds, requests=1 if processed else 0)

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 
-from backend.paged_kv.block_names import BlockNames, Tokens
+from backend.adapter import Adapter
+from backend.paged_kv.block_names import BlockNames, Tokens, adapter_salt
 from backend.scheduler.sequence import Sequence
 
 BLOCKS_PER_TURN, TOKENS_PER_TURN = 128, 2048  # hashed in one callback, a quarter of a millisecond
@@ -20,11 +21,12 @@ class PromptNames:
         self._at_once = max(1, min(BLOCKS_PER_TURN, TOKENS_PER_TURN // block_size))
         self._root = lru_cache(MAX_ROOTS)(names.root)
 
-    def begin(self, sequences: Iterable[Tokens], scope: str, salt: str | None) -> None:
-        """Set the root under which the blocks of these sequences are shared: the scope's, or with a salt, the root of
-        scope and salt.
+    def begin(self, sequences: Iterable[Tokens], scope: str, salt: str | None, adapter: Adapter | None = None) -> None:
+        """Set the root under which the blocks of these sequences are shared: the scope's, or the root of scope, salt
+        and adapter.
         """
-        root = self._root(scope) if salt is None else self._root(scope, salt)
+        adapted = adapter_salt(None if adapter is None else adapter.digest)
+        root = self._root(scope, *(() if salt is None else (salt,)), *adapted)
         for sequence in sequences:
             sequence.cache_root = root
 

@@ -8,6 +8,7 @@ from admission.admission import Admission
 from admission.controller import Controller
 from backend.engine import Engine
 from backend.structured_output.compiler import GrammarCompiler
+from gateway.api.adapters import ServedAdapters
 from gateway.api.encoding_service import EncodingService
 from gateway.api.prompt_names import PromptNames
 from gateway.api.prompt_pinner import PromptPinner
@@ -57,8 +58,14 @@ class Service:
     refusal_limiter: RefusalLimiter
     prompt_names: PromptNames | None  # None: the prefix cache is off
     encoding: EncodingService
+    adapters: ServedAdapters
     grammars: GrammarCompiler | None  # None: no answer can be constrained
     seeds: random.Random
+
+    @property
+    def model_names(self) -> frozenset[str]:
+        """The names of all models, adapters apart."""
+        return frozenset((self.model, *self.encoding.queues))
 
     async def follow_policies(self) -> None:
         """Apply the present policy to the engine (weights, classes, bounds, cached memory), and each later one."""

@@ -7,6 +7,7 @@ from backend.scheduler.sequence import FinishReason
 from backend.stream import TokenStream
 from backend.text.detokenizer import IncrementalDetokenizer
 from gateway.api.engine_client import Generation
+from gateway.api.guardrail import AnswerGuardrail
 from gateway.errors import DeadlineExceeded, ModelFailed, Preempted
 from gateway.grammar_errors import NoTokenAllowed
 from gateway.openai.answer_message import AnswerMessage
@@ -29,6 +30,7 @@ class TextStream:
     ) -> None:
         """`message`: the message that the text is parsed into."""
         self.finish_reason: FinishReason | None = None
+        self.guardrail: AnswerGuardrail | None = None  # of a stream
         self.num_tokens = 0  # delivered, which tokens behind a stop string are not
         self._delivered_at = 0.0
         self._kept: list[int] = []  # delivered and not yet decoded
@@ -42,12 +44,25 @@ class TextStream:
         self._deliveries = deliveries
 
     async def pieces(self, receiver: Callable[[], bool] | None = None) -> list[str]:
-        """Wait for tokens and return their text, in pieces that are not empty. The stream is complete once
-        `finish_reason` is set. A `receiver` is called as by `TokenStream.take`.
+        """Wait for tokens and return their text, in pieces that are not empty; with a guardrail as one piece, once it
+        is allowed. The stream is complete once `finish_reason` is set. A `receiver` is called as by `TokenStream.take`.
 
         Raises `Preempted` when the sequence lost its memory for good, `DeadlineExceeded` when its time is over,
-        `ModelFailed` when the model computed no numbers for it, and `DeviceError` when the engine failed.
+        `ModelFailed` when the model computed no numbers for it, and `DeviceError` when the engine failed; with a
+        guardrail `GuardrailRefused` and `GuardrailUnavailable`.
         """
+        if self.guardrail is None:
+            return await self._pieces(receiver)
+        held, num_chars = list[str](), 0
+        while self.finish_reason is None and num_chars < self.guardrail.hold:
+            pieces = await self._pieces()
+            held += pieces
+            num_chars += sum(map(len, pieces))
+        text = "".join(held)
+        await self.guardrail.check(text, is_last=self.finish_reason is not None)
+        return [text] if text else []
+
+    async def _pieces(self, receiver: Callable[[], bool] | None = None) -> list[str]:
         pieces = self.push(await self._take(receiver))
         if self.finish_reason is None and self.tokens.finish_reason is not None and (rest := self._finish()):
             pieces.append(rest)
@@ -82,7 +97,7 @@ class TextStream:
         pieces: list[str] = []
         self.tokens.eager = self.may_stop
         while self.finish_reason is None:
-            pieces += await (self.pieces() if self.tokens.eager else self._all())
+            pieces += await (self._pieces() if self.tokens.eager else self._all())
         choice = Choice("".join(pieces), self.told_reason, stop_string=self.stop_string)
         if self.message is not None:
             choice.message, choice.blocks = self.message.members(), self.message.blocks()

@@ -16,7 +16,8 @@ def make_batch_runner(frontend: Frontend, service: Service, settings: Settings) 
         return endpoints.policies.of(Principal(tenant, key))
 
     def models(endpoint: str, policy: EffectivePolicy) -> frozenset[str]:
-        served = frontend.encoders if endpoint == "/v1/embeddings" else [frontend.model.name]
+        generating = [frontend.model.name, *frontend.adapters]
+        served = frontend.encoders if endpoint == "/v1/embeddings" else generating
         return frozenset(filter(policy.allows_model, served))
 
     parts = RunnerParts(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from enum import EnumType
 from pathlib import PurePath
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import ByteSize, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
@@ -32,6 +32,7 @@ def add_flags(parser: ArgumentParser, only: Mapping[str, str] | None = None) -> 
         for name, field in Settings.model_fields.items():
             if name in meanings and _extra(field)["group"] == group and _extra(field)["unit"]:
                 how: Any = {"action": "store_true"} if field.annotation is bool else {"metavar": _metavar(field)}
+                how |= {"action": "append"} if get_origin(field.annotation) is tuple else {}
                 section.add_argument(_flag(name), dest=name, default=SUPPRESS, help=_help(meanings[name], field), **how)
 
 

@@ -206,13 +206,17 @@ class CompletionChunks(Chunks):
 
 
 def model_card(
-    model: str, created: int, max_model_len: int, capabilities: Mapping[str, bool] | None = None
+    model: str,
+    created: int,
+    max_model_len: int,
+    capabilities: Mapping[str, bool] | None = None,
+    parent: str | None = None,
 ) -> dict[str, Any]:
     """Returns an entry of /v1/models, or the body of /v1/models/{model}; `max_model_len` is vLLM's addition, and
-    `capabilities` ours.
+    `capabilities` ours. An adapter's `parent` is its model.
     """
     card = {"id": model, "object": "model", "created": created, "owned_by": "sluice", "root": model}
-    return card | {"parent": None, "max_model_len": max_model_len, "capabilities": dict(capabilities or {})}
+    return card | {"parent": parent, "max_model_len": max_model_len, "capabilities": dict(capabilities or {})}
 
 
 def models_list(cards: Sequence[dict[str, Any]]) -> bytes:

@@ -13,7 +13,9 @@ from gateway.settings.field import (
     ChunkOrAuto,
     FractionOrAuto,
     IntOrAuto,
+    NameList,
     NameOrAuto,
+    PathOrAuto,
     SettingRecord,
     setting,
 )
@@ -36,6 +38,17 @@ class ModelFields(SettingRecord):
     served_model_name: NameOrAuto = setting(
         "model", "NAME", None, "the model's name in the API; auto: its own name", min_length=1, max_length=256
     )
+    adapter: NameList = setting(
+        "model",
+        "NAME=DIR",
+        (),
+        "an adapter (LoRA) as PEFT saves it, which requests name as their model; may be repeated, and a policy says "
+        "which tenants may use it",
+    )
+    adapter_dir: PathOrAuto = setting(
+        "model", "DIR", None, "the directory from which admins may load adapters while the gateway serves; auto: none"
+    )
+    max_adapter_rank: int = setting("model", "N", 16, "the most ranks of an adapter that may be loaded", ge=1, le=256)
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = setting(
         "model",
         "DTYPE",

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ENV_PREFIX = "SLUICE_"
 GROUPS = ("model", "engine", "memory", "quotas", "network", "security", "admin", "logging", "telemetry")
@@ -12,6 +12,10 @@ GROUPS = ("model", "engine", "memory", "quotas", "network", "security", "admin",
 
 def _auto(value: object) -> object:
     return None if value == "auto" else value
+
+
+def _listed(value: object) -> object:
+    return tuple(one for one in value.split(",") if one) if isinstance(value, str) else value
 
 
 def setting(group: str, unit: str, default: Any, description: str, *, form: str = "", **limits: Any) -> Any:
@@ -33,6 +37,9 @@ class SettingRecord(BaseSettings):
 
 IntOrAuto = Annotated[int | None, BeforeValidator(_auto)]  # None: auto
 ChunkOrAuto = Annotated[Annotated[int, Field(ge=1)] | Literal["off"] | None, BeforeValidator(_auto)]
+NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+"""A flag that may be repeated, and a variable with commas."""
+
 BytesOrAuto = Annotated[ByteSize | None, BeforeValidator(_auto)]
 FractionOrAuto = Annotated[float | None, BeforeValidator(_auto)]
 NameOrAuto = Annotated[str | None, BeforeValidator(_auto)]

@@ -37,7 +37,7 @@ _REMEDIES = {
     "OTEL_TRACES_EXPORTER": "without --otlp-endpoint nothing is sent",
     "OTEL_METRICS_EXPORTER": "without --otlp-endpoint nothing is sent",
     "OTEL_METRIC_EXPORT_TIMEOUT": "set OTEL_EXPORTER_OTLP_TIMEOUT",
-    "OTEL_LOGS_EXPORTER": "logs go to stderr",
+    "OTEL_LOGS_EXPORTER": "set --otlp-logs",
     "OTEL_PROPAGATORS": "traces are continued by W3C Trace Context alone",
     "OTEL_LOG_LEVEL": "set --log-level",
 }

@@ -338,6 +338,9 @@ class TelemetryFields(SettingRecord):
         _standard("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
         "protocol of the collector: OTLP over gRPC, or protobuf over HTTP",
     )
+    otlp_logs: Literal["on", "off"] = setting(
+        "telemetry", "on|off", "off", "send the log lines of ended requests to the collector too, as log records"
+    )
     otlp_headers: SecretStr | None = setting(
         "telemetry", "", None, "headers for the collector, such as authorization=Bearer%20...: NAME=VALUE,NAME=VALUE"
     )

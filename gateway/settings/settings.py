@@ -14,6 +14,7 @@ from pydantic import ByteSize, SecretStr, field_validator, model_validator
 from gateway.settings.machine import MAX_DEFAULT_CONNECTIONS, MIN_DEFAULT_CONNECTIONS, SPARE_FILES, most_http_workers
 from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, placeholder, rule, weakness, webhook_secret
 from gateway.settings.setting_fields import SettingFields
+from quotas.policy.schema import MODEL
 
 MIN_DEMO_KEY_CHARS = 8
 OPEN_FILES = MAX_DEFAULT_CONNECTIONS + SPARE_FILES  # needed by the highest default
@@ -26,6 +27,15 @@ _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
 
 class Settings(SettingFields):
     """The checked settings, frozen and read once at start. Raises `ValidationError` if they cannot be served."""
+
+    @property
+    def named_adapters(self) -> dict[str, Path]:
+        """The directories of the adapters to load at start, by name."""
+        return {name: Path(path) for name, _, path in (given.partition("=") for given in self.adapter)}
+
+    @property
+    def serves_adapters(self) -> bool:
+        return bool(self.adapter) or self.adapter_dir is not None
 
     @property
     def is_loopback(self) -> bool:
@@ -184,6 +194,20 @@ def _default_answer_leaves_room(settings: Settings) -> str | None:
     )
 
 
+def _adapters_have_names(settings: Settings) -> str | None:
+    names = [name for name, _, path in (given.partition("=") for given in settings.adapter) if path]
+    if len(names) < len(settings.adapter) or not all(re.fullmatch(MODEL, name) and len(name) <= 256 for name in names):
+        return "--adapter (SLUICE_ADAPTER): must be a name of at most 256 characters and a directory, as in sql=dir/sql"
+    taken = [name for name in names if names.count(name) > 1 or name == settings.served_name]
+    return f"--adapter {taken[0]}: the name is that of the model, or of another adapter" if taken else None
+
+
+def _adapters_have_one_rank(settings: Settings) -> str | None:
+    if settings.tensor_parallel == 1 or not settings.serves_adapters:
+        return None
+    return f"--tensor-parallel {settings.tensor_parallel}: adapters are served by one rank; leave out the adapters"
+
+
 def _tls_pair(settings: Settings) -> str | None:
     pair = {"--tls-cert-file": settings.tls_cert_file, "--tls-key-file": settings.tls_key_file}
     given = {flag: path for flag, path in pair.items() if path is not None}
@@ -234,6 +258,8 @@ _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _budget_holds_chunk,
     _budget_holds_whole_prompt,
     _default_answer_leaves_room,
+    _adapters_have_names,
+    _adapters_have_one_rank,
     _tls_pair,
     _files_suffice,
     _admin_key_is_chosen,

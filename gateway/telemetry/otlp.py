@@ -1,4 +1,4 @@
-"""The collector of spans and metrics, and the resource that identifies this process."""
+"""The collector of spans, metrics and log records, and the resource that identifies this process."""
 
 import logging
 import threading
@@ -23,7 +23,7 @@ EXPORT_TIMEOUT_SECONDS = 5.0  # for one export, its retries included
 NAME = "sluice"  # of the service
 SCOPE = InstrumentationScope(NAME)
 
-Signal = Literal["traces", "metrics"]
+Signal = Literal["traces", "metrics", "logs"]
 Exporter = TypeVar("Exporter")
 
 

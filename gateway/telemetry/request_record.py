@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import StrEnum
 from random import getrandbits
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from starlette.types import Scope
 
@@ -26,6 +27,7 @@ from gateway.errors import ApiError
 from gateway.http.responses import ResponseWriter
 from gateway.key_mask import masked
 from gateway.replica.fleet_secret import UNKNOWN, Beginnings
+from quotas.policy.policy import GuardrailStage
 from quotas.reservation import Reservation, Usage
 
 log = logging.getLogger(__name__)
@@ -129,6 +131,22 @@ class StoreCall:
     error: str | None  # the class of the exception that it failed with
 
 
+class GuardrailVerdict(StrEnum):
+    ALLOWED = "allowed"
+    REFUSED = "refused"
+    FAILED = "failed"  # the guardrail gave none
+    CANCELLED = "cancelled"  # the request ended first
+
+
+class GuardrailCall(NamedTuple):
+    """One question to the guardrail of a tenant."""
+
+    stage: GuardrailStage
+    began: float
+    ended: float
+    verdict: GuardrailVerdict
+
+
 @dataclass(slots=True, eq=False)
 class EngineRecord:
     """The engine's part of a request's record: limits and sequences.
@@ -203,7 +221,6 @@ class RequestRecord:
     operation: str | None = None  # of the GenAI conventions; None: nothing is generated
     sampling: SamplingParams | None = None  # the client's own
     streams: bool = False
-    num_choices: int = 1
     num_answers: int = 1  # choices for each prompt, which follow one another
     service_class: str | None = None
     policy_version: str | None = None
@@ -211,6 +228,7 @@ class RequestRecord:
     ignored: tuple[str, ...] = ()  # its ignored fields, by the metric's names
 
     body_bytes: int = 0  # read so far
+    guardrail_calls: list[GuardrailCall] = field(default_factory=list)
 
     # moments
     authenticated: float | None = None

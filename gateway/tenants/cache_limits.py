@@ -1,7 +1,7 @@
 """Keeps the engine's limits on cached KV memory at the policy's values, and refuses policies that leave no room."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,21 +55,30 @@ def floors_of(policy: Policy, pool: KVPool) -> dict[str, int]:
     return {tenant: pool.cache_limits(policy, tenant)[0] for tenant, kept in policy.caching.items() if kept.floor}
 
 
-def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:
-    """Yield a field and its problem, if the policy's floors leave no room for the longest sequence."""
+def room_problems(policy: Policy, pool: KVPool, largest_adapter: Callable[[], int] = int) -> Iterator[tuple[str, str]]:
+    """Yield a field and its problem, if the policy's floors leave no room for the longest sequence and an adapter;
+    `largest_adapter` returns its blocks.
+    """
     floors = floors_of(policy, pool)
     kept = sum(floors.values())
-    lacking = kept + pool.longest - pool.num_blocks
+    longest = pool.longest + largest_adapter()
+    lacking = kept + longest - pool.num_blocks
     if not pool.caches or not kept or lacking <= 0:
         return
     largest = max(sorted(floors), key=lambda tenant: floors[tenant])
-    sizes = [show_blocks(blocks, pool) for blocks in (kept, pool.num_blocks, pool.longest, lacking)]
+    sizes = [show_blocks(blocks, pool) for blocks in (kept, pool.num_blocks, longest, lacking)]
+    beside = " with the largest adapter" if longest > pool.longest else ""
     message = (
         f"floors keep {sizes[0]} in all, the KV pool has {sizes[1]}, and one sequence of max_model_len "
-        f"{pool.max_model_len} takes {sizes[2]}, so that it could never run: lower floors by {sizes[3]}, raise "
+        f"{pool.max_model_len}{beside} takes {sizes[2]}, so that it could never run: lower floors by {sizes[3]}, raise "
         "--kv-memory-bytes by as much, or lower --max-model-len"
     )
     yield f"tenants.{largest}.prefix_cache.floor", message
+
+
+def room_problem(policy: Policy, pool: KVPool, adapter: int) -> str | None:
+    """Return why the policy's floors leave no room for an adapter of that many blocks; None if they do."""
+    return next((message for _, message in room_problems(policy, pool, lambda: adapter)), None)
 
 
 def show_blocks(blocks: int, pool: KVPool) -> str:

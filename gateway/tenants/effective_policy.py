@@ -155,17 +155,23 @@ class EffectivePolicy:
         shown = masked(user[:MAX_NAME_CHARS]) if user and "user" in parts else ""
         return row_name(UsageRow(self.key, model, service_class, shown, tuple(tags)), detail.rows)
 
-    def kv_tokens(self, shape: KVShape) -> int | None:
-        """The most tokens of a sequence within the tenant's KV memory; None without a limit."""
-        return None if self.kv_bytes is None else self.kv_bytes // shape.block_bytes * shape.block_tokens
+    def kv_tokens(self, shape: KVShape, of_adapter: int = 0) -> int | None:
+        """The most tokens of a sequence within the tenant's KV memory, beside the blocks `of_adapter`; None without a
+        limit.
+        """
+        if self.kv_bytes is None:
+            return None
+        return max(0, self.kv_bytes // shape.block_bytes - of_adapter) * shape.block_tokens
 
-    def check_kv(self, num_tokens: int, shape: KVShape, param: str) -> None:
+    def check_kv(self, num_tokens: int, shape: KVShape, param: str, of_adapter: int = 0) -> None:
         """Raise `Unsatisfiable`, about `param`, for a sequence beyond the tenant's KV memory."""
-        most = self.kv_tokens(shape)
+        most = self.kv_tokens(shape, of_adapter)
         if self.kv_bytes is not None and most is not None and num_tokens > most:
+            beside = " beside the adapter" if of_adapter else ""
             raise Unsatisfiable(
-                f"Your tenant's limit kv_bytes is {show_size(self.kv_bytes)}, which holds {most} tokens: prompt and "
-                f"answer together are {num_tokens}. Lower max_tokens, shorten the prompt, or have the limit raised.",
+                f"Your tenant's limit kv_bytes is {show_size(self.kv_bytes)}, which holds {most} tokens{beside}: "
+                f"prompt and answer together are {num_tokens}. Lower max_tokens, shorten the prompt, or have the "
+                "limit raised.",
                 param,
             )
 

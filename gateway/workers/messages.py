@@ -1,7 +1,7 @@
 """Requests, records and errors as the lists that frames hold. An infinite time and an unknown one are both null."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import inf
@@ -13,11 +13,11 @@ from admission.outcome import Outcome
 from backend.grammar import Grammar, GrammarKind
 from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
-from gateway.api.frontend import EncoderSetup, ServedModel
+from gateway.api.frontend import AdapterCard, EncoderSetup, ServedModel
 from gateway.errors import ApiError
 from gateway.replica.fleet_secret import Beginnings
 from gateway.settings.settings import Settings
-from gateway.telemetry.request_record import RequestRecord, TraceContext
+from gateway.telemetry.request_record import GuardrailCall, GuardrailVerdict, RequestRecord, TraceContext
 from gateway.tenants.key_store import KeyRecord
 from quotas.policy.policy import Policy
 from quotas.policy.policy_diff import PolicyEdit
@@ -40,15 +40,17 @@ class Setup:
     policy: Policy
     refused_tenants: set[str]
     refused_keys: set[tuple[str, str | None]]
+    adapters: dict[str, AdapterCard] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Update:
-    """An edit of keys and policy; it is pickled like `Setup`."""
+    """An edit of keys, policy and adapters; it is pickled like `Setup`."""
 
     keys: Sequence[KeyRecord] = ()
     revoked: Sequence[str] = ()
     policy: PolicyEdit | None = None
+    adapters: Mapping[str, AdapterCard] | None = None  # all of them
 
 
 def error_message(error: ApiError) -> Message:
@@ -73,7 +75,7 @@ def _subclasses(kind: type[ApiError]) -> list[type[ApiError]]:
 _OF_REQUEST = (
     "id", "tenant", "key", "max_tokens", "service_tier", "service_class", "priority_class", "token_interval",
     "first_token_target", "first_token_by", "done_by", "body_bytes", "streams", "may_stop", "cache_salt", "num_answers",
-    "expects_followup", "usage_row",
+    "expects_followup", "usage_row", "adapter",
 )  # fmt: skip
 _OF_SAMPLING = (  # and `stop_token_ids`
     "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
@@ -81,7 +83,7 @@ _OF_SAMPLING = (  # and `stop_token_ids`
 )  # fmt: skip
 _OF_RECORD = (  # when the engine is asked, or when it ends without that
     "request_id", "method", "path", "began", "began_ns", "num_retries", "session", "tenant", "key", "model",
-    "operation", "streams", "num_choices", "num_answers", "service_class", "policy_version", "response_id",
+    "operation", "streams", "num_answers", "service_class", "policy_version", "response_id",
     "body_bytes", "authenticated", "body_read",
 )  # fmt: skip
 _asked = attrgetter("logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs")
@@ -177,12 +179,15 @@ def end_message(record: RequestRecord) -> Message:
     """The record of a request as known at its end."""
     error = None if record.error is None else error_message(record.error)
     ended_early = None if record.scope is None else record.scope.ended_early
-    return [record.outcome, record.status, record.first_byte, record.ended, record.body_bytes, ended_early, error]
+    moments, asked = [record.first_byte, record.ended], [[*call] for call in record.guardrail_calls]
+    return [record.outcome, record.status, moments, record.body_bytes, asked, ended_early, error]
 
 
 def end(record: RequestRecord, message: Message) -> tuple[Outcome, float]:
     """Complete a record by its end; returns its outcome and moment."""
-    outcome, record.status, record.first_byte, ended, record.body_bytes, ended_early, error = message
+    outcome, record.status, (record.first_byte, ended), record.body_bytes, asked, ended_early, error = message
+    calls = [(stage, began, over, GuardrailVerdict(one)) for stage, began, over, one in asked]
+    record.guardrail_calls = [GuardrailCall(*call) for call in calls]
     if record.scope is not None:
         record.scope.ended_early = ended_early
     record.error = None if error is None else error_of(error)

@@ -5,10 +5,11 @@ import logging
 import pickle
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from backend.own_process import module_command, module_environment
+from gateway.api.frontend import AdapterCard
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.service import Service
 from gateway.background import wait_awake
@@ -81,7 +82,7 @@ class WorkerPool:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def mirror(self, keys: KeySource, policies: LivePolicy, service: Service) -> None:
-        """Send the workers every edit of keys and policies, and every suspect of the refusal limiter."""
+        """Send the workers every edit of keys, policies and adapters, and every suspect of the refusal limiter."""
 
         told = policies.current
 
@@ -94,6 +95,10 @@ class WorkerPool:
             edit, told = await asyncio.to_thread(PolicyEdit.between, told, policy), policy
             await self.update(Update(policy=edit))
 
+        async def adapters_changed(adapters: Mapping[str, AdapterCard]) -> None:
+            await self.update(Update(adapters=dict(adapters)))
+
+        service.adapters.on_change.append(adapters_changed)
         keys.on_change.append(keys_changed)
         policies.on_change.append(policy_changed)
         service.refusal_limiter.on_suspect.append(self.suspect)

@@ -12,6 +12,7 @@ from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import Delivery, TokenStream
 from gateway.api.engine_client import EncodingAsk, KVMemory
 from gateway.api.engine_request import EngineRequest
+from gateway.api.frontend import AdapterCard
 from gateway.errors import ApiError
 from gateway.replica.state import LoadTotals
 from gateway.telemetry.request_record import RequestRecord
@@ -96,8 +97,8 @@ class WorkerCharge:
 class WorkerClient:
     """Calls the engine at the other end of a link; see `EngineClient`.
 
-    Keys and the policy here mirror the engine's. Requests, questions and charges are numbered; the streams of a request
-    have its number and the numbers that follow.
+    Keys, policy and adapters here mirror the engine's. Requests, questions and charges are numbered; the streams of a
+    request have its number and the numbers that follow.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class WorkerClient:
     ) -> None:
         """`drain` and `end` are called when the engine's process says so; `end`, too, when the link is lost."""
         self.refused_tenants = refused_tenants
+        self.adapters: dict[str, AdapterCard] = {}
         self.link = WorkerLink(self._received, self._lost)
         # keys that exhausted a limit, to be checked with the engine; each with a mark of its last refusal
         self._refused_keys: dict[tuple[str, str | None], object] = {key: object() for key in refused_keys}
@@ -336,6 +338,9 @@ class WorkerClient:
         update: Update = pickle.loads(binary)  # noqa: S301 - from the parent process
         if update.policy is not None:
             self._policies.current = update.policy.of(self._policies.current)
+        if update.adapters is not None:
+            self.adapters.clear()
+            self.adapters.update(update.adapters)
         self._keys.change(update.keys, update.revoked)
         self.link.send(FrameKind.UPDATED, number)
 

@@ -20,6 +20,7 @@ import uvloop
 from backend.text.tokenizer import Tokenizer
 from gateway.api.body_reader import open_body_reader
 from gateway.api.frontend import Frontend, served_encoders
+from gateway.api.guardrail import open_guardrails
 from gateway.api.routes import make_app, make_probes
 from gateway.background import beside
 from gateway.batches.file_bytes import FileBytes
@@ -72,11 +73,15 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
     client = WorkerClient(
         keys, policies, setup.refused_tenants, setup.refused_keys, clock, drain=server.drain, end=server.end
     )
+    client.adapters.update(setup.adapters)
     telemetry, deliveries = Telemetry(clock), DeliveryMetrics(clock)
     telemetry.on_end.append(client.ended)
     link.setblocking(False)
     await asyncio.get_running_loop().create_unix_connection(lambda: client.link, sock=link)
-    async with open_body_reader(settings, setup.model.limits.max_model_len) as body_reader:
+    async with (
+        open_body_reader(settings, setup.model.limits.max_model_len) as body_reader,
+        open_guardrails(clock) as guardrails,
+    ):
         frontend = Frontend(
             model=setup.model,
             tokenizer=tokenizer,
@@ -89,9 +94,11 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
             engine=client,
             sealer=(sealer := Sealer.of(settings, setup.pepper)),
             files=FileBytes(settings.state_dir / "files", sealer),
+            guardrails=guardrails,
             encoders=served_encoders(
                 [(one, Tokenizer.from_dir(one.directory, one.vocab_size)) for one in setup.encoders]
             ),
+            adapters=client.adapters,
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )

@@ -16,11 +16,16 @@ from quotas.policy.problems import Mark
 MOST_LINES = 60
 NEVER = {  # fields of a tenant without effect in a simulation
     "on_store_outage": "the quota store never fails in a simulation",
+    "default_adapter": "a simulation has one model, and no adapters",
     "max_n": "a trace says nothing of requests that were refused for what they are",
     "max_schema_bytes": "a trace does not say what answers have to match",
     "max_top_logprobs": "a trace does not say what is told of tokens",
     "stored_responses.bytes": "a trace does not say what is stored",
     "stored_responses.retention": "a trace does not say what is stored",
+    **dict.fromkeys(
+        ("guardrail", *(f"guardrail.{one}" for one in ("url", "stages", "deadline", "on_failure", "hold"))),
+        "a trace does not say what a guardrail would refuse",
+    ),
     "batches.file_bytes": "a trace does not say what files hold",
     "batches.retention": "a trace does not say what files hold",
     "batches.lines": "a trace does not say which batch a line is of",

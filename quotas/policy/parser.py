@@ -17,6 +17,7 @@ from quotas.policy.policy import (
     DEFAULTS,
     MAX_BACKGROUND_RESPONSES,
     MAX_BATCH_LINES,
+    MAX_GUARDRAIL_HOLD_CHARS,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
@@ -29,6 +30,7 @@ from quotas.policy.policy import (
     BatchLimits,
     CacheLimits,
     ClassPolicy,
+    GuardrailPolicy,
     KeyPolicy,
     Lateness,
     Policy,
@@ -41,7 +43,18 @@ from quotas.policy.policy import (
     UsageDetail,
 )
 from quotas.policy.problems import Mark, Problems, TooManyProblems, did_you_mean, listed, quoted
-from quotas.policy.schema import MAX_CLASSES, MAX_PINNED_PROMPTS, NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED, fields_of
+from quotas.policy.schema import (
+    GUARDRAIL_STAGES,
+    MAX_CLASSES,
+    MAX_PINNED_PROMPTS,
+    NO_ADAPTER,
+    NO_GUARDRAIL,
+    NO_PINS,
+    NO_PRICE,
+    NO_TEAM,
+    UNLIMITED,
+    fields_of,
+)
 from quotas.policy.section import Section, one_of
 from quotas.policy.tenant_texts import Form, Indivisible, TenantTexts, form_of, name_and_body, words_of
 from quotas.policy.yaml_nodes import MAX_NODES, Fields, Items, Scalar
@@ -161,6 +174,7 @@ class TenantReader:
             default_class=self._read_default_class(section, highest, base),
             weight=section.value("weight", words.weight, base.weight),
             models=section.values("models", words.model, base.models),
+            default_adapter=_read_default_adapter(section, base.default_adapter),
             limits=priced(section, limits, read_limits(limits, None, base.limits, calendar), price),
             on_store_outage=section.value("on_store_outage", words.outage, base.on_store_outage),
             price=price,
@@ -168,6 +182,7 @@ class TenantReader:
             stored_responses=_read_stored(section.section("stored_responses"), base.stored_responses),
             batches=_read_batches(section.section("batches"), base.batches),
             usage=_read_usage(section.section("usage"), base.usage),
+            guardrail=_read_guardrail(section, base.guardrail),
             max_n=_read_bound(section, "max_n", base.max_n, 1, MAX_N),
             max_schema_bytes=_read_bound(section, "max_schema_bytes", base.max_schema_bytes, 0, MAX_SCHEMA_BYTES),
             max_top_logprobs=_read_bound(section, "max_top_logprobs", base.max_top_logprobs, 0, MAX_TOP_LOGPROBS),
@@ -238,6 +253,11 @@ class TenantReader:
             limits=priced(section, limits, read_limits(limits, key_id, (), tenant.calendar), tenant.price),
             tags=_read_tags(section.section("tags")),
         )
+
+
+def _read_default_adapter(section: Section, base: str | None) -> str | None:
+    name = section.value("default_adapter", words.model, base or NO_ADAPTER)
+    return None if name == NO_ADAPTER else name
 
 
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:
@@ -331,6 +351,27 @@ def _read_tags(section: Section | None) -> tuple[tuple[str, str], ...]:
     for name in section.names:
         section.convert(Scalar(section.mark, name, is_plain=False), section.path, words.tag_name, "")
     return tuple((name, section.value(name, words.tag_value, "")) for name in sorted(section.names))
+
+
+def _read_guardrail(section: Section, base: GuardrailPolicy | None) -> GuardrailPolicy | None:
+    node = section.node("guardrail")
+    if node is None or (isinstance(node, Scalar) and node.text == NO_GUARDRAIL):
+        return base if node is None else None
+    fields = section.section("guardrail")
+    if fields is None:
+        return base
+    fields.refuse_unknown(fields_of("guardrail"))
+    if base is None and "url" not in fields:
+        section.wrong("guardrail", "has no url: name the address that is asked")
+    known = base or GuardrailPolicy("")
+    stages = fields.values("stages", words.guardrail_stage, known.stages)
+    return GuardrailPolicy(
+        fields.value("url", words.guardrail_url, known.url),
+        tuple(stage for stage in GUARDRAIL_STAGES if stage in stages),
+        fields.value("deadline", words.guardrail_deadline, known.deadline),
+        fields.value("on_failure", words.guardrail_failure, known.on_failure),
+        _read_bound(fields, "hold", known.hold, 1, MAX_GUARDRAIL_HOLD_CHARS),
+    )
 
 
 def _read_pinned(section: Section, base: tuple[str, ...]) -> tuple[str, ...]:

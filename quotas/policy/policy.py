@@ -21,11 +21,15 @@ MAX_USAGE_ROWS = 2000  # of a tenant and a day
 MAX_USAGE_PARTS = 5  # by which use is told apart
 MAX_TAGS = 16  # of a key
 MAX_BACKGROUND_RESPONSES = 1000  # of one tenant, at once
+MAX_GUARDRAIL_DEADLINE_SECONDS = 60.0
+MAX_GUARDRAIL_HOLD_CHARS = 100_000
 MAX_TOP_LOGPROBS = 20  # of the most likely tokens at each position, as OpenAI's
 
 Outage = Literal["closed", "open", "lease"]
 Lateness = Literal["wait", "refuse"]
 Unnamed = Literal["allow", "refuse"]
+GuardrailStage = Literal["prompt", "answer"]
+GuardrailFailure = Literal["closed", "open"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,19 @@ class UsageDetail:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardrailPolicy:
+    """The guardrail of a tenant: a service that judges each prompt before it is computed, and each answer before it is
+    sent.
+    """
+
+    url: str
+    stages: tuple[GuardrailStage, ...] = ("prompt", "answer")
+    deadline: float = 1.0  # seconds of one call
+    on_failure: GuardrailFailure = "closed"
+    hold: int = 400  # characters of a streamed answer that wait for a verdict at a time
+
+
+@dataclass(frozen=True, slots=True)
 class KeyPolicy:
     """Restricts requests with one API key. Its limits hold besides the tenant's."""
 
@@ -157,9 +174,11 @@ class TenantPolicy:
     stored_responses: StoredResponseLimits = StoredResponseLimits()
     batches: BatchLimits = BatchLimits()
     usage: UsageDetail = UsageDetail()
+    guardrail: GuardrailPolicy | None = None
     max_n: int = MAX_N  # answers to one prompt, hidden ones of best_of included
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of an answer's constraint; 0: no constraints
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens at each position
+    default_adapter: str | None = None  # of requests that name the served model; None: the model alone
     calendar: Calendar = UTC_CALENDAR  # of the budgets of the tenant and its keys
     team: str | None = None
     team_limits: tuple[Limit, ...] = ()  # the team's, at the tenant's prices
@@ -304,8 +323,9 @@ def _digest(tenant: TenantPolicy) -> int:
             tenant.batches,
             tenant.usage,
         ),
-        (tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
+        (tenant.guardrail, tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
         (tenant.calendar, tenant.team, _said(tenant.team_limits)),
+        *([tenant.default_adapter] if tenant.default_adapter is not None else []),
     )
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])
 

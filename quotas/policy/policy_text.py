@@ -8,8 +8,17 @@ from typing import Any
 import yaml
 
 from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Calendar, Limit, Rate, Resource
-from quotas.policy.policy import CacheLimits, ClassPolicy, KeyPolicy, Policy, Price, TeamPolicy, TenantPolicy
-from quotas.policy.schema import NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED
+from quotas.policy.policy import (
+    CacheLimits,
+    ClassPolicy,
+    GuardrailPolicy,
+    KeyPolicy,
+    Policy,
+    Price,
+    TeamPolicy,
+    TenantPolicy,
+)
+from quotas.policy.schema import NO_ADAPTER, NO_GUARDRAIL, NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED
 from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_share, show_size
 
 Plain = dict[str, Any]
@@ -67,6 +76,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
     fields: Plain = {
         "weight": _number(show_number(tenant.weight)),
         "models": list(tenant.models),
+        "default_adapter": tenant.default_adapter or NO_ADAPTER,
         "highest_class": tenant.highest_class,
         "default_class": tenant.default_class,
         "limits": {resource.value: _limits(tenant.limits, resource) for resource in Resource},
@@ -87,6 +97,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
             "open": tenant.batches.open,
         },
         "usage": {"by": list(tenant.usage.by), "rows": tenant.usage.rows},
+        "guardrail": _guardrail(tenant.guardrail) if tenant.guardrail else NO_GUARDRAIL,
         "max_n": tenant.max_n,
         "max_schema_bytes": tenant.max_schema_bytes,
         "max_top_logprobs": tenant.max_top_logprobs,
@@ -141,6 +152,16 @@ def _price(price: Price) -> Plain:
         "output": show_price(price.output),
         "cached_input": show_price(price.cached_input),
         "currency": price.currency,
+    }
+
+
+def _guardrail(guardrail: GuardrailPolicy) -> Plain:
+    return {
+        "url": guardrail.url,
+        "stages": list(guardrail.stages),
+        "deadline": show_duration(guardrail.deadline),
+        "on_failure": guardrail.on_failure,
+        "hold": _count(guardrail.hold),
     }
 
 

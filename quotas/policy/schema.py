@@ -15,6 +15,7 @@ from quotas.policy.limit import TENANT_ONLY, WEEKDAYS, Resource
 from quotas.policy.policy import (
     MAX_BACKGROUND_RESPONSES,
     MAX_BATCH_LINES,
+    MAX_GUARDRAIL_HOLD_CHARS,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
@@ -24,6 +25,8 @@ from quotas.policy.policy import (
     MAX_USAGE_ROWS,
     SCOPES,
     SERVICE_TIERS,
+    GuardrailFailure,
+    GuardrailStage,
     Lateness,
     Outage,
     Unnamed,
@@ -33,13 +36,17 @@ from quotas.policy.units import COUNT, DURATION, MONEY_BUDGET, NUMBER, PERCENT, 
 UNLIMITED = "unlimited"
 NO_PRICE = "none"
 NO_PINS = "none"
+NO_GUARDRAIL = "none"
 NO_TEAM = "none"
+NO_ADAPTER = "none"
 MAX_CLASSES = 16
 MAX_PINNED_PROMPTS = 16  # system prompts of a tenant
 MAX_PROMPT_CHARS = 65_536  # characters of one
 OUTAGES: tuple[Outage, ...] = get_args(Outage)
 LATENESS: tuple[Lateness, ...] = get_args(Lateness)
 UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
+GUARDRAIL_STAGES: tuple[GuardrailStage, ...] = get_args(GuardrailStage)
+GUARDRAIL_FAILURES: tuple[GuardrailFailure, ...] = get_args(GuardrailFailure)
 
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 GROUP_NAME = TEAM_NAME = TENANT_NAME
@@ -54,6 +61,7 @@ CURRENCY = r"[A-Z]{3}"
 TAG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
 TAG_VALUE = r"[A-Za-z0-9][A-Za-z0-9._:/@ -]{0,63}"
 USAGE_PART = rf"user|metadata\.{TAG_NAME}"
+GUARDRAIL_URL = r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?(/[!-~]{0,1024})?"
 
 Schema = dict[str, Any]
 
@@ -205,6 +213,26 @@ def _prefix_cache() -> Schema:
     )
 
 
+def _guardrail() -> Schema:
+    return _fields(
+        "A service that judges prompts and answers.",
+        url=_text(GUARDRAIL_URL, "Where it is asked, by POST, such as http://guardrail:8080/check."),
+        stages=_words(GUARDRAIL_STAGES, "What it judges; default: both."),
+        deadline=_positive(_text(DURATION, "The most time of one call, such as 500ms; default: 1s.")),
+        on_failure={
+            "enum": list(GUARDRAIL_FAILURES),
+            "description": "What becomes of a request without a verdict: closed refuses it, open lets it pass.",
+        },
+        hold=_number(
+            "integer",
+            COUNT,
+            "Characters of a stream that wait for one verdict; default: 400.",
+            minimum=1,
+            maximum=MAX_GUARDRAIL_HOLD_CHARS,
+        ),
+    )
+
+
 def _calendar() -> dict[str, Schema]:
     return {
         "time_zone": _text(TIME_ZONE, "Where the days of budgets begin, such as Europe/Berlin; default: UTC."),
@@ -220,6 +248,7 @@ def _defaults() -> dict[str, Schema]:
         **_calendar(),
         "weight": _number("number", NUMBER, "Share of the machine when others wait too.", minimum=0.001, maximum=1000),
         "models": _MODELS,
+        "default_adapter": _text(MODEL, "The adapter of requests for the served model; none: the model itself."),
         "highest_class": _CLASS_NAME | {"description": "The most urgent class that may be had."},
         "default_class": _CLASS_NAME | {"description": "The class of requests that ask for none."},
         "limits": _ref("limits"),
@@ -229,6 +258,10 @@ def _defaults() -> dict[str, Schema]:
         "stored_responses": _ref("stored_responses"),
         "batches": _ref("batches"),
         "usage": _ref("usage"),
+        "guardrail": {
+            "anyOf": [_ref("guardrail"), {"const": NO_GUARDRAIL}],
+            "description": "none lifts the default.",
+        },
         "max_n": _number("integer", COUNT, "The most answers to one prompt: n, or best_of.", minimum=1, maximum=MAX_N),
         "max_schema_bytes": _number(
             "integer",
@@ -330,6 +363,7 @@ def _schema() -> Schema:
                     maximum=MAX_USAGE_ROWS,
                 ),
             ),
+            "guardrail": _guardrail(),
             "rate": _rate(),
             "key": _key(),
         },

@@ -11,12 +11,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from quotas.policy import units
 from quotas.policy.limit import WEEKDAYS
-from quotas.policy.policy import SCOPES, SERVICE_TIERS
+from quotas.policy.policy import MAX_GUARDRAIL_DEADLINE_SECONDS, SCOPES, SERVICE_TIERS
 from quotas.policy.problems import did_you_mean
 from quotas.policy.schema import (
     CLASS_NAME,
     CURRENCY,
     GROUP_NAME,
+    GUARDRAIL_FAILURES,
+    GUARDRAIL_STAGES,
+    GUARDRAIL_URL,
     HMAC,
     KEY_ID,
     KEY_PREFIX,
@@ -74,6 +77,13 @@ scope = one_of(SCOPES, "a scope")
 outage = one_of(OUTAGES, "an outage policy")
 lateness = one_of(LATENESS, "a treatment of late requests")
 unnamed = one_of(UNNAMED, "a treatment of unnamed tenants")
+guardrail_stage = one_of(GUARDRAIL_STAGES, "a stage of a guardrail")
+guardrail_failure = one_of(GUARDRAIL_FAILURES, "a treatment of requests without a verdict")
+guardrail_url = partial(
+    _matching,
+    GUARDRAIL_URL,
+    "is no address such as http://guardrail:8080/check, without a name and a password",
+)
 
 
 def team_name(text: str) -> str:
@@ -143,6 +153,13 @@ def weight(text: str) -> float:
     if not 0.001 <= weight <= 1000:
         raise ValueError("is not within 0.001 and 1000")
     return weight
+
+
+def guardrail_deadline(text: str) -> float:
+    seconds = units.positive_duration(text)
+    if seconds > MAX_GUARDRAIL_DEADLINE_SECONDS:
+        raise ValueError(f"is longer than {MAX_GUARDRAIL_DEADLINE_SECONDS:g}s, for which no client would wait")
+    return seconds
 
 
 def hmac(text: str) -> str:

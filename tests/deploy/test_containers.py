@@ -4,15 +4,19 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backend import compiled_core
+from gateway.version import VERSION
 from quotas.policy.policy_file import read_policy
 from tests.deploy.documented import DEPLOY, ROOT
 from tests.deploy.gateways import image, load, resources
+from tests.test_wheel import lend
 
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 COMPOSE: dict[str, Any] = load("compose.yaml")
@@ -26,6 +30,43 @@ def test_the_image_is_built_in_stages_and_runs_without_privileges() -> None:
     final = CONTAINERFILE.rpartition("\nFROM ")[2]
     assert re.search(r"^USER [1-9]\d*$", final, re.MULTILINE)
     assert 'ENTRYPOINT ["entrypoint.sh"]' in final
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_the_steps_of_the_image_make_a_gateway_that_is_compiled(tmp_path: Path) -> None:
+    """Without a builder of images and its base images: the steps of the first stage in folders of this machine, where
+    apt does nothing and torch is lent.
+    """
+    environment, source, tools = tmp_path / "sluice", tmp_path / "source", tmp_path / "tools"
+    stage = CONTAINERFILE.partition("\nFROM ")[2].partition("\nFROM ")[0]
+    for line in re.findall(r"^COPY (.+)$", stage, re.MULTILINE):
+        *names, _ = line.split()
+        for name in names:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            source.mkdir(exist_ok=True)
+            copy(ROOT / name, source / name)
+    tools.mkdir()
+    (tools / "apt-get").symlink_to("/bin/true")
+    keep = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    path = f"{tools}:{Path(sys.executable).parent}:{keep['PATH']}"
+    steps = re.findall(r"^RUN ((?:.*\\\n)*.*)$", stage, re.MULTILINE)
+    assert len(steps) == 4
+    for number, step in enumerate(steps):
+        command = ["sh", "-ec", step.replace("/opt/sluice", str(environment))]
+        variables = keep | {"PATH": path, "TORCH_INDEX": "lent"}
+        done = subprocess.run(command, cwd=source, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{step}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        if number == 0:
+            lend(environment)
+            if (core := compiled_core.compiled()) is not None:  # or it is compiled, in minutes
+                shutil.copytree(core, environment / "share" / "sluice" / core.name)
+    program = "from backend import compiled_core; assert compiled_core.use()"
+    subprocess.run([environment / "bin" / "python", "-c", program], cwd=tmp_path, env=keep, check=True)
+    version = subprocess.run(
+        [environment / "bin" / "sluice", "version"], env=keep, capture_output=True, text=True, check=True
+    )
+    assert VERSION in version.stdout
 
 
 def test_files_copied_to_the_image_exist_and_are_not_ignored() -> None:

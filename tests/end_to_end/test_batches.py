@@ -1,6 +1,7 @@
 """Files and batches, as OpenAI's client uses them: each line once, across kills, and no tenant learns of another's."""
 
 import json
+import re
 import signal
 import socket
 from collections import Counter
@@ -14,8 +15,9 @@ import httpx
 import openai
 import pytest
 from openai.types import Batch
+from redis import Redis
 
-from tests.gateway.server_process import PATIENCE, eventually
+from tests.gateway.server_process import PATIENCE, ROOT, eventually
 from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 
 POLICY = """
@@ -316,6 +318,16 @@ def test_what_is_stored_is_sealed_and_private(site: TenantSite) -> None:
     )
     (path,) = folder.glob(f"*/{file}")
     assert path.stat().st_mode & 0o777 == 0o600 and b"secret" not in path.read_bytes()
+
+
+def test_all_that_is_stored_is_told_of_upgrades(site: TenantSite) -> None:
+    """docs/operations.md has a row for each file of the state directory and for the keys of the store."""
+    section = (ROOT / "docs" / "operations.md").read_text().split("## Upgrade and rollback")[1].split("\n## ")[0]
+    state = site.policy.parent / "state"
+    told = {*re.findall(r"`([^`]+)`", section)}
+    assert {path.name.removesuffix("-wal").removesuffix("-shm") for path in state.iterdir()} - {"lock"} <= told
+    with Redis(unix_socket_path=str(state / "store" / "socket")) as store:
+        assert all(key.startswith(b"sluice:") for key in store.scan_iter())
 
 
 def num_completed(client: openai.OpenAI, batch: str) -> int:

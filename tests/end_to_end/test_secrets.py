@@ -48,7 +48,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     directory = tmp_path_factory.mktemp("secrets")
     with otlp_receiver() as receiver:
         flags = ["--threads=1", "--log-level=debug", "--trace-sample-ratio=1", "--trace-max-per-second=10000"]
-        flags += ["--refused-per-second=10000", f"--event-log={directory / 'events'}"]
+        flags += ["--refused-per-second=10000", "--otlp-logs=on", f"--event-log={directory / 'events'}"]
         with running_server(directory, *flags, f"--otlp-endpoint={receiver.grpc_endpoint}") as server:
             num_misplaced = misplace(server)
             outputs = use(server)

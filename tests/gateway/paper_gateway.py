@@ -15,6 +15,7 @@ from admission.admission import Admission
 from admission.core import CoreConfig, MemoryGate, make_core
 from admission.encoding import EncodingLimits
 from admission.outcome import Outcome
+from backend.adapter_registry import AdapterRegistry
 from backend.config import EngineConfig
 from backend.engine import Engine
 from backend.paged_kv.block_names import BlockNames
@@ -25,10 +26,12 @@ from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.waiting_queue import WaitingQueue
 from backend.text.tokenizer import Tokenizer
+from gateway.api.adapters import ServedAdapters
 from gateway.api.body_reader import BodyReader
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import Health
 from gateway.api.frontend import Frontend, ServedModel
+from gateway.api.guardrail import Guardrails
 from gateway.api.in_process_client import InProcessClient
 from gateway.api.prompt_names import PromptNames
 from gateway.api.prompt_pinner import PromptPinner
@@ -184,6 +187,7 @@ class Gateway:
             refusal_limiter=RefusalLimiter(10_000, self.engine.clock),
             prompt_names=prompt_names,
             encoding=EncodingService({}, self.engine, core, EncodingLimits()),
+            adapters=ServedAdapters(cast(AdapterRegistry, None)),
             grammars=None,
             seeds=random.Random(0),
         )
@@ -201,6 +205,7 @@ class Gateway:
             engine=self.client,
             sealer=Sealer([pepper]),
             files=FileBytes(Path("/nonexistent"), Sealer([pepper])),
+            guardrails=cast(Guardrails, None),
         )
         self.app: ASGIApp = make_app(self.frontend, {})
 

@@ -27,6 +27,7 @@ from quotas.policy.limit import (
 )
 from quotas.policy.policy import (
     MAX_BATCH_LINES,
+    MAX_GUARDRAIL_HOLD_CHARS,
     MAX_N,
     MAX_OPEN_BATCHES,
     MAX_SCHEMA_BYTES,
@@ -36,6 +37,7 @@ from quotas.policy.policy import (
     BatchLimits,
     CacheLimits,
     ClassPolicy,
+    GuardrailPolicy,
     KeyPolicy,
     Lateness,
     Policy,
@@ -180,6 +182,16 @@ def cache_limits(draw: st.DrawFn) -> CacheLimits:
     return CacheLimits(floor if ceiling is None else min(floor, ceiling), ceiling, tuple(pinned))
 
 
+guardrails = st.builds(
+    GuardrailPolicy,
+    st.sampled_from(["http://guardrail:8080/check", "https://[::1]/a?b=c#d", "http://g"]),
+    st.sampled_from([("prompt", "answer"), ("prompt",), ("answer",)]),
+    st.integers(1, 6000).map(lambda hundredths: hundredths / 100),
+    st.sampled_from(["closed", "open"]),
+    st.integers(1, MAX_GUARDRAIL_HOLD_CHARS),
+)
+
+
 @st.composite
 def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...], teams: dict[str, TeamPolicy]) -> TenantPolicy:
     calendar, team = draw(calendars), draw(st.sampled_from([None, *teams]))
@@ -202,6 +214,7 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...], teams:
             draw(st.integers(1, MAX_BATCH_LINES)),
             draw(st.integers(1, MAX_OPEN_BATCHES)),
         ),
+        guardrail=draw(st.none() | guardrails),
         max_n=draw(st.integers(1, MAX_N)),
         max_schema_bytes=draw(st.integers(0, MAX_SCHEMA_BYTES)),
         max_top_logprobs=draw(st.integers(0, MAX_TOP_LOGPROBS)),

@@ -48,4 +48,12 @@ void sluice_linear(
     int dtype, void* out, const void* x, const void* packed, const float* scale, const float* bias, int64_t rows,
     int64_t outputs, int64_t inputs, int threads);
 
+// Adds the low-rank products of each token's adapter to `out` [tokens, outputs], where x is [tokens, inputs]. `rows` has the
+// adapter of each token, -1 for none; `vectors` [adapters, row_stride] begins with the product's places of an adapter: where
+// in `memory` each vector begins, -1 for none, those of A of all parts and then those of B, `rank` for each part.
+void sluice_adapt(
+    int dtype, void* out, const void* x, const int32_t* rows, const int64_t* vectors, int64_t row_stride,
+    const void* memory, int64_t rank, const int64_t* part_outputs, int64_t num_parts, int64_t tokens, int64_t inputs,
+    int threads);
+
 }  // extern "C"

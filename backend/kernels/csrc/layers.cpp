@@ -42,10 +42,24 @@ struct Pool {
     int64_t block_stride, layer_stride, value_stride, head_stride, block_size;
 };
 
+enum Place : int { QKV, OUTPUT, GATE_UP, DOWN, NUM_PRODUCTS };
+
+constexpr int MAX_PARTS = 3;
+
+// See `StepAdapters`; `width` is the number of places of a layer.
+struct Adapters {
+    const int32_t* rows;
+    const int64_t* vectors;
+    const void* memory;
+    int64_t num_layers, width, rank;
+    int64_t first[NUM_PRODUCTS], num_parts[NUM_PRODUCTS], outputs[NUM_PRODUCTS][MAX_PARTS];
+};
+
 struct Step {
     const int64_t *positions, *slot_mapping;
     const int32_t *query_start, *context_lens, *block_tables;
     int64_t tokens, num_seqs, table_width;
+    const Adapters* adapters;  // null: no token has one
 };
 
 int64_t item_bytes(const Stack& decoder) { return decoder.dtype == FLOAT32 ? 4 : 2; }
@@ -83,10 +97,16 @@ struct Run {
     void *x, *residual;
     int threads;
 
-    void multiply(const PackedLinear& linear, void* out, const void* in) const {
+    void multiply(const PackedLinear& linear, int64_t layer, Place product, void* out, const void* in) const {
         sluice_linear(
             decoder.dtype, out, in, linear.weight, linear.scale, linear.bias, step.tokens, linear.outputs, linear.inputs,
             threads);
+        if (const Adapters* of = step.adapters) {
+            sluice_adapt(
+                decoder.dtype, out, in, of->rows, of->vectors + layer * of->width + of->first[product],
+                of->num_layers * of->width, of->memory, of->rank, of->outputs[product], of->num_parts[product],
+                step.tokens, linear.inputs, threads);
+        }
     }
 
     // x = norm(residual + branch), and the sum stays in `residual`.
@@ -98,7 +118,7 @@ struct Run {
     void attend(const Layer& layer, int64_t index) const {
         char* keys = static_cast<char*>(pool.blocks) + index * pool.layer_stride * item_bytes(decoder);
         char* values = keys + pool.value_stride * item_bytes(decoder);
-        multiply(layer.qkv, scratch.qkv, x);
+        multiply(layer.qkv, index, QKV, scratch.qkv, x);
         sluice_rope_and_store(
             decoder.dtype, scratch.query, scratch.qkv, decoder.cos_sin, layer.q_norm, layer.k_norm, decoder.eps, keys,
             values, pool.block_stride, pool.head_stride, pool.block_size, step.positions, step.slot_mapping, step.tokens,
@@ -107,13 +127,13 @@ struct Run {
             decoder.dtype, scratch.attended, scratch.query, keys, values, pool.block_stride, pool.head_stride,
             pool.block_size, step.positions, step.query_start, step.context_lens, step.block_tables, step.table_width,
             step.num_seqs, decoder.num_heads, decoder.num_kv_heads, decoder.dim, decoder.scale, layer.window, threads);
-        multiply(layer.output, scratch.branch, scratch.attended);
+        multiply(layer.output, index, OUTPUT, scratch.branch, scratch.attended);
     }
 
-    void feed_forward(const Layer& layer) const {
-        multiply(layer.gate_up, scratch.gate_up, x);
+    void feed_forward(const Layer& layer, int64_t index) const {
+        multiply(layer.gate_up, index, GATE_UP, scratch.gate_up, x);
         sluice_silu_mul(decoder.dtype, scratch.activated, scratch.gate_up, step.tokens, layer.down.inputs, threads);
-        multiply(layer.down, scratch.branch, scratch.activated);
+        multiply(layer.down, index, DOWN, scratch.branch, scratch.activated);
     }
 
     void layers() const {
@@ -123,7 +143,7 @@ struct Run {
             add_norm(layer.input_norm);
             attend(layer, index);
             add_norm(layer.post_attention_norm);
-            feed_forward(layer);
+            feed_forward(layer, index);
         }
         add_norm(decoder.final_norm);
     }

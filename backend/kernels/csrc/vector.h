@@ -65,6 +65,10 @@ inline void store(BFloat16* p, Vec v) {
     for (int i = 0; i < LANES; ++i) p[i] = narrow<BFloat16>(v[i]);
 }
 
+inline void store(Float16* p, Vec v) {
+    for (int i = 0; i < LANES; ++i) p[i] = narrow<Float16>(v[i]);
+}
+
 inline Vec spread(float value) { return value - Vec{}; }
 
 // a * b + c of each lane, as `fused` of one.

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from admission.outcome import Outcome
+from gateway.telemetry.logs.otlp_log import OtlpLog
 from gateway.telemetry.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
@@ -18,15 +19,18 @@ class RequestLog:
     Failures are warnings; requests that need no key and succeed, such as probes and scrapes, are logged for debugging.
     """
 
-    def __init__(self, block_bytes: int) -> None:
+    def __init__(self, block_bytes: int, otlp: OtlpLog | None = None) -> None:
         self._block_bytes = block_bytes
+        self._otlp = otlp
 
     def __call__(self, request: RequestRecord) -> None:
         level = _level(request)
         if log.isEnabledFor(level):
             record = logging.LogRecord(log.name, level, "", 0, "request ended", None, None)
-            record.fields = self._fields(request)
+            record.fields = fields = self._fields(request)
             log.handle(record)
+            if self._otlp is not None:
+                self._otlp.put(request, record, fields)
 
     def _fields(self, request: RequestRecord) -> dict[str, Any]:
         ended, error = request.ended or request.began, request.error
@@ -47,6 +51,9 @@ class RequestLog:
         }
         if request.ignored:
             fields["ignored"] = ", ".join(sorted(set(request.ignored)))[:MAX_TEXT_CHARS]
+        if request.guardrail_calls:
+            fields["guardrail_calls"] = len(request.guardrail_calls)
+            fields["guardrail_seconds"] = round(sum([call.ended - call.began for call in request.guardrail_calls]), 6)
         if request.operation is not None:
             fields |= self._generation(request, ended)
         return fields
@@ -62,7 +69,7 @@ class RequestLog:
             jumped_tokens += timeline.num_jumped_tokens
             preemptions += sequence.num_preemptions
             engine_time += timeline.promise.charged
-            block_seconds += sequence.block_table.seconds(ended)
+            block_seconds += sequence.block_seconds(ended)
         if request.num_answers > 1:
             prompt_tokens, cached_tokens = request.num_prompt_tokens, request.num_cached_tokens
         queued, first_token = engine.queued, engine.first_token

@@ -14,6 +14,7 @@ from backend.loader import LoadedModel
 from gateway.http.connection_table import ConnectionCounts, ConnectionState
 from gateway.settings.machine import resident_bytes
 from gateway.telemetry.logs.logs import num_lines_dropped
+from gateway.telemetry.logs.otlp_log import OtlpLog
 from gateway.telemetry.metrics.registry import Family, Kind, Registry
 from gateway.telemetry.tracing.tracing import Tracing
 from gateway.tenants.alert_sender import AlertSender
@@ -183,9 +184,10 @@ def show_debts(registry: Registry, debts: SharedDebts | None) -> None:
     registry.total("sluice.debts.elsewhere", elsewhere, lambda: debts.elsewhere if debts else 0.0, "s")
 
 
-def count_losses(metrics: ProcessMetrics, tracing: Tracing | None) -> None:
-    """Register the losses of the log and the traces."""
-    metrics.bind("sluice.log_lines.dropped", num_lines_dropped)
+def count_losses(metrics: ProcessMetrics, tracing: Tracing | None, otlp_log: OtlpLog | None) -> None:
+    """Register the losses of the logs and the traces."""
+    records = None if otlp_log is None else otlp_log.exporter
+    metrics.bind("sluice.log_lines.dropped", lambda: num_lines_dropped() + (records.num_dropped if records else 0))
     if tracing is not None:
         exporter, sampler = tracing.exporter, tracing.sampler
         metrics.bind("sluice.spans.waiting", lambda: exporter.num_waiting)

@@ -3,6 +3,8 @@
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from enum import StrEnum
+from itertools import product
+from typing import get_args
 
 from admission.outcome import Outcome
 from gateway.errors import ApiError
@@ -10,7 +12,8 @@ from gateway.openai.foreign_fields import OTHERS
 from gateway.telemetry.metrics.delivery import TIME_PER_OUTPUT_TOKEN, TIME_TO_FIRST_TOKEN
 from gateway.telemetry.metrics.labels import ClassNames, all_reasons, reason_of
 from gateway.telemetry.metrics.registry import Registry
-from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
+from gateway.telemetry.request_record import GuardrailVerdict, RequestRecord, SequenceTimeline
+from quotas.policy.policy import GuardrailStage
 
 # upper bounds of buckets in seconds
 REQUEST_DURATION = tuple(round(0.01 * 2**power, 2) for power in range(14))  # to 81.92
@@ -145,6 +148,10 @@ class RequestMetrics:
             labels,
         )
 
+        self._guardrail_calls = registry.histogram(
+            "sluice.guardrail.duration", "Time of a guardrail's verdict.", TIME_TO_FIRST_TOKEN, ("stage", "verdict")
+        )
+
     def _begin(self, classes: list[str]) -> None:
         """Create all series, so that they exist from the start."""
         for outcome in Outcome:
@@ -158,6 +165,8 @@ class RequestMetrics:
             self._goodput.at(name)
             for target in LatencyTarget:
                 self._misses.at(name, target)
+        for stage, verdict in product(get_args(GuardrailStage), GuardrailVerdict):
+            self._guardrail_calls.at(stage, verdict)
         for operation in OPERATIONS:
             labels = (operation, self._model, PROVIDER)
             self._durations.at(*labels, "")
@@ -171,6 +180,8 @@ class RequestMetrics:
         self._requests[record.outcome, record.service_class or ""].value += 1
         for field in record.ignored:
             self._ignored[field,].value += 1
+        for call in record.guardrail_calls:
+            self._guardrail_calls[call.stage, call.verdict].observe(call.ended - call.began)
         if record.num_retries:
             self._note_retry(record)
         if record.error is not None:

@@ -67,7 +67,7 @@ class TenantTotals:
         self.prompt_tokens += sequence.num_billed_tokens
         self.cached_tokens += sequence.num_cached_tokens
         self.output_tokens += len(sequence.output)
-        self.block_seconds += sequence.block_table.seconds(now)
+        self.block_seconds += sequence.block_seconds(now)
         self.service += timeline.promise.charged
 
 

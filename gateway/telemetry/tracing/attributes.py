@@ -8,7 +8,7 @@ from admission.outcome import Outcome
 from backend.grammar import Grammar
 from backend.sampling_params import SamplingParams
 from gateway.telemetry.core_observer import CompletedStep
-from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
+from gateway.telemetry.request_record import Chunk, GuardrailCall, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing.http_attributes import of_http
 from gateway.telemetry.tracing.span_tree import Attributes
 from gateway.tenants.effective_policy import KVShape
@@ -30,7 +30,7 @@ def of_request(record: RequestRecord, route: str, kv: KVShape, now: float) -> At
     sequences = [timeline.sequence for timeline in record.engine.timelines]
     taken: Attributes = {
         "sluice.kv.peak_bytes": sum(sequence.block_table.peak for sequence in sequences) * kv.block_bytes,
-        "sluice.kv.byte_seconds": sum(sequence.block_table.seconds(now) for sequence in sequences) * kv.block_bytes,
+        "sluice.kv.byte_seconds": sum(sequence.block_seconds(now) for sequence in sequences) * kv.block_bytes,
         "sluice.engine.time_us": round(record.engine.charged * 1e6),
         "sluice.preemptions": record.engine.num_preemptions,
     }
@@ -86,6 +86,7 @@ def of_queue(record: RequestRecord, kv: KVShape, waited: float) -> Attributes:
 
 def of_generation(record: RequestRecord) -> Attributes:
     reasons = [timeline.sequence.finish_reason for timeline in record.engine.timelines]
+    num_choices = len(record.engine.timelines)
     first_byte = None if record.first_byte is None else record.first_byte - record.began
     return {
         "gen_ai.operation.name": record.operation,
@@ -93,7 +94,7 @@ def of_generation(record: RequestRecord) -> Attributes:
         "gen_ai.output.type": "text",
         "gen_ai.request.model": record.model,
         "gen_ai.request.stream": record.streams or None,
-        "gen_ai.request.choice.count": record.num_choices if record.num_choices > 1 else None,
+        "gen_ai.request.choice.count": num_choices if num_choices > 1 else None,
         **({} if record.sampling is None else _of_sampling(record.sampling)),
         **({} if record.engine.grammar is None else _of_grammar(record.engine.grammar, record.engine.grammar_wait)),
         "gen_ai.response.id": record.response_id,
@@ -104,8 +105,12 @@ def of_generation(record: RequestRecord) -> Attributes:
         "gen_ai.usage.cache_read.input_tokens": record.num_cached_tokens or None,
         "gen_ai.usage.output_tokens": record.engine.num_output_tokens,
         "sluice.tenant.id": record.tenant,
-        "sluice.sequences": len(record.engine.timelines) if len(record.engine.timelines) > 1 else None,
+        "sluice.sequences": num_choices if num_choices > 1 else None,
     }
+
+
+def of_guardrail_call(call: GuardrailCall) -> Attributes:
+    return {"sluice.guardrail.stage": call.stage, "sluice.guardrail.verdict": call.verdict.value}
 
 
 def _of_sampling(sampling: SamplingParams) -> Attributes:

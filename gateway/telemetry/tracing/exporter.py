@@ -1,12 +1,17 @@
-"""Sends spans to a collector by the SDK's batch processor. Its queue is bounded, and every lost span is counted."""
+"""Sends spans, and log records, to a collector by the SDK's batch processors. Each queue is bounded, and every loss is
+counted.
+"""
 
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk._logs import ReadWriteLogRecord
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor, LogRecordExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
@@ -34,14 +39,15 @@ def background_exporter(collector: Collector) -> "BackgroundExporter":
 
 
 class BackgroundExporter(SpanExporter):
-    """Wraps the SDK's processor, which counts no lost span and would tear a trace apart when its queue is full.
+    """Wraps the SDK's processor, which counts no loss and would tear a trace apart when its queue is full. What is said
+    of spans here holds for log records, where it has their exporter.
 
     Each counter is written by one thread and read by any, so nothing is locked.
     """
 
     def __init__(
         self,
-        exporter: SpanExporter,
+        exporter: SpanExporter | LogRecordExporter,
         max_waiting: int = MAX_WAITING_SPANS,
         interval: float = EXPORT_INTERVAL_SECONDS,
         batch: int = BATCH_SPANS,
@@ -57,8 +63,21 @@ class BackgroundExporter(SpanExporter):
         self._max_waiting = max_waiting
         self._closing = False
         self._abandoned = False  # the time to flush is over
-        self._delivery = DeliveryLog("spans", interval)
-        self._processor = BatchSpanProcessor(self, max_waiting, 1000 * interval, min(batch, max_waiting))
+        self._what = "log records" if isinstance(exporter, LogRecordExporter) else "spans"
+        self._delivery = DeliveryLog(self._what, interval)
+        bounds: dict[str, Any] = {
+            "max_queue_size": max_waiting,
+            "schedule_delay_millis": 1000 * interval,
+            "max_export_batch_size": min(batch, max_waiting),
+        }
+        self._processor: BatchSpanProcessor | BatchLogRecordProcessor
+        self._queue: Callable[[Any], object]
+        if isinstance(exporter, LogRecordExporter):
+            self._processor = logs = BatchLogRecordProcessor(cast(LogRecordExporter, self), **bounds)
+            self._queue = logs.on_emit
+        else:
+            self._processor = spans = BatchSpanProcessor(self, **bounds)
+            self._queue = spans.on_end
 
     @property
     def num_waiting(self) -> int:
@@ -69,28 +88,27 @@ class BackgroundExporter(SpanExporter):
         lost = self._num_put - self.num_exported if self._abandoned else self._num_failed
         return self._num_overflowed + lost
 
-    def put(self, spans: list[ReadableSpan]) -> None:
+    def put(self, spans: Sequence[ReadableSpan | ReadWriteLogRecord]) -> None:
         """Queue the spans of a trace; all of them are dropped if they do not fit into the queue."""
         if self._closing or self.num_waiting + len(spans) > self._max_waiting:
             self._num_overflowed += len(spans)
             return
         self._num_put += len(spans)
         for span in spans:
-            self._processor.on_end(span)
+            self._queue(span)
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    def export(self, spans: Sequence[Any]) -> SpanExportResult:
         """Export a batch, on the processor's thread."""
         self._num_taken += len(spans)
-        result = SpanExportResult.FAILURE
+        delivered = False
         try:
             if not self._abandoned:
-                result = self._exporter.export(spans)
+                delivered = self._exporter.export(spans).name == SpanExportResult.SUCCESS.name
         finally:
-            delivered = result is SpanExportResult.SUCCESS
             self.num_exported += len(spans) * delivered
             self._num_failed += len(spans) * (not delivered)
             self._delivery.log(delivered)
-        return result
+        return SpanExportResult.SUCCESS if delivered else SpanExportResult.FAILURE
 
     async def close(self, seconds: float = FLUSH_SECONDS) -> None:
         """Send the remaining spans for at most `seconds`, and drop the others. `put` must not be called afterwards."""
@@ -104,7 +122,7 @@ class BackgroundExporter(SpanExporter):
         if flush.is_alive():
             self._abandoned = True
             left = self._num_put - self.num_exported - self._num_failed
-            log.warning("%d spans were dropped: the collector did not take them in %g s", left, seconds)
+            log.warning("%d %s were dropped: the collector did not take them in %g s", left, self._what, seconds)
             self._exporter.shutdown()
 
     def shutdown(self) -> None:

@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions           SERVER
     ├── sluice.auth
+    ├── sluice.guardrail                    CLIENT, for each of the first 16 questions to a guardrail
     ├── sluice.quota.reserve
     │   └── EVALSHA reserve             CLIENT
     ├── sluice.queue
@@ -21,13 +22,14 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind
 
 from backend.scheduler.sequence import FinishReason
-from gateway.telemetry.request_record import Chunk, RequestRecord, SequenceTimeline, StoreCall
+from gateway.telemetry.request_record import Chunk, GuardrailVerdict, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing import attributes
 from gateway.telemetry.tracing.sampler import SamplingReason
 from gateway.telemetry.tracing.span_tree import MAX_EVENTS, Attributes, SpanTree, bounded_text
 from gateway.tenants.effective_policy import KVShape
 from quotas.store.scripts import Script
 
+MAX_GUARDRAIL_CALLS = 16  # of one request, with a span
 MAX_SEQUENCES = 16  # of one request, with spans of prefill and decode
 MIN_EVENTS = 4  # of a kind for each sequence; a trace has about as many in all as one sequence may have
 _ASKED_BESIDE = frozenset(
@@ -85,6 +87,7 @@ class RequestTrace:
     def spans(self, reason: SamplingReason, settled: float | None) -> list[ReadableSpan]:
         self._add_root(reason)
         self._add_auth()
+        self._add_guardrail()
         self._add_reserve()
         self._add_queue()
         self._add_generation()
@@ -116,6 +119,12 @@ class RequestTrace:
             self._add("sluice.auth", self._began, record.authenticated, {})
         elif record.error is not None:
             self._add("sluice.auth", self._began, self._ended, attributes.of_failure(record))
+
+    def _add_guardrail(self) -> None:
+        for call in self._record.guardrail_calls[:MAX_GUARDRAIL_CALLS]:
+            began, ended, values = self._ns(call.began), self._ns(call.ended), attributes.of_guardrail_call(call)
+            failed = call.verdict is GuardrailVerdict.FAILED
+            self._tree.add("sluice.guardrail", began, ended, self._root, values, kind=SpanKind.CLIENT, failed=failed)
 
     def _add_reserve(self) -> None:
         record = self._record

@@ -8,6 +8,7 @@ import pytest
 
 from admission.core import CoreConfig
 from admission.event_logs.names import (
+    ADAPTER_FIELDS,
     BOUNDS,
     CHOICES,
     CORE_FIELDS,
@@ -53,7 +54,7 @@ def check_all(wanted: Iterable[object], found: Iterable[object]) -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (EngineConfig, ENGINE_FIELDS),
+        (EngineConfig, (*named(ENGINE_FIELDS), *named(ADAPTER_FIELDS))),
         (CoreConfig, CORE_FIELDS),
         (SchedulingPolicy, POLICY_FIELDS),
         (QueueBounds, BOUNDS),
@@ -100,5 +101,7 @@ def test_a_configuration_written_by_names_is_read_again() -> None:
             else:
                 core = CoreConfig(weights={"a": 2.0}, max_waiting=None, **{CORE_FIELDS[choice]: value})
                 assert read_core_config(core_entry(core)) == core
+    config = EngineConfig(40, 120, max_adapter_rank=8, adapter_block_seconds=(1e-6, 2e-7, 3e-5))
+    assert read_engine_config(engine_entry(config)) == config
     policy = SchedulingPolicy({"a": 2.0}, (0.0, 1.0), (QueueBounds(1, 2, 3, 4.0), QueueBounds()), {"": 3})
     assert read_scheduling_policy(policy_entry(policy)) == policy

@@ -208,6 +208,23 @@ def test_the_command_fails_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -
     assert build.build_command() == 1
 
 
+@pytest.mark.usefixtures("compiler")
+def test_a_library_of_a_wheel_serves_the_processors_that_it_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "BROUGHT", tmp_path / "libraries")
+    made = {level: build.build(build.portable_recipe(level, build.BROUGHT)) for level in build.PORTABLE}
+    v4, v3 = made["x86-64-v4"], made["x86-64-v3"]
+    features = {level: " ".join(needed) for level, (*_, needed) in build.PORTABLE.items()}
+    assert build.brought(features["x86-64-v4"] + " sse") == [v4, v3]
+    assert build.brought(features["x86-64-v3"]) == [v3]
+    assert build.brought("sse") == []
+    monkeypatch.setattr(build, "_cpu_features", lambda: features["x86-64-v3"])
+    assert build.cached() == v3
+    assert build.build() == build.cached() != v3, "this machine's own is better"
+
+
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit()"])
 def test_a_build_in_the_background_ends_with_the_process_that_it_is_for(
     ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -89,5 +89,5 @@ def test_every_tenant_pays_for_what_it_was_charged_as_long_as_it_was(events: lis
         bench.scheduler.check_integrity()
     paid = Counter(accounts.kept_block_seconds(now))
     for sequence in sequences:
-        paid[sequence.tenant] += sequence.block_table.seconds(now)
+        paid[sequence.tenant] += sequence.block_seconds(now)
     assert +paid == +charged

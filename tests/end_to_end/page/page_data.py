@@ -335,6 +335,14 @@ def usage(names: tuple[str, ...] = TENANTS) -> Json:
     }
 
 
+def groups(values: tuple[str | None, ...]) -> list[Json]:
+    """Rows of a tenant by something else."""
+    return [
+        {"tenant": "acme", "key": None, "value": value, "named": True, **used(rank, True)}
+        for rank, value in enumerate(values)
+    ]
+
+
 def bill(names: tuple[str, ...] = TENANTS) -> Json:
     rows = [
         {"tenant": name, "engine_seconds": 90_000 / (rank + 1) ** 2, "cost": f"{87.5 / (rank + 1) ** 2:.6f}"}

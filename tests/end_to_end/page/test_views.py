@@ -166,13 +166,23 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     assert "Cost\n51.72 EUR" in page.text("#usage-totals")
     assert page.column("#usage-table")[0] == "acme"
     assert page.column("#usage-table", 7)[:4] == ["51.72 EUR", "13.94 EUR", "11.00 EUR", ""]  # the last has no price
-    assert page.count(".days rect") == 42
+    assert (page.count("#usage-days rect"), page.count("#usage-costs rect")) == (42, 21)
+    assert page.attributes("#usage-costs .days", "aria-label")[0].startswith("Cost by day. 2026-09-01: ")
+    page.until_reads("#bill-totals", "1,628.25 USD")
+    assert page.column("#bill-table", 4)[:2] == ["87.50 USD", "21.88 USD"]
     assert page.attributes(".days", "aria-label")[0].startswith("Tokens by day. 2026-09-01: ")
     assert page.column("#usage-budgets", 4)[0] == "300,000 (3 %)"
     assert page.column("#usage-budgets", 4)[5] == "unknown"
     assert page.count("#usage-budgets .low") == 1
     page.click("[name=usage-by][value=key]")
     page.until_asked("by=key")
+    gateway.answers["usage"] |= {"by": "metadata.project", "rows": page_data.groups(("search", "", None))}
+    page.click("[name=usage-by][value=metadata]")
+    page.type("project")
+    page.press("Enter")
+    page.until_reads("#usage-table thead", "metadata: project")
+    page.until("document.querySelector('#usage-table tbody').innerText.includes('all others')")
+    assert sorted(page.column("#usage-table", 2)) == ["all others", "none", "search"]
 
     page.fill("#usage-from", "2026-09-01")
     page.until_asked("from=2026-09-01")

@@ -141,7 +141,7 @@ def test_hostile_keys_in_the_store_are_shown_inert(redis_url: str, rows: Rows) -
 
 def test_the_part_of_a_use_in_batches_costs_its_share() -> None:
     price = Price(Decimal("1e-6"), Decimal("4e-6"), Decimal("5e-7"), "USD", Decimal("0.25"))
-    apart = Usage(100, 10, 40), Usage(200, 20, 0, 0.0, 1, 200, 20, 0)
+    apart = Usage(100, 10, 40), Usage(200, 20, batch_input_tokens=200, batch_output_tokens=20)
     assert cost(apart[0], price) == Decimal("0.00012") and cost(apart[1], price) == Decimal("0.00007")
     assert cost(apart[0] + apart[1], price) == Decimal("0.00019")
 

@@ -15,11 +15,14 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as logs_pb
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2_grpc as logs_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_pb
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -53,6 +56,10 @@ class Receiver:
     @property
     def metrics(self) -> list[Metric]:
         return [metric for scope in self._scopes("resource_metrics", "scope_metrics") for metric in scope.metrics]
+
+    @property
+    def log_records(self) -> list[LogRecord]:
+        return [record for scope in self._scopes("resource_logs", "scope_logs") for record in scope.log_records]
 
     def _scopes(self, resources: str, scopes: str) -> list[Any]:
         groups = [group for request in list(self.requests) for group in getattr(request, resources, ())]
@@ -114,6 +121,10 @@ class _Metrics(_Traces):
     answer = metrics_pb.ExportMetricsServiceResponse
 
 
+class _Logs(_Traces):
+    answer = logs_pb.ExportLogsServiceResponse
+
+
 def _take_grpc(receiver: Receiver, request: Message, context: grpc.ServicerContext) -> None:
     match receiver.take(request, dict(context.invocation_metadata())):
         case Manner.REFUSE:
@@ -127,6 +138,7 @@ def _grpc_server(receiver: Receiver) -> Iterator[None]:
     server = grpc.server(ThreadPoolExecutor(4))
     trace_grpc.add_TraceServiceServicer_to_server(_Traces(receiver), server)
     metrics_grpc.add_MetricsServiceServicer_to_server(_Metrics(receiver), server)
+    logs_grpc.add_LogsServiceServicer_to_server(_Logs(receiver), server)
     receiver.grpc_endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
@@ -135,7 +147,11 @@ def _grpc_server(receiver: Receiver) -> Iterator[None]:
         server.stop(None).wait()
 
 
-MESSAGES = {"/v1/traces": trace_pb.ExportTraceServiceRequest, "/v1/metrics": metrics_pb.ExportMetricsServiceRequest}
+MESSAGES = {
+    "/v1/traces": trace_pb.ExportTraceServiceRequest,
+    "/v1/metrics": metrics_pb.ExportMetricsServiceRequest,
+    "/v1/logs": logs_pb.ExportLogsServiceRequest,
+}
 STATUSES = {Manner.ACCEPT: 200, Manner.REFUSE: 403, Manner.BUSY: 503, Manner.HANG: 503}
 
 

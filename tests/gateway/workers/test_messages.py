@@ -258,7 +258,6 @@ records = st.builds(
     model=texts,
     operation=texts,
     streams=st.booleans(),
-    num_choices=st.integers(1, 128),
     service_class=texts,
     policy_version=texts,
     response_id=texts,

@@ -8,9 +8,11 @@ from admission.controller import Controller
 from admission.core import PRIOR_STEP_TIME, CoreConfig, MemoryGate, make_core
 from admission.event_logs.event_log import LogError, make_logged_core, replay
 from admission.event_logs.names import VERSION
+from admission.ledger import AdapterTime
 from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from admission.step_times.step_time import StepTime, StepTimeModel
+from backend.adapter import make_adapter
 from backend.config import EngineConfig
 from backend.scheduler.batch import Batch
 from tests.admission.clocked_core import ClockedCore
@@ -254,3 +256,30 @@ def test_a_log_that_does_not_say_a_setting_is_refused() -> None:
     del entry[2]["prefix_cache"]
     with pytest.raises(LogError, match=r"line 1: not an entry .* 'prefix_cache'"):
         list(replay([json.dumps(entry)]))
+
+
+def test_a_run_with_adapters_is_decided_and_charged_again() -> None:
+    """Three tenants with more adapters than fit: some are evicted, brought back, and passed over meanwhile."""
+    small = {"max_num_batched_tokens": 8, "prefill_chunk": 8}
+    core = StagedCore(CoreConfig(), max_adapter_rank=4, adapter_block_seconds=(1e-5, 1e-6, 1e-4), **small)
+    adapters, random = [make_adapter(f"adapter {number}", "", number, 4 + number) for number in range(1, 7)], Random(2)
+    for number in range(40):
+        adapter = random.choice([*adapters, None])
+        core.arrive(f"{number}", random.randint(1, 3), 12, tenant=random.choice("abc"), adapter=adapter)
+        for _ in range(random.randint(1, 6) if number % 4 == 3 else 0):
+            core.plan()
+            if core.launched:
+                core.complete()
+    assert core.scheduler.kv_manager.cache.evictions > 0
+    assert any('"adapter"' in line for line in core.lines if line.startswith('["plan"'))
+    check_replay(core.lines)
+
+
+def test_the_rows_with_an_adapter_are_charged_what_it_adds() -> None:
+    core = StagedCore(CoreConfig(), max_adapter_rank=4, adapter_block_seconds=(0.5, 0.25, 2.0))
+    adapter = make_adapter("law", "", 1, 3)
+    core.arrive("with", 8, 2, tenant="a", adapter=adapter)
+    core.arrive("without", 8, 2, tenant="b")
+    core.plan()
+    step = core.launched[0]
+    assert AdapterTime(core.engine).of_rows(step) == [3 * (8 * 0.25 + 2.0), 0.0]

@@ -19,11 +19,18 @@ from backend.scheduler.sequence import FinishReason
 from gateway.api.frontend import Frontend
 from gateway.api.routes import Shortcut, make_app, make_probes
 from gateway.errors import InternalError, InvalidApiKey, Overloaded, RateLimited
-from gateway.telemetry.request_record import Chunk, RequestRecord, StoreCall, TraceContext
+from gateway.telemetry.request_record import (
+    Chunk,
+    GuardrailCall,
+    GuardrailVerdict,
+    RequestRecord,
+    StoreCall,
+    TraceContext,
+)
 from gateway.telemetry.tracing.attributes import of_generation
 from gateway.telemetry.tracing.sampler import SamplingReason
 from gateway.telemetry.tracing.span_tree import MAX_EVENTS, MAX_TEXT_CHARS
-from gateway.telemetry.tracing.spans import MAX_SEQUENCES, MIN_EVENTS, ROUTES, spans_of
+from gateway.telemetry.tracing.spans import MAX_GUARDRAIL_CALLS, MAX_SEQUENCES, MIN_EVENTS, ROUTES, spans_of
 from gateway.tenants.effective_policy import KVShape
 from quotas.reservation import Ask
 from tests.gateway.telemetry.records import BEGAN_NS, a_grant, a_record, a_sequence, a_timeline
@@ -216,6 +223,17 @@ def test_a_client_that_goes_away_is_no_error_of_ours() -> None:
         span.status.status_code is StatusCode.UNSET
         for span in made_of(a_record(outcome=Outcome.DISCONNECTED, settling=None, grant=a_grant()))
     )
+
+
+def test_each_question_to_a_guardrail_is_a_span_and_fails_where_there_was_no_verdict() -> None:
+    calls = [("prompt", GuardrailVerdict.FAILED), *[("answer", GuardrailVerdict.ALLOWED)] * 2 * MAX_GUARDRAIL_CALLS]
+    record = a_record()
+    record.guardrail_calls = [GuardrailCall(stage, 100.001, 100.002, verdict) for stage, verdict in calls]
+    asked = [span for span in made_of(record) if span.name == "sluice.guardrail"]
+    assert len(asked) == MAX_GUARDRAIL_CALLS
+    assert attributes(asked[0]) == {"sluice.guardrail.stage": "prompt", "sluice.guardrail.verdict": "failed"}
+    assert [span.status.status_code for span in asked[:2]] == [StatusCode.ERROR, StatusCode.UNSET]
+    assert {span.kind for span in asked} == {SpanKind.CLIENT}
 
 
 NOT_RUN: dict[str, Any] = {"timelines": [], "reserved": None, "settling": None, "grant": None}

@@ -1,6 +1,7 @@
 """Tracing, with a store on paper, and of a gateway with a collector over real sockets."""
 
 import asyncio
+import json
 import secrets
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -183,7 +185,7 @@ def seen(span: Span) -> SpanSeen:
 def test_a_collector_has_the_whole_tree_of_a_request(tmp_path: Path, protocol: str) -> None:
     trace_id = secrets.token_hex(16)
     with otlp_receiver() as receiver:
-        with traced_server(tmp_path, receiver.endpoint(protocol), protocol) as server:
+        with traced_server(tmp_path, receiver.endpoint(protocol), protocol, "--otlp-logs", "on") as server:
             usage = ask(server, trace_id)
             refusal = httpx.post(f"{server.url}/v1/completions", json={}, headers={"traceparent": "nonsense"})
             assert refusal.status_code == 401
@@ -197,17 +199,32 @@ def test_a_collector_has_the_whole_tree_of_a_request(tmp_path: Path, protocol: s
     assert plain(refused.attributes)["sluice.refusal.code"] == "invalid_api_key" and not refused.parent_span_id
     assert {resource["service.name"] for resource in receiver.resources} == {"sluice"}
     assert len({resource["service.instance.id"] for resource in receiver.resources}) == 1
+    check_log(receiver.log_records, server.log.read_text(), root)
     sent = b"".join(request.SerializeToString() for request in receiver.requests)
     assert server.key.encode() not in sent and PROMPT.encode() not in sent
+
+
+def check_log(records: list[LogRecord], log: str, root: Span) -> None:
+    """Each line of a request is a record with the same fields, in the request's trace."""
+    lines = [json.loads(line) for line in log.splitlines() if '"request ended"' in line]
+    assert [record.body.string_value for record in records] == ["request ended"] * len(lines)
+    for record, line in zip(records, lines, strict=True):
+        fields = {name: value for name, value in line.items() if value is not None}
+        seen = plain(record.attributes) | {"level": record.severity_text, "message": record.body.string_value}
+        assert seen == {name: value for name, value in fields.items() if name not in {"time", "logger"}}
+        assert record.trace_id.hex() == line["trace_id"]
+    (ended,) = [record for record in records if record.trace_id == root.trace_id]
+    assert (ended.span_id, ended.time_unix_nano) == (root.span_id, root.end_time_unix_nano)
 
 
 def test_no_request_is_harmed_by_a_collector_that_refuses_hangs_or_is_gone(tmp_path: Path) -> None:
     with ExitStack() as running:
         receiver = running.enter_context(otlp_receiver(Manner.REFUSE))
-        flags = ("--trace-sample-ratio", "1")
+        flags = ("--trace-sample-ratio", "1", "--otlp-logs", "on")
         with traced_server(tmp_path, receiver.grpc_endpoint, "grpc", *flags) as server:
             assert server.answers()
             eventually(lambda: server.metric("sluice_spans_dropped_total") > 0)
+            eventually(lambda: server.metric("sluice_log_lines_dropped_total") > 0)
             receiver.manner, attempts = Manner.HANG, receiver.attempts
             assert server.answers()
             eventually(lambda: receiver.attempts > attempts)

@@ -1,0 +1,74 @@
+"""The adapters that requests may name as their model, loaded at start and while the gateway serves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from backend.adapter import Adapter
+from backend.adapter_registry import AdapterRegistry, LoadedAdapter
+from backend.errors import ModelLoadError
+from gateway.api.frontend import AdapterCard
+from gateway.errors import ModelNotFound
+from gateway.quoting import quoted
+from gateway.settings.settings import Settings
+
+
+class ServedAdapters:
+    """Loads and unloads adapters. Requests that named one before it was unloaded or replaced are served with it.
+
+    `cards` is one mapping, which changes in place. The caller makes sure that no model has the name of an adapter.
+    """
+
+    def __init__(self, registry: AdapterRegistry, problem: Callable[[int], str | None] = lambda _: None) -> None:
+        """`problem` says why the policy leaves no room for an adapter of that many blocks, if it does not."""
+        self.registry = registry
+        self._problem = problem
+        self.cards: dict[str, AdapterCard] = {}
+        self.on_change: list[Callable[[Mapping[str, AdapterCard]], Awaitable[None]]] = []
+        self._loading = asyncio.Lock()
+
+    async def load(self, name: str, path: Path) -> LoadedAdapter:
+        """Load the adapter of a directory under this name, in the place of another. Raises `ModelLoadError`."""
+        async with self._loading:  # one in memory at a time that may turn out to be unfit
+            weights = await asyncio.to_thread(self.registry.read, path)
+            if (problem := self._problem(len(weights.blocks))) is not None:
+                raise ModelLoadError(f"{path}: {problem}")
+            loaded = self.registry.add(name, path, weights)
+            self.cards[name] = AdapterCard(name, loaded.created, loaded.adapter.num_blocks)
+            await self._changed()
+        return loaded
+
+    async def unload(self, name: str) -> None:
+        """Let no further request name the adapter. Raises `KeyError`."""
+        async with self._loading:
+            self.registry.remove(name)
+            del self.cards[name]
+            await self._changed()
+
+    @property
+    def largest(self) -> int:
+        """The blocks of the largest adapter."""
+        return max([card.kv_blocks for card in self.cards.values()], default=0)
+
+    def named(self, name: str | None) -> Adapter | None:
+        """Return the adapter of a request. Raises `ModelNotFound` if it was unloaded since the request was read."""
+        if name is None:
+            return None
+        adapter = self.registry.get(name)
+        if adapter is None:
+            raise ModelNotFound(f"The model {quoted(name, 200)} does not exist any more.", "model")
+        return adapter
+
+    async def _changed(self) -> None:
+        for tell in self.on_change:
+            await tell(self.cards)
+
+
+async def load_adapters(
+    settings: Settings, registry: AdapterRegistry, problem: Callable[[int], str | None]
+) -> ServedAdapters:
+    """Load the adapters that the settings name. Raises `ModelLoadError` and `ConfigError`."""
+    adapters = ServedAdapters(registry, problem)
+    for name, path in settings.named_adapters.items():
+        await adapters.load(name, path)
+    return adapters
