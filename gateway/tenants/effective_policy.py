@@ -41,7 +41,8 @@ class EffectivePolicy:
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
         self.problem: str | None = None  # of the key's own settings under this policy
         self._narrowing = self._narrowed(policy, principal)
-        self.limits = self.tenant.limits + lesser(limit for key in self._narrowing for limit in key.limits)
+        of_key = lesser(limit for key in self._narrowing for limit in key.limits)
+        self.limits = self.tenant.limits + of_key + self.tenant.team_limits
         self.charged = tuple(limit for limit in self.limits if limit.is_charged)
         self._of_session = tuple(limit for limit in self.limits if isinstance(limit.window, PerSession))
         self.charged_in_passing = tuple(limit for limit in self.charged if limit.resource not in HELD)

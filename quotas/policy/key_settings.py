@@ -52,10 +52,16 @@ def key_settings(key: KeyPolicy) -> Plain:
 
 
 def lesser(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """The limits of a key by several sources; of two for the same resource and window, the lesser."""
+    """The limits of a key by several sources; of two for the same resource and window, the lesser; a soft one
+    bounds nothing, and gives way to any other.
+    """
     found = dict[str, Limit]()
     for limit in limits:
         known = found.get(limit.name)
-        if known is None or (limit.amount, limit.capacity) < (known.amount, known.capacity):
+        if known is None or _bound(limit) < _bound(known):
             found[limit.name] = limit
     return tuple(found.values())
+
+
+def _bound(limit: Limit) -> tuple[bool, int, int]:
+    return limit.is_soft, limit.amount, limit.capacity

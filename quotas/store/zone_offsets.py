@@ -37,7 +37,7 @@ def offsets_between(time_zone: str, first_day: int, last_day: int) -> str:
         following = offset(begin + QUARTERS_PER_DAY)
         if following != present:
             day = range(begin, begin + QUARTERS_PER_DAY + 1)
-            change = begin + bisect_left(day, following, key=lambda quarter: (offset(quarter) == following) * following)
+            change = day[bisect_left(day, True, key=lambda quarter: offset(quarter) == following)]
             words.append(f"{change}:{following}")
             present = following
     return ",".join(words)

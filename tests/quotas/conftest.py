@@ -52,7 +52,8 @@ def tenant() -> str:
 def loop_and_runner(valkey_url: str) -> Iterator[tuple[asyncio.Runner, ScriptRunner]]:
     """One connection for all examples, and a clock that the test turns."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as loop:
-        patch.setattr(zone_offsets, "DAYS_BEFORE", 10_000)  # the test's clock may be years back
+        for name in ("DAYS_BEFORE", "DAYS_AFTER"):
+            patch.setattr(zone_offsets, name, 10_000)  # the test's clock may be years off
 
         async def connected() -> ScriptRunner:
             runner = ScriptRunner(valkey_url, 5, load_scripts({"clock": TEST_CLOCK}))

@@ -7,6 +7,7 @@ from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy, KVShape
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.policy.policy import CLASSES, DEFAULTS, SCOPES, KeyPolicy, Policy, TenantPolicy, UsageDetail
+from tests.quotas.policies import parsed
 
 SHAPE = KVShape(block_tokens=16, block_bytes=4096)
 
@@ -141,6 +142,25 @@ def test_a_keys_own_settings_narrow_what_its_tenant_and_the_policy_leave_it() ->
     ]
     assert (narrowed.models, narrowed.highest_class.name) == ({"b"}, "standard")
     assert narrowed.service_class("priority").name == "standard", "as below a tenant's highest class"
+
+
+def test_a_request_is_charged_to_its_tenant_its_key_its_team_and_its_session_in_this_order() -> None:
+    text = "teams: {x: {limits: {requests: 9/h}}}\ntenants: {acme: {team: x, limits: {tokens: [5k/session, 7k/h]}, "
+    found = parsed(text + "keys: {k1: {limits: {tokens: 3k/h, requests: 4/day}}}}}")
+    settings = '{"limits": {"tokens": "2k/h", "requests": {"budget": "1/day", "soft": true, "alerts": [ALERT]}}}'
+    settings = settings.replace("ALERT", '{"at": "50%", "url": "https://a.example"}')
+    policy = EffectivePolicy(found, Principal("acme", "k1", SCOPES, settings))
+    amounts = {limit.name: limit.amount for limit in policy.charged_in("one")}
+    assert amounts == {
+        "tokens/h": 7000,
+        "key:k1:requests/day": 4,  # a soft limit takes nothing from another one's bound
+        "key:k1:tokens/h": 2000,
+        "team:x:requests/h": 9,
+        "tokens/session": 5000,
+    }
+    assert [limit.owner for limit in policy.charged_in("one")] == ["tenant", "key", "key", "team", "session"]
+    (one,), (other,) = ({limit.session for limit in policy.charged_in(name)} - {None} for name in ("one", "two"))
+    assert one != other and policy.charged_in(None) == policy.charged == policy.charged_in("one")[:-1]
 
 
 def test_a_class_that_a_key_may_not_have_is_refused_by_the_tier_that_asks_for_it() -> None:

@@ -73,6 +73,15 @@ def test_a_period_ends_at_the_first_moment_of_the_next_one(when: tuple[Budget, i
     )
 
 
+def test_each_change_of_a_zones_clocks_has_its_quarter_of_an_hour() -> None:
+    first, last = (int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) // 86_400 for year in (2026, 2027))
+    spring, autumn = (int(datetime(2026, *when, tzinfo=UTC).timestamp()) // 900 for when in ((3, 8, 7), (11, 1, 6)))
+    assert offsets_between("America/New_York", first, last) == f"-20,{spring}:-16,{autumn}:-20"
+    spring, autumn = (int(datetime(2026, *when, tzinfo=UTC).timestamp()) // 900 for when in ((3, 29, 1), (10, 25, 1)))
+    assert offsets_between("Europe/London", first, last) == f"0,{spring}:4,{autumn}:0"
+    assert offsets_between("Asia/Kathmandu", first, last) == "23"
+
+
 def test_days_of_23_and_25_hours() -> None:
     day = Budget(BudgetPeriod.DAY, Calendar("Europe/Berlin"))
     for local, hours in (("2026-03-29", 23), ("2026-10-25", 25), ("2026-07-01", 24)):
