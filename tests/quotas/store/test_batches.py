@@ -65,7 +65,7 @@ async def test_a_line_costs_the_price_of_batches_and_its_result_counts_among_the
     epoch = await batches.claim(tenant, "b")
     prices, in_batches = TokenPrices(100, 50, 400, "EUR"), TokenPrices(25, 12, 100, "EUR")
     cost = Limit(Resource.COST, 10_000, Budget(BudgetPeriod.DAY), None, prices)
-    line = FinishedLine("b", epoch, 0, True, 0, 900, in_batches)
+    line = FinishedLine("b", epoch, 0, True, 0, result_bytes=900, prices=in_batches)
     assert await store.finish_line(tenant, "k", (cost,), line, USED)
     (state,) = await store.states(tenant, "k", (cost,))
     assert state.remaining == 10_000 - (4 * 25 + 3 * 12 + 5 * 100)
