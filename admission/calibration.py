@@ -7,7 +7,7 @@ arrivals is not given bounds that no longer hold.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -149,11 +149,19 @@ class TokenCalibration:
         self._likely.adapt(is_unlikely)
 
 
+_Kind = tuple[int, bool, bool]
+"""The class, whether a deadline presses, and if not whether the tenant is in debt: other requests wait for their
+tenant's share, however far off that is, and for their errors requests with deadlines would be refused while nothing
+waits.
+"""
+
+
 @dataclass(slots=True)
 class _Tracked:
     """The bounds a sequence was given, and which of its tokens are known."""
 
     given: CalibratedEstimate
+    kind: _Kind
     unforeseen: float  # seconds of sequences admitted ahead of it since; less the stalls at that time
     knows_length: bool
     has_first: bool = False  # its first token has come
@@ -162,17 +170,23 @@ class _Tracked:
 
 
 class EstimateCalibration:
-    """Calibrates the estimates of first tokens, by class and whether a deadline presses, and those of last tokens, by
-    class. Untracked sequences are ignored.
+    """Calibrates the estimates of first tokens, by kind, and those of last tokens, by class. Untracked sequences
+    are ignored.
 
     A sequence that expires before its first token counts as a miss of that bound: the token would have come later
     still, by the time of its own prefill. O(log open) for each event; the groups kept are bounded.
     """
 
-    def __init__(self, decisive: float, pipeline: Pipeline | None = None) -> None:
+    def __init__(
+        self,
+        decisive: float,
+        pipeline: Pipeline | None = None,
+        owes: Callable[[Sequence], bool] = lambda sequence: False,
+    ) -> None:
         """`decisive` is the confidence with which a first token must meet its deadline; `pipeline` counts the seconds
-        that steps have stalled.
+        that steps have stalled; `owes` tells if a sequence's tenant is in debt.
         """
+        self._owes = owes
         self._pipeline = pipeline or Pipeline()
         self._first = defaultdict[_Kind, TokenCalibration](lambda: TokenCalibration.of_first_tokens(decisive))
         self._last = defaultdict[int, TokenCalibration](TokenCalibration.of_last_tokens)
@@ -185,7 +199,7 @@ class EstimateCalibration:
     def calibrate(self, sequence: Sequence, estimate: Forecast, now: float) -> CalibratedEstimate:
         """Return the estimate with the present bounds of its class."""
         self._pass(now)
-        first = self._first[_kind(sequence)].bounds(estimate.first_token, _first_groups(sequence))
+        first = self._first[self.kind(sequence)].bounds(estimate.first_token, _first_groups(sequence))
         last = self._last[sequence.request.priority_class].bounds(estimate.last_token, _last_groups(sequence), first)
         return CalibratedEstimate(now, estimate.prefill, first, last)
 
@@ -193,7 +207,7 @@ class EstimateCalibration:
         """Compare the sequence's tokens with these bounds when they come. Without `knows_length` its last token was
         estimated from its declared length, and its error says nothing of estimates made of measured answers.
         """
-        self._open[sequence] = _Tracked(given, -self._pipeline.stalled, knows_length)
+        self._open[sequence] = _Tracked(given, self.kind(sequence), -self._pipeline.stalled, knows_length)
         for is_first, bounds in ((True, given.first_token), (False, given.last_token)):
             heappush(self._due, (given.arrival + bounds.reported, next(self._numbers), is_first, sequence))
         if len(self._due) > self._tolerated:
@@ -201,9 +215,16 @@ class EstimateCalibration:
             heapify(self._due)
             self._tolerated = 2 * len(self._due) + 64
 
-    def likely(self, priority_class: int, is_pressing: bool) -> BoundLine:
-        """Return the decisive bounds of first tokens of the class, with pressing deadlines or others."""
-        return self._first[priority_class, is_pressing].likely
+    def kind(self, sequence: Sequence) -> _Kind:
+        """Return the kind by whose errors a sequence's first token is judged: fixed once it is tracked."""
+        if (promise := self._open.get(sequence)) is not None:
+            return promise.kind
+        is_pressing = sequence.is_pressing
+        return sequence.request.priority_class, is_pressing, not is_pressing and self._owes(sequence)
+
+    def likely(self, kind: _Kind) -> BoundLine:
+        """Return the decisive bounds of first tokens of a kind."""
+        return self._first[kind].likely
 
     def overtaken(self, sequences: list[Sequence], seconds: float) -> None:
         """Note that a sequence predicted to take `seconds` was admitted ahead of these."""
@@ -216,7 +237,7 @@ class EstimateCalibration:
         self._pass(now)
         if (promise := self._open.get(sequence)) is not None:
             promise.has_first = True
-            given, calibration = promise.given, self._first[_kind(sequence)]
+            given, calibration = promise.given, self._first[promise.kind]
             seconds, unforeseen = now - given.arrival, promise.unforeseen + self._pipeline.stalled
             calibration.came(given.first_token, _first_groups(sequence), seconds, promise.first_passed, unforeseen)
 
@@ -237,7 +258,7 @@ class EstimateCalibration:
         given, groups = promise.given, _first_groups(sequence)
         waited = now - given.arrival
         if not sequence.output:
-            first = self._first[_kind(sequence)]
+            first = self._first[promise.kind]
             least, unforeseen = waited + given.prefill, promise.unforeseen + self._pipeline.stalled
             first.never_came(given.first_token, groups, least, promise.first_passed, unforeseen)
         if promise.knows_length:
@@ -267,7 +288,7 @@ class EstimateCalibration:
                 continue
             if is_first:
                 self._open[sequence].first_passed = True
-                self._first[_kind(sequence)].passed()
+                self._first[self._open[sequence].kind].passed()
             else:
                 self._open[sequence].last_passed = True
                 self._last[sequence.request.priority_class].passed()
@@ -275,16 +296,6 @@ class EstimateCalibration:
     def _is_open(self, sequence: Sequence, is_first: bool) -> bool:
         promise = self._open.get(sequence)
         return promise is not None and not (is_first and promise.has_first)
-
-
-_Kind = tuple[int, bool]
-"""The class, and whether a deadline presses: other requests wait for their tenant's share, however far off that is, and
-for their errors requests with deadlines would be refused while nothing waits.
-"""
-
-
-def _kind(sequence: Sequence) -> _Kind:
-    return sequence.request.priority_class, sequence.is_pressing
 
 
 def _alike(sequence: Sequence) -> Hashable:

@@ -91,7 +91,7 @@ class AdmissionControl:
         order: DueOrder | None,
     ) -> None:
         """`order`: the accounts by which debtors leave room; None: no tenant does."""
-        self.calibration = EstimateCalibration(config.confidence, pipeline)
+        self.calibration = EstimateCalibration(config.confidence, pipeline, self._owes)
         self.deferred = 0  # admitted without a deadline, later than its class's target
         self.refuses_late = True  # False: late requests are admitted, as a replay does
         self._config, self._scheduler, self._backlog = config, scheduler, backlog
@@ -119,6 +119,10 @@ class AdmissionControl:
 
     def set_policy(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
+
+    def _owes(self, sequence: Sequence) -> bool:
+        order = self._order
+        return order is not None and order.share.credit(order.share.account(sequence.tenant)) < 0.0
 
     def _offered(self, sequence: Sequence, now: float) -> None:
         """Note the request's demand, admitted or refused."""
@@ -237,14 +241,14 @@ class AdmissionControl:
         requests that make way for it do not count; 0 if none is late. O(requests behind), the main cost where many
         wait.
         """
-        worst, of = 0.0, (0, True)
-        likely = self.calibration.likely(*of)
+        worst, of = 0.0, (0, True, False)
+        likely = self.calibration.likely(of)
         for sequence, first_token in zip(behind.sequences, behind.first_tokens, strict=True):
-            due, kind = sequence.request.first_token_by, (sequence.request.priority_class, sequence.is_pressing)
+            due, kind = sequence.request.first_token_by, self.calibration.kind(sequence)
             assert due is not None, "it has a deadline"
             if of != kind:
                 of = kind
-                likely = self.calibration.likely(*of)
+                likely = self.calibration.likely(of)
             excess = likely.at(first_token) - (due - now)
             if (
                 excess > worst

@@ -9,12 +9,14 @@ import torch
 from backend.config import EngineConfig, EngineOptions
 from backend.errors import ConfigError
 from backend.kernels.cpu import select_ops
+from backend.model.adapter_checkpoint import num_places
 from backend.model.decoder import Decoder
 from backend.model.model_config import ModelConfig
 from backend.model.weights import Weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.parallel.rank_group import Parallel
 from backend.parallel.shard import Shard, pooled
+from backend.roofline import recorded_bytes
 from backend.sizing import DEVICE_TOKEN_BUDGET, cache_dtype, free_memory, size_engine
 from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
 from backend.worker.model_runner import ModelRunner
@@ -117,7 +119,8 @@ def size_for_device(
     part, whole = config if shard is None else shard.stored(config), pooled(config, shard)
     memory = expected_memory(str(device), free, total, part, dtype, tokens, options.max_num_seqs)
     check_fits(memory)
-    return size_engine(options, whole, dtype, _pool_bytes(memory.kv_bytes, part, whole), dedicated=True)
+    free = memory.kv_bytes - _adapter_bytes(options, part, tokens)
+    return size_engine(options, whole, dtype, _pool_bytes(free, part, whole), dedicated=True)
 
 
 def _size_measured(
@@ -147,9 +150,20 @@ def _size_measured(
     check_fits(memory)
     log.info("%s", memory)
     try:
-        return size_engine(options, whole, dtype, shared(memory.kv_bytes), dedicated=True)
+        free = memory.kv_bytes - _adapter_bytes(options, decoder.config, tokens)
+        return size_engine(options, whole, dtype, shared(free), dedicated=True)
     except ConfigError as error:
         raise ConfigError(f"{error}; {memory}") from None
+
+
+def _adapter_bytes(options: EngineOptions, model: ModelConfig, tokens: int) -> int:
+    """Return the bytes of a device that adapters take beside their weights: the places of their vectors, and graphs of
+    the steps that have some.
+    """
+    if not options.max_adapter_rank:
+        return 0
+    places = options.max_num_seqs * model.num_layers * num_places(options.max_adapter_rank) * 8
+    return places + recorded_bytes(model, tokens, options.max_num_seqs)
 
 
 def _pool_bytes(part_bytes: int, part: ModelConfig, whole: ModelConfig) -> int:

@@ -95,7 +95,21 @@ def batch_dependent(ops: Ops, dtype: torch.dtype) -> list[str]:
         "cumsum": lambda x: x.float().cumsum(-1, dtype=torch.float64),
     }
     varying = [name for name, body in rowwise.items() if not _same_in_parts(body, rows)]
+    varying += ["adapt"] * _adapters_vary(ops, draw, rows)
     return varying + ["paged_attention"] * _attention_varies(ops, draw)
+
+
+def _adapters_vary(ops: Ops, draw: "_Draw", x: Tensor) -> bool:
+    """Return True if the products of adapters of a row depend on the rows beside it."""
+    adapters, wide, before = _some_adapters(draw, len(x)), draw(len(x), 80), draw(len(x), 84)
+
+    def adapted(size: int) -> Tensor:
+        out = before.clone()
+        for target, given, rows in zip(out.split(size), wide.split(size), adapters.rows.split(size), strict=True):
+            ops.adapt(target, given, replace(small_step(), adapters=replace(adapters, rows=rows)), 1, 0)
+        return out
+
+    return not all(torch.equal(adapted(size), adapted(len(x))) for size in (1, 2, 7, 16))
 
 
 def _same_in_parts(body: Callable[[Tensor], Tensor], x: Tensor) -> bool:

@@ -49,7 +49,12 @@ class AdapterWeights:
     digest: str
     blocks: Tensor  # [blocks, numbers of a block], in the model's type
     vectors: Tensor
-    """[layers, 14 * max_rank] int64: where each vector begins in the flattened blocks, -1 for none. See `places`."""
+    """[layers, `num_places`] int64: where each vector begins in the flattened blocks, -1 for none. See `places`."""
+
+
+def num_places(max_rank: int) -> int:
+    """Return the length of a layer's row of vectors: of A and B of each of its seven matrices."""
+    return 14 * max_rank
 
 
 def places(max_rank: int) -> tuple[tuple[int, ...], ...]:
@@ -102,7 +107,7 @@ def read_adapter(
     file, parts = directory / _WEIGHTS, list(_parts(model, max_rank))
     most = sum(8 * rank * (part.inputs + part.outputs) for part in parts) * model.num_layers + MAX_HEADER_BYTES
     stored = _read_tensors(file, most)
-    packing = _Packing(dtype, block_numbers, 14 * max_rank * model.num_layers)
+    packing = _Packing(dtype, block_numbers, num_places(max_rank) * model.num_layers)
     for layer in range(model.num_layers):
         for part in parts:
             name = f"{_PREFIX}{layer}.{part.name}"
@@ -113,7 +118,7 @@ def read_adapter(
                 raise ModelLoadError(f"{file}: {name} has one of lora_A and lora_B, and both are needed")
             _check(file, f"{name}.lora_A.weight", a, (rank, part.inputs))
             _check(file, f"{name}.lora_B.weight", b, (part.outputs, rank))
-            row = 14 * max_rank * layer
+            row = num_places(max_rank) * layer
             packing.add(a.float(), row + part.first_a, f"{file}: {name}.lora_A")
             packing.add(b.float().t() * scale, row + part.first_b, f"{file}: {name}.lora_B")
     if stored:
@@ -129,10 +134,10 @@ def random_adapter(
 ) -> AdapterWeights:
     """Return an adapter of all products with small random weights, to measure with. Raises `ModelLoadError`."""
     generator = torch.Generator().manual_seed(seed)
-    packing = _Packing(dtype, block_numbers, 14 * max_rank * model.num_layers)
+    packing = _Packing(dtype, block_numbers, num_places(max_rank) * model.num_layers)
     for layer in range(model.num_layers):
         for part in _parts(model, max_rank):
-            row = 14 * max_rank * layer
+            row = num_places(max_rank) * layer
             for first, width in ((part.first_a, part.inputs), (part.first_b, part.outputs)):
                 packing.add(torch.empty((rank, width)).normal_(std=0.02, generator=generator), row + first, part.name)
     return packing.packed(Path("random"), rank, model.num_layers)

@@ -113,7 +113,8 @@ class Swapping:
         return False
 
     def reused(self, cached: CachedBlock) -> None:
-        self._learn(cached.tenant, 1.0)
+        if not isinstance(cached.name, AdapterBlockName):
+            self._learn(cached.tenant, 1.0)
 
     def evicted(self, cached: CachedBlock) -> None:
         name = cached.name

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backend.config import EngineConfig
 from backend.kernels.ops import StepAdapters
-from backend.model.adapter_checkpoint import AdapterWeights
+from backend.model.adapter_checkpoint import AdapterWeights, num_places
 from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import KVCache
 from backend.scheduler.batch import Batch, NewSequence
@@ -36,7 +36,7 @@ class AdapterTables:
         query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         hidden, between = model.hidden_size, model.intermediate_size
         self._parts = ((query, key, key), (hidden,), (between, between), (hidden,))
-        shape = (config.max_num_seqs, model.num_layers, 14 * self._rank)
+        shape = (config.max_num_seqs, model.num_layers, num_places(self._rank))
         self._vectors = torch.full(shape, -1, dtype=torch.int64, device=kv.blocks.device)
         self._weights: dict[int, AdapterWeights] = {}
         self._row_of: dict[_Key, int] = {}

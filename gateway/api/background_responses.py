@@ -35,6 +35,34 @@ NO_ROOM = (
 )
 
 
+class StoredEvents:
+    """Stores the events of a response in parts, which are numbered from 0."""
+
+    def __init__(self, stored: StoredResponses, policy: EffectivePolicy, response: str) -> None:
+        self._stored, self._policy, self._response = stored, policy, response
+        self._events, self._part = bytearray(), b""  # that are not stored, and those that are about to be
+        self._num_parts = 0  # stored
+        self._has_room = True
+
+    def add(self, events: bytes) -> None:
+        if self._has_room:
+            self._events += events
+
+    async def flush(self) -> bool:
+        """Store the events since the last part as the next one. Returns False if there are none. Raises `ApiError`, and
+        may be called again.
+        """
+        if not self._part:
+            self._part, self._events = bytes(self._events), bytearray()
+        if not self._part:
+            return False
+        name = event_part(self._response, self._num_parts)
+        stored = await self._stored.put(self._policy, name, None, self._part, life=EVENTS_LIFE_SECONDS)
+        self._has_room &= stored == "ok"  # else its last event alone can be read
+        self._num_parts, self._part = self._num_parts + 1, b""
+        return True
+
+
 class BackgroundRun:
     """One response in the background: the block in which it is generated. Leaving the block stores how it has ended."""
 
@@ -48,10 +76,9 @@ class BackgroundRun:
         is_streamed: bool,
     ) -> None:
         self._stored, self._call, self._scope = stored, call, scope
-        self._policy, self._identity, self._is_streamed = policy, identity, is_streamed
-        self._client: Send | None = None  # takes events, as long as their client reads them
-        self._events, self._part = bytearray(), b""  # that are not stored, and those that are about to be
-        self._num_parts = 0  # stored
+        self._policy, self._identity = policy, identity
+        self._events = StoredEvents(stored, policy, identity.id) if is_streamed else None
+        self._client: Send | None = None  # takes events, as long as it reads them
         self._queued: Json = {}  # the response before its first token
         self._keeping: asyncio.Task[None] | None = None  # once its client has been answered
         self._has_token = self._has_ended = self._is_cancelled = False
@@ -74,12 +101,12 @@ class BackgroundRun:
         identity, response, queued = self._identity, self._call.response, self._queued
         await self._store(queued, tries=1)
         self._scope.detach()
-        if self._is_streamed:
+        if self._events is not None:
             self._client = self._call.send
             created = identity.event("response.created", response=queued)
             created += identity.event("response.queued", response=queued)
             await response.stream(created)
-            self._events += created
+            self._events.add(created)
         else:
             await response.reply(orjson.dumps(queued))
         response.divert(self._send)
@@ -90,8 +117,8 @@ class BackgroundRun:
         if self._has_ended:
             return
         self._has_token = True
-        if self._is_streamed:
-            self._events += message.get("body", b"")
+        if self._events is not None:
+            self._events.add(message.get("body", b""))
         if self._client is not None:
             exchange, transport = exchange_of(self._call.scope), transport_of(self._call.scope)
             if exchange is None or not exchange.is_paused:
@@ -105,7 +132,8 @@ class BackgroundRun:
         for beat in count(1):
             await asyncio.sleep(FLUSH_SECONDS)
             with suppress(ApiError):  # the store is away: again at the next beat
-                await self._flush()
+                if self._events is not None:
+                    await self._events.flush()
                 if beat % FLUSHES_OF_LEASE:
                     continue
                 state = await self._ask("run" if self._has_token else "hold")
@@ -114,16 +142,6 @@ class BackgroundRun:
                     self._scope.end(Outcome.DISCONNECTED)
                 elif state == "lost":
                     self._scope.fail(InternalError("The lease of this response was lost: it counts as failed."))
-
-    async def _flush(self) -> None:
-        """Store the events since the last part as the next one. Raises `ApiError`."""
-        if not self._part:
-            self._part, self._events = bytes(self._events), bytearray()
-        if self._part:
-            name = event_part(self._identity.id, self._num_parts)
-            stored = await self._stored.put(self._policy, name, None, self._part, life=EVENTS_LIFE_SECONDS)
-            self._is_streamed &= stored == "ok"  # without room, its last event alone can be read
-            self._num_parts, self._part = self._num_parts + 1, b""
 
     async def completed(self, response: Json) -> None:
         """Store the whole response. Raises `ApiError`."""
@@ -149,8 +167,8 @@ class BackgroundRun:
                     await self._store(identity.response(identity.output, error=failure))
                     await self._call.response.fail(failure)
                 self._has_ended = True
-                while self._part or self._events:
-                    await self._flush()
+                while self._events is not None and await self._events.flush():
+                    pass
         with suppress(ApiError):
             await self._ask("close")
 

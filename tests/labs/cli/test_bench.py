@@ -51,6 +51,15 @@ def test_prompts_have_the_tokens_that_were_asked_for(
     assert "prompts of default are all of one length" in out
 
 
+def test_embeddings_are_measured_by_their_answers(known_server: KnownServer, printed: Printed, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    flags = ["--workload", "embeddings", "--clients", 2, "--seconds", "100ms", "--quiet", "--json", report]
+    printed("bench", known_server.url, *flags)
+    every = figures(report)["results"][0]["summary"]["all"]
+    assert every["offered"] == every["answered"] == every["ttft"]["count"] > 0 and every["between"]["count"] == 0
+    assert {served.path for served in known_server.served} == {"/v1/embeddings"}
+
+
 def test_a_wrong_account_is_a_failure(known_server: KnownServer, sluice: Sluice) -> None:
     known_server.overcharge = 1
     done = sluice("bench", known_server.url, "--rate", 20, "--seconds", "300ms", "--quiet")

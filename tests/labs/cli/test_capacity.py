@@ -22,7 +22,8 @@ def test_a_trace_becomes_lengths_replicas_and_cost(
     trace: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capacity, "SENSITIVITIES", {"answers": Replica.with_answers})  # each takes a dozen simulations
-    flags = ["--gpu", "h100", "--trace", trace, "--rate", 100_000, "--ttft", "200ms", "--price", "3.50/h"]
+    flags = ["--gpu", "h100", "--trace", trace, "--rate", 100_000, "--ttft", "2s", "--price", "3.50/h"]
+    flags += ["--bandwidth", "300MB", "--flops", "0.02T", "--per-token", "1s"]
     out = printed("plan", "embedded", *flags, "--requests", 20)
     lines = {line.split("  ")[0]: line.split("  ") for line in out.splitlines()}
     assert lines["prompt"][-1].strip() == "1,191" and lines["answer"][-1].strip() == "48"

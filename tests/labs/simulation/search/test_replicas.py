@@ -35,8 +35,8 @@ def test_the_knee_is_the_largest_good_rate() -> None:
 def test_changes_move_the_knee_where_they_should() -> None:
     knee = REPLICA.knee(lambda _: None)
     assert knee is not None
-    slow = REPLICA.with_steps(1.4).knee_near(knee, lambda _: None)
-    assert slow is not None and slow.rate < knee.rate
+    quick = REPLICA.with_steps(0.8).knee_near(knee, lambda _: None)
+    assert quick is not None and quick.rate > knee.rate
     longer = REPLICA.with_answers(1.5)
     assert [one.output_tokens for one in longer.arrivals[:3]] == [
         round(1.5 * one.output_tokens) for one in REPLICA.arrivals[:3]
