@@ -156,7 +156,7 @@ def launch_adapt(out: Tensor, x: Tensor, step: StepInputs, layer: int, product: 
         first,
         INPUTS=x.shape[1],
         BLOCK_R=ranks,
-        BLOCK_K=TILE_NUMBERS // ranks,
+        BLOCK_K=TILE_NUMBERS // ranks // (2 if decodes else 1),
         num_warps=4,
         num_stages=2,
         **given,
