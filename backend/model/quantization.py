@@ -199,18 +199,24 @@ def _checked(info: TensorInfo, quantization: Quantization, parts: Mapping[str, T
             weight = QuantizedWeight(quantization, second, per_word * first, parts)
             _expect(info, ("I32",), info.shape)
     if quantization.scheme in (Scheme.GPTQ, Scheme.GPTQ_V2, Scheme.AWQ):
-        scales, zeros = (_required(parts, info, part) for part in ("scales", "qzeros"))
-        groups = scales.shape[0] if scales.shape else 0
-        if weight.rows % per_word:
-            raise _unfit(info, f"rows of the weight in words of {per_word} are expected, for the zero points")
-        _expect(scales, FLOATS, (groups, weight.rows))
-        _expect(zeros, ("I32",), (groups, weight.rows // per_word))
-        if not groups or ("g_idx" not in parts and weight.columns % groups):
-            raise _unfit(scales, f"groups of equal size of {weight.columns} columns are expected")
+        _check_groups(weight, per_word)
     for part in ("g_idx", "weight_g_idx"):
         if part in parts:
             _expect(parts[part], ("I32", "I64"), (weight.columns,))
     return weight
+
+
+def _check_groups(weight: QuantizedWeight, per_word: int) -> None:
+    """Check the scales and zero points of GPTQ and AWQ: [groups, rows]."""
+    parts, info = weight.parts, weight.stored
+    scales, zeros = (_required(parts, info, part) for part in ("scales", "qzeros"))
+    groups = scales.shape[0] if scales.shape else 0
+    if weight.rows % per_word:
+        raise _unfit(info, f"rows of the weight in words of {per_word} are expected, for the zero points")
+    _expect(scales, FLOATS, (groups, weight.rows))
+    _expect(zeros, ("I32",), (groups, weight.rows // per_word))
+    if not groups or ("g_idx" not in parts and weight.columns % groups):
+        raise _unfit(scales, f"groups of equal size of {weight.columns} columns are expected")
 
 
 def scale_block(weight: QuantizedWeight, scale: TensorInfo) -> tuple[int, int] | None:
