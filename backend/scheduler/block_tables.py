@@ -267,8 +267,13 @@ class BlockTables:
         self.between_turns.settled(sequence)
         self.pins.unpin(sequence)
 
+    def expect(self, sequence: Sequence) -> None:
+        """Have pins leave room for the adapter of a sequence that has come."""
+        if self.pins.expect(sequence):
+            self.unpin_surplus()
+
     def unpin_surplus(self) -> None:
-        """Unpin waiting sequences, the newest first, while floors and pinned prefixes leave too little room."""
+        """Unpin waiting sequences, the newest first, while the rest that is kept leaves too little room."""
         while (newest := self.pins.surplus()) is not None:
             self.unpin(newest)
 

@@ -2,6 +2,7 @@
 
 from backend.adapter import Adapter, make_adapter
 from backend.config import EngineConfig
+from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.scheduler import Scheduler
@@ -121,6 +122,28 @@ def test_the_copies_of_a_lost_step_are_made_again_by_the_next() -> None:
     again = planned.plan()
     assert again.adapter_blocks == lost.adapter_blocks
     assert again.admitted[0].adapter == lost.admitted[0].adapter and sequence.slot >= 0
+
+
+def test_what_is_pinned_for_others_leaves_room_for_the_longest_sequence_with_its_adapter() -> None:
+    planned, names = Planned(), [BlockName(number) for number in range(5)]
+    scheduler = planned.scheduler
+
+    def cached(name: str) -> Sequence:
+        return make_sequence(name, "a", 21, 1, (), arrival=9.0, block_names=[*names])
+
+    scheduler.add(cached("first"))
+    while scheduler.has_work:
+        planned.step()
+    behind = cached("behind")
+    found = scheduler.look_up(behind)
+    assert len(found) == len(names)
+    head = make_sequence("head", "b", 60, 1, (), adapter=planned.adapter(24))  # with it, all of the memory
+    scheduler.pin(behind, found)
+    scheduler.add(head)
+    scheduler.add(behind)
+    planned.step()
+    assert head.slot >= 0
+    assert not scheduler.look_up(cached("later"))
 
 
 def test_a_lease_covers_the_adapter_beside_the_tokens() -> None:
