@@ -200,6 +200,32 @@ def test_a_guardrail_without_a_verdict_is_passed_by_where_its_policy_says_so(sit
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
 
+def test_a_refused_answer_in_the_background_is_nowhere_to_be_read(site: TenantSite) -> None:
+    with site.client("judged") as client:
+        asked: dict[str, Any] = {"model": "embedded", "input": "Count from 3 to 12.", "temperature": 0}
+        queued = client.responses.create(background=True, **asked)
+        eventually(lambda: client.responses.retrieve(queued.id).status == "failed")
+        failed = client.responses.retrieve(queued.id)
+    assert failed.error is not None and failed.error.code == "invalid_prompt", "a server's error would be tried again"
+    assert "refused the answer" in failed.error.message
+    told = site.get("judged", f"/v1/responses/{queued.id}?stream=true")
+    assert "response.failed" in told.text and "8, 9" not in told.text
+
+
+def test_a_refused_answer_of_a_batch_was_computed_too(site: TenantSite) -> None:
+    url, asked = "/v1/chat/completions", {"model": "embedded", "temperature": 0, "messages": said("Count from 3 to 12.")}
+    before = site.limits("judged")["tokens"]["remaining"]
+    with site.client("judged") as client:
+        line = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": asked}).encode()
+        file = client.files.create(file=("input.jsonl", line), purpose="batch").id
+        batch = client.batches.create(input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h")
+        eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
+        ended = client.batches.retrieve(batch.id)
+        assert ended.error_file_id is not None and ended.usage is not None
+        assert '"content_filter"' in client.files.content(ended.error_file_id).text
+    assert before - site.limits("judged")["tokens"]["remaining"] == ended.usage.total_tokens > 0
+
+
 def test_a_client_that_leaves_ends_the_question(site: TenantSite, guardrail: PlayedGuardrail) -> None:
     with connected(site.server) as client:
         client.send(raw_request(site.server, completion(), "/v1/completions", **site.authorization("silent")))
