@@ -213,11 +213,11 @@ def test_a_refused_answer_in_the_background_is_nowhere_to_be_read(site: TenantSi
 
 
 def test_a_refused_answer_of_a_batch_was_computed_too(site: TenantSite) -> None:
-    url, asked = "/v1/chat/completions", {"model": "embedded", "temperature": 0, "messages": said("Count from 3 to 12.")}
+    asked = {"model": "embedded", "temperature": 0, "messages": said("Count from 3 to 12.")}
     before = site.limits("judged")["tokens"]["remaining"]
     with site.client("judged") as client:
-        line = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": asked}).encode()
-        file = client.files.create(file=("input.jsonl", line), purpose="batch").id
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": asked}
+        file = client.files.create(file=("input.jsonl", json.dumps(line).encode()), purpose="batch").id
         batch = client.batches.create(input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h")
         eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
         ended = client.batches.retrieve(batch.id)
