@@ -22,6 +22,7 @@ tenants:
   free: {{}}
   judged: {{guardrail: {{url: {url}/judge, hold: 15}}, limits: {{tokens: 100k/day}}}}
   strict: {{guardrail: {{url: {url}/judge, stages: [prompt]}}}}
+  idle: {{guardrail: {{url: {url}/idle}}}}
   silent: {{guardrail: {{url: {url}/silent, deadline: 60s}}}}
   lenient: {{guardrail: {{url: {url}/redirect, on_failure: open, hold: 15}}}}
 """
@@ -73,6 +74,11 @@ def guardrail() -> Iterator[PlayedGuardrail]:
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+            elif self.path == "/idle":  # as if it had closed the idle connection just before the next question came
+                self.close_connection = hasattr(self, "has_answered")
+                self.has_answered = True
+                if not self.close_connection:
+                    self.wfile.write(b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"action":"allow"}')
             elif self.path == "/silent":
                 played.is_asked.set()
                 self.rfile.read(1)
@@ -191,6 +197,10 @@ def test_a_guardrail_without_a_verdict_has_the_request_refused(site: TenantSite,
     reply = site.post(name)
     assert (reply.status_code, error_of(reply)["code"]) == (503, "guardrail_unavailable")
     assert reply.headers["retry-after"] == "1"
+
+
+def test_a_guardrail_that_closes_idle_connections_is_asked_again(site: TenantSite) -> None:
+    assert [site.post("idle").status_code for _ in range(3)] == [200] * 3
 
 
 def test_a_guardrail_without_a_verdict_is_passed_by_where_its_policy_says_so(site: TenantSite) -> None:
