@@ -128,7 +128,7 @@ async def open_service(
 
     adapters = ServedAdapters(AdapterRegistry(model), problem_of)
     tenants.policies.require(lambda policy: problems(policy, adapters.largest))
-    await load_adapters(settings, adapters)
+    await load_adapters(settings, adapters, encoders)
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,

@@ -374,10 +374,10 @@ class BlockTables:
         self.holdings.count_seconds(sequence.block_table)
         self.between_turns.leaves(sequence, is_named=self.shares_blocks)
         self.holdings.leave(sequence.block_table)
-        if sequence.adapter_table is not None:
-            self.adapters.leave(sequence)
         self.pinned_prefixes.unpin_excess()
         self.between_turns.has_left(sequence)
+        if sequence.adapter_table is not None:  # last: its blocks are a chain of their own
+            self.adapters.leave(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
         cached = [self.cache.at(block) for block in sequence.block_table.blocks]

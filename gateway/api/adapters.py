@@ -1,12 +1,12 @@
 """The adapters that requests may name as their model, loaded at start and while the gateway serves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from pathlib import Path
 
 from backend.adapter import Adapter
 from backend.adapter_registry import AdapterRegistry, LoadedAdapter
-from backend.errors import ModelLoadError
+from backend.errors import ConfigError, ModelLoadError
 from gateway.api.frontend import AdapterCard
 from gateway.errors import ModelNotFound
 from gateway.quoting import quoted
@@ -67,7 +67,11 @@ class ServedAdapters:
             await tell(self.cards)
 
 
-async def load_adapters(settings: Settings, adapters: ServedAdapters) -> None:
-    """Load the adapters that the settings name. Raises `ModelLoadError` and `ConfigError`."""
+async def load_adapters(settings: Settings, adapters: ServedAdapters, taken: Container[str]) -> None:
+    """Load the adapters that the settings name, none of which may be `taken` by a model. Raises `ModelLoadError` and
+    `ConfigError`.
+    """
     for name, path in settings.named_adapters.items():
+        if name in taken:
+            raise ConfigError(f"--adapter {name}: an embedding or score model has that name; give the adapter another")
         await adapters.load(name, path)

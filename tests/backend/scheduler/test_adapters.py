@@ -1,9 +1,11 @@
 """Adapters' blocks as the scheduler plans them: who is passed over, who pays, what a lost step brings again."""
 
+from admission.kv.retention import DropAtEnd
 from backend.adapter import Adapter, make_adapter
 from backend.config import EngineConfig
 from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -17,8 +19,8 @@ MOST_COPIED = 8  # blocks a step, of this configuration
 class Planned:
     """A scheduler whose steps are executed on paper."""
 
-    def __init__(self, config: EngineConfig = CONFIG) -> None:
-        self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
+    def __init__(self, config: EngineConfig = CONFIG, hooks: DefaultHooks | None = None) -> None:
+        self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()), hooks)
         self.numbers = 0
 
     def adapter(self, num_blocks: int) -> Adapter:
@@ -122,6 +124,18 @@ def test_the_copies_of_a_lost_step_are_made_again_by_the_next() -> None:
     again = planned.plan()
     assert again.adapter_blocks == lost.adapter_blocks
     assert again.admitted[0].adapter == lost.admitted[0].adapter and sequence.slot >= 0
+
+
+def test_retention_that_keeps_nothing_drops_the_prompt_and_not_the_adapter() -> None:
+    hooks = DefaultHooks(CONFIG)
+    hooks.retention = DropAtEnd()
+    planned = Planned(hooks=hooks)
+    sequence = planned.add("a", planned.adapter(6))
+    sequence.block_names, sequence.num_told_names = [BlockName(1)], 1
+    while planned.scheduler.has_work:
+        planned.step()
+    assert planned.scheduler.kv_manager.cache.named(sequence.block_names[0]) is None
+    assert planned.scheduler.kv_manager.cache.num_idle == 6
 
 
 def test_what_is_pinned_for_others_leaves_room_for_the_longest_sequence_with_its_adapter() -> None:
