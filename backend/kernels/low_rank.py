@@ -14,9 +14,9 @@ from backend.kernels.ops import StepAdapters, StepInputs
 from backend.kernels.triton_lang import await_inputs, dependent_launch, dot
 
 TILE_ROWS = 16  # of a step with prompts
-MIN_RANKS = 16  # of a tensor-core product
-DEPTH = 128  # inputs of one step of a loop
-COLUMNS = 128  # outputs of a program
+MIN_RANKS, MAX_RANKS = 16, 64  # of a program: of a tensor-core product, and without spills
+TILE_NUMBERS = 2048  # of A or B in registers, of which each vector lies elsewhere
+MAX_COLUMNS = 128  # outputs of a program
 
 
 @triton.jit(do_not_specialize=["num_rows", "first"])
@@ -38,10 +38,12 @@ def _shrink(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute A x of some rows for one part."""
-    part = tl.program_id(1)
+    """Compute A x of some rows for some ranks of one part."""
+    RANK_BLOCKS: tl.constexpr = (RANK + BLOCK_R - 1) // BLOCK_R
+    part = tl.program_id(1) // RANK_BLOCKS
     tokens = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    ranks, depth = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_K)
+    ranks = tl.program_id(1) % RANK_BLOCKS * BLOCK_R + tl.arange(0, BLOCK_R)
+    depth = tl.arange(0, BLOCK_K)
     await_inputs(PDL)
     left = tl.load(rows + tokens, mask=tokens < num_rows, other=-1)
     adapter = tl.max(left, 0)
@@ -141,16 +143,27 @@ def launch_adapt(out: Tensor, x: Tensor, step: StepInputs, layer: int, product: 
         "PARTS": len(parts),
         "DECODES": decodes,  # a row for each program
         "BLOCK_M": rows,
-        "BLOCK_R": max(MIN_RANKS, triton.next_power_of_2(adapters.rank)),
         **dependent_launch(x.device),
     }
+    all_ranks = max(MIN_RANKS, triton.next_power_of_2(adapters.rank))
+    ranks, columns = min(MAX_RANKS, all_ranks), max(MIN_RANKS, min(MAX_COLUMNS, TILE_NUMBERS // all_ranks))
     of = _of(adapters)
-    _shrink[tiles, len(parts)](
-        scaled, x, *of, num_rows, first, INPUTS=x.shape[1], BLOCK_K=DEPTH, num_warps=4, num_stages=2, **given
+    _shrink[tiles, len(parts) * triton.cdiv(adapters.rank, ranks)](
+        scaled,
+        x,
+        *of,
+        num_rows,
+        first,
+        INPUTS=x.shape[1],
+        BLOCK_R=ranks,
+        BLOCK_K=TILE_NUMBERS // ranks // (2 if decodes else 1),
+        num_warps=4,
+        num_stages=2,
+        **given,
     )
     outputs = dict(zip(("OUT_0", "OUT_1", "OUT_2"), (*parts, 0, 0), strict=False))
-    _expand[tiles, sum(triton.cdiv(one, COLUMNS) for one in parts)](
-        out, scaled, *of, num_rows, first, **outputs, BLOCK_N=COLUMNS, num_warps=4, **given
+    _expand[tiles, sum(triton.cdiv(one, columns) for one in parts)](
+        out, scaled, *of, num_rows, first, **outputs, BLOCK_R=all_ranks, BLOCK_N=columns, num_warps=4, **given
     )
 
 

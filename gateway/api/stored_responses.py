@@ -248,6 +248,8 @@ class ResponseEndpoint(Endpoint):
 
     async def answer(self, call: Call) -> Outcome:
         policy = self.frontend.policy(self.authenticate(call), "inference")
+        if b"stream=" in call.scope["query_string"]:
+            self._check_followed(policy)  # before the store is asked anything: refusals of many streams cost little
         with closing(await self.charge(call, policy, in_passing=True)) as charge:
             told = await self._told(call, policy.name)
             charge.was_served = True
@@ -255,11 +257,15 @@ class ResponseEndpoint(Endpoint):
             return await self.complete(call, orjson.dumps(told))
         return await self._stream(call, policy, told)
 
+    def _check_followed(self, policy: EffectivePolicy) -> None:
+        most = max(1, policy.tenant.stored_responses.background)
+        if self._followed[policy.name] >= most:
+            raise too_many_open(most, "event streams of its responses are open: close one")
+
     async def _stream(self, call: Call, policy: EffectivePolicy, events: AsyncGenerator[bytes]) -> Outcome:
         """Send events as they come, in as many streams of the tenant as it may have responses in the background."""
-        followed, most = self._followed, max(1, policy.tenant.stored_responses.background)
-        if followed[policy.name] >= most:
-            raise too_many_open(most, "event streams of its responses are open: close one")
+        followed = self._followed
+        self._check_followed(policy)
         scope = self.frontend.active_requests.scope(call.scope, call.receive, call.send, self.frontend.telemetry.clock)
         followed[policy.name] += 1
         try:

@@ -126,7 +126,7 @@ def _load(name: str, tenant: TenantTraffic, sessions: Sessions, random: Random) 
     if tenant.rate is not None:
         arrivals = _renewals(tenant.rate, tenant.burstiness, sessions, random)
     elif tenant.trace is not None:
-        arrivals = _traced(name, tenant, sessions)
+        arrivals = traced(name, tenant, sessions)
     return TenantLoad(
         name=name,
         headers=tenant.request_headers(),
@@ -148,7 +148,7 @@ def _renewals(rate: float, burstiness: float, sessions: Sessions, random: Random
         yield moment, sessions.next()
 
 
-def _traced(name: str, tenant: TenantTraffic, sessions: Sessions) -> Iterator[tuple[float, Session]]:
+def traced(name: str, tenant: TenantTraffic, sessions: Sessions) -> Iterator[tuple[float, Session]]:
     """The requests of a trace; if it knows a tenant of this name, only its own."""
     assert tenant.trace is not None
     arrivals = read_traffic(tenant.trace).arrivals

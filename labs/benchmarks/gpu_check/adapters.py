@@ -30,7 +30,7 @@ def check(device: torch.device) -> Iterator[Finding]:
     shapes = [(70, 1), (70, 40)] if on_gpu else [(3, 1), (18, 17)]  # tokens, and those of a sequence
     for dtype in DTYPES:
         ranks = (3, 16, 64) if on_gpu else (3,)
-        errors = [_error(device, dtype, *shape, rank) for shape in shapes for rank in ranks]
+        errors = [low_rank_error(device, dtype, *shape, rank) for shape in shapes for rank in ranks]
         yield Finding(f"low-rank products, {dtype}, error", max(errors), bound=TOLERANCE[dtype], exact=True)
     yield from _texts(device, tokens=48 if on_gpu else 4)
     for rank in (8, 16, 64) if on_gpu else (8,):
@@ -42,7 +42,7 @@ def check(device: torch.device) -> Iterator[Finding]:
         yield Finding("the same step without", min(found.fast), "ms")
 
 
-def _error(device: torch.device, dtype: torch.dtype, tokens: int, longest: int, rank: int) -> float:
+def low_rank_error(device: torch.device, dtype: torch.dtype, tokens: int, longest: int, rank: int) -> float:
     """The largest error of the kernels on a ragged step, relative to the largest result."""
     generator = torch.Generator().manual_seed(longest + rank)
     inputs, parts = 200, ((300, 70, 70), (200,), (130, 130), (200,))

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from random import Random
 from threading import Barrier, Event
 from typing import Any
@@ -21,7 +21,7 @@ PATIENCE = 60.0  # seconds until something that must happen counts as not happen
 def session(turns: int = 1, tokens: int = 3, wait: float = 0.0) -> Session:
     messages = [{"role": "user", "content": "a question"}]
     for number in range(turns):
-        body = {"messages": list(messages), "stream": True}
+        body = {"messages": list(messages), "stream": True, "max_tokens": tokens}
         answer = yield Turn(CHAT, body, tokens, wait=wait if number else 0.0)
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "and then?"}]
 
@@ -38,17 +38,16 @@ def exchanges(server: KnownServer, *loads: TenantLoad, seconds: float = PATIENCE
 
 
 def test_times_are_those_of_the_server(known_server: KnownServer) -> None:
+    """From due to received takes at least as long as the server took from the request to each chunk."""
     known_server.script = lambda served: Reply(chunks=4, pause=0.01)
-    began = time.perf_counter()
-    found = exchanges(known_server, load([0.0, 0.01, 0.02]))
+    numbers = count(1)
+    found = exchanges(known_server, load([0.0, 0.01, 0.02], lambda: session(tokens=next(numbers))))
     assert [one.outcome for one in found] == [Outcome.ANSWERED] * 3
-    ended = time.perf_counter()
-    for one, served in zip(found, sorted(known_server.streams, key=lambda one: one.arrived), strict=True):
+    streams = sorted(known_server.streams, key=lambda served: int(served.body["max_tokens"]))
+    for one, served in zip(found, streams, strict=True):
         assert (one.prompt_tokens, one.output_tokens, len(one.token_times)) == (11, 4, 4)
-        assert one.ttft is not None and one.per_token is not None
-        assert one.ttft >= 0.01 and one.total >= 0.04 and one.per_token >= 0
-        starts = [at - began for at in served.sent]  # the generator began a little later than that
-        assert all(start - at <= 0.5 * (ended - began) for start, at in zip(starts, one.token_times, strict=True))
+        took = [at - served.arrived for at in served.sent]
+        assert all(at - one.due >= least for at, least in zip(one.token_times, took, strict=True))
         assert one.due <= one.sent <= one.token_times[0] <= one.ended
 
 
@@ -68,22 +67,23 @@ def test_an_open_loop_waits_for_no_answer(known_server: KnownServer) -> None:
 
 
 def test_clients_wait_for_their_answers(known_server: KnownServer) -> None:
-    running, most = 0, 0
+    together, running, most = Barrier(3), 0, 0
 
     def script(served: Served) -> Reply:
         nonlocal running, most
         with known_server.lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.005)
+        if served.number < 3:
+            together.wait(PATIENCE)
         with known_server.lock:
             running -= 1
         return Reply(chunks=1)
 
     known_server.script = script
-    found = exchanges(known_server, load(clients=3), seconds=0.2)
-    assert most == 3 and len(found) >= 6
-    assert known_server.connections < len(found)  # they are used again
+    found = exchanges(known_server, load(clients=3), seconds=1.0)
+    assert most == 3 and {one.outcome for one in found} == {Outcome.ANSWERED}
+    assert known_server.connections <= 4  # they are used again; one was to see that the server is there
 
 
 def test_a_session_sends_the_answer_back_after_its_wait(known_server: KnownServer) -> None:

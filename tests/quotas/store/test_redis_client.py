@@ -244,6 +244,7 @@ async def test_every_script_and_the_probe_run_with_the_commands_that_are_documen
         assert await store.responses().store("a", "r", None, b"said", StoredResponseLimits())
         assert await store.responses().read("a", "r") == b"said"
         assert await store.responses().delete("a", "r")
+        assert await store.responses().ask_lease("a", "open", "r", 1) == "ok"
         await _batches(store)
         await _alert(store)
         await store.heartbeat()
