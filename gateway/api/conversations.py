@@ -80,7 +80,7 @@ class StoredConversations:
         return conversation
 
     async def change(self, policy: EffectivePolicy, name: str, change: Callable[[Json], object]) -> Json:
-        """Have `change` made to a conversation, perhaps to several revisions, and return the one that is stored. Raises
+        """Have `change` made to a conversation, perhaps to several revisions, and return the stored one. Raises
         `ConversationNotFound`, and `Unsatisfiable` if the tenant has no room for it.
         """
         for _ in range(CHANGE_TRIES):
@@ -180,7 +180,7 @@ class _ConversationEndpoint(Endpoint):
 
 
 class ConversationsEndpoint(_ConversationEndpoint):
-    """Answers POST /v1/conversations."""
+    """Makes a conversation: POST /v1/conversations."""
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
         asked = await self.read_checked(call, policy, _NEW)
