@@ -201,7 +201,7 @@ def find_key(key_id: str, policy: Policy, store: KeyStore) -> KnownKey:
     """A stored key, else the policy's. Raises `KeyStoreError` for an unknown one."""
     if stored := store.by_id().get(key_id):
         record = narrowed(stored, policy.tenant(stored.tenant))
-        principal = Principal(record.tenant, record.id, record.scopes)
+        principal = Principal(record.tenant, record.id, record.scopes, record.settings)
         return KnownKey(principal, f"tenant {record.tenant}, key {key_id}", record.expires)
     for tenant in policy.tenants.values():
         if key := tenant.key(key_id):

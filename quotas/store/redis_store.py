@@ -78,8 +78,8 @@ class RedisStore:
         self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
         self.alerts = BudgetAlerts(runner, monotonic)
-        self._accounts: dict[tuple[str, str | None], QuotaAccount] = {}
-        self._sessions: dict[tuple[str, str | None, tuple[Limit, ...]], QuotaAccount] = {}  # the last used one is last
+        self._accounts: dict[tuple[object, ...], QuotaAccount] = {}  # by tenant and key
+        self._sessions: dict[tuple[object, ...], QuotaAccount] = {}  # by limits as well; the last used one is last
         self._settling: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -196,7 +196,7 @@ class RedisStore:
         ask = replace(reservation.ask, output_tokens=reservation.ask.output_tokens + more.output_tokens)
         granted, levels = await self._replica.extend(account, tracked, ask)
         refusal = None if granted else account.refusal(more, levels)
-        self.alerts.check(account, levels, refusal and refusal.limit)
+        self.alerts.check(account, levels, refusal.limit if refusal else None)
         if refusal:
             raise refusal
         reservation.measure = partial(account.states, levels)
