@@ -210,9 +210,10 @@ def parse_message_request(raw: JsonBody, limits: Limits) -> ChatRequest:
 
 def _cached_for(body: bytes) -> float | None:
     """The longest time of the marks for caches, in seconds. They may stand at any block, as in no text: there, quotes
-    are escaped.
+    are escaped. A property of this name in a schema, or in a call's input, is none.
     """
-    marks = _CACHE_MARK.findall(body) if b'"cache_control"' in body else ()
+    found = _CACHE_MARK.findall(body) if b'"cache_control"' in body else ()
+    marks = [mark for mark in found if b'"ephemeral"' in mark]
     return max([HOUR_MARK_S if b'"1h"' in mark else SHORT_MARK_S for mark in marks], default=None)
 
 

@@ -11,7 +11,7 @@ import asyncio
 from contextlib import suppress
 from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import orjson
 from starlette.types import Message, Send
@@ -160,17 +160,28 @@ class BackgroundRun:
                 failure = refusal_of(error)
             with suppress(ApiError):  # else it is found lost, once its lease has run out
                 if self._is_cancelled:
-                    ended = identity.response(identity.output, status="cancelled")
-                    await self._store(ended)
+                    ended = await self._store_end(status="cancelled")
                     await self._call.response.end_stream(identity.event("response.cancelled", response=ended))
                 elif failure is not None:
-                    await self._store(identity.response(identity.output, error=failure))
+                    await self._store_end(error=failure)
                     await self._call.response.fail(failure)
                 self._has_ended = True
                 while self._events is not None and await self._events.flush():
                     pass
         with suppress(ApiError):
             await self._ask("close")
+
+    async def _store_end(self, **how: Any) -> Json:
+        """Store the response as it has ended early, without its items where the tenant has no room for them. Raises
+        `ApiError`.
+        """
+        response = self._identity.response(self._identity.output, **how)
+        try:
+            await self._store(response)
+        except Unsatisfiable:
+            response = self._identity.response([], **how)
+            await self._store(response)
+        return response
 
     async def _store(self, response: Json, tries: int = LAST_TRIES) -> None:
         given = given_items(self._identity)

@@ -54,12 +54,11 @@ class Guardrails:
     async def ask(self, policy: GuardrailPolicy, turns: asyncio.Semaphore, question: bytes) -> str | None:
         """The reason of a refusal, or None if the guardrail allows it. Raises `GuardrailFailed`."""
         try:
-            async with (
-                asyncio.timeout(policy.deadline),
-                turns,
-                self._client.stream("POST", policy.url, content=question) as reply,
-            ):
-                verdict = await _verdict(reply)
+            async with asyncio.timeout(policy.deadline), turns:
+                try:
+                    verdict = await self._ask_once(policy.url, question)
+                except (httpx.NetworkError, httpx.RemoteProtocolError):  # its server may have closed an idle connection
+                    verdict = await self._ask_once(policy.url, question)
         except TimeoutError:
             self._failed(policy, failure := GuardrailFailed(f"it did not answer within {policy.deadline:g} s"))
             raise failure from None
@@ -78,6 +77,10 @@ class Guardrails:
             self._failing.remove(policy.url)
             log.info("the guardrail %s answers again", policy.url.partition("?")[0])
         return verdict
+
+    async def _ask_once(self, url: str, question: bytes) -> str | None:
+        async with self._client.stream("POST", url, content=question) as reply:
+            return await _verdict(reply)
 
     def _failed(self, policy: GuardrailPolicy, failure: GuardrailFailed) -> None:
         """Log the first failure of an address, and not each that follows."""

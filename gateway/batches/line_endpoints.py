@@ -19,7 +19,7 @@ from gateway.api.endpoint import Call, Endpoint, TokensEndpoint
 from gateway.api.frontend import Frontend
 from gateway.api.generation import GenerationEndpoint
 from gateway.api.response_dialect import ResponseDialect
-from gateway.errors import ApiError
+from gateway.errors import ApiError, GuardrailRefused
 from gateway.openai.embeddings import parse_embeddings_request
 from gateway.telemetry.request_record import current
 from gateway.tenants.auth import Principal
@@ -120,7 +120,8 @@ class LineEndpoints:
         assert record is not None, "the endpoint has begun it"
         reply = orjson.loads(exchange.answer)
         measure = record.engine.measure
-        used = measure() if measure is not None and exchange.status == 200 else NOTHING
+        was_computed = exchange.status == 200 or isinstance(record.error, GuardrailRefused)
+        used = measure() if measure is not None and was_computed else NOTHING
         is_spent = exchange.status == 429 and not exchange.may_retry  # a budget, whose next period may begin in time
         is_final = exchange.status not in TEMPORARY or not (exchange.may_retry or is_spent)
         retry_after = inf if is_spent else None if is_final else exchange.retry_after

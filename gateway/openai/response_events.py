@@ -36,6 +36,9 @@ _DELTAS: Mapping[Kind, str] = {
 }
 
 
+_CODES: Mapping[int, str] = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # OpenAI's, by status
+
+
 @dataclass(slots=True)
 class ResponseIdentity(Identity):
     """One response, as all of its forms have it; `echoed` are fields of the request."""
@@ -73,7 +76,7 @@ class ResponseIdentity(Identity):
             "created_at": self.created,
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "error": None if error is None else {"code": "server_error", "message": error.message},  # of OpenAI's codes
+            "error": None if error is None else _told(error),
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.model,
             "output": output,
@@ -85,6 +88,10 @@ class ResponseIdentity(Identity):
         """The next event of its stream."""
         number, self.num_events = self.num_events, self.num_events + 1
         return sse.named_event(kind, orjson.dumps({"type": kind, "sequence_number": number, **fields}))
+
+
+def _told(error: ApiError) -> Json:
+    return {"code": _CODES.get(error.status, "server_error"), "message": error.message}
 
 
 def usage_of_response(usage: TokenUsage) -> Json:

@@ -22,6 +22,7 @@ tenants:
   free: {{}}
   judged: {{guardrail: {{url: {url}/judge, hold: 15}}, limits: {{tokens: 100k/day}}}}
   strict: {{guardrail: {{url: {url}/judge, stages: [prompt]}}}}
+  idle: {{guardrail: {{url: {url}/idle}}}}
   silent: {{guardrail: {{url: {url}/silent, deadline: 60s}}}}
   lenient: {{guardrail: {{url: {url}/redirect, on_failure: open, hold: 15}}}}
 """
@@ -73,6 +74,11 @@ def guardrail() -> Iterator[PlayedGuardrail]:
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+            elif self.path == "/idle":  # as if it had closed the idle connection just before the next question came
+                self.close_connection = hasattr(self, "has_answered")
+                self.has_answered = True
+                if not self.close_connection:
+                    self.wfile.write(b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"action":"allow"}')
             elif self.path == "/silent":
                 played.is_asked.set()
                 self.rfile.read(1)
@@ -193,11 +199,41 @@ def test_a_guardrail_without_a_verdict_has_the_request_refused(site: TenantSite,
     assert reply.headers["retry-after"] == "1"
 
 
+def test_a_guardrail_that_closes_idle_connections_is_asked_again(site: TenantSite) -> None:
+    assert [site.post("idle").status_code for _ in range(3)] == [200] * 3
+
+
 def test_a_guardrail_without_a_verdict_is_passed_by_where_its_policy_says_so(site: TenantSite) -> None:
     assert site.post("lenient").status_code == 200
     with site.client("lenient") as client:
         stream = client.chat.completions.create(model="embedded", messages=said("Count from 3 to 8."), stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+
+def test_a_refused_answer_in_the_background_is_nowhere_to_be_read(site: TenantSite) -> None:
+    with site.client("judged") as client:
+        asked: dict[str, Any] = {"model": "embedded", "input": "Count from 3 to 12.", "temperature": 0}
+        queued = client.responses.create(background=True, **asked)
+        eventually(lambda: client.responses.retrieve(queued.id).status == "failed")
+        failed = client.responses.retrieve(queued.id)
+    assert failed.error is not None and failed.error.code == "invalid_prompt", "a server's error would be tried again"
+    assert "refused the answer" in failed.error.message
+    told = site.get("judged", f"/v1/responses/{queued.id}?stream=true")
+    assert "response.failed" in told.text and "8, 9" not in told.text
+
+
+def test_a_refused_answer_of_a_batch_was_computed_too(site: TenantSite) -> None:
+    asked = {"model": "embedded", "temperature": 0, "messages": said("Count from 3 to 12.")}
+    before = site.limits("judged")["tokens"]["remaining"]
+    with site.client("judged") as client:
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": asked}
+        file = client.files.create(file=("input.jsonl", json.dumps(line).encode()), purpose="batch").id
+        batch = client.batches.create(input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h")
+        eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
+        ended = client.batches.retrieve(batch.id)
+        assert ended.error_file_id is not None and ended.usage is not None
+        assert '"content_filter"' in client.files.content(ended.error_file_id).text
+    assert before - site.limits("judged")["tokens"]["remaining"] == ended.usage.total_tokens > 0
 
 
 def test_a_client_that_leaves_ends_the_question(site: TenantSite, guardrail: PlayedGuardrail) -> None:

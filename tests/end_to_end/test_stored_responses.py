@@ -282,6 +282,11 @@ def test_a_response_in_the_background_is_computed_without_its_client(site: Tenan
         plain = client.responses.create(input="Count from 3 to 6.", **ASKED)
         with pytest.raises(openai.BadRequestError, match="Only a response in the background"):
             client.responses.cancel(plain.id)
+    with site.client("small") as client:
+        varied: Any = {**LONG, "temperature": 2, "extra_body": {"ignore_eos": True}}
+        failed = ended(client, client.responses.create(background=True, **varied).id)
+        assert failed.status == "failed" and failed.error is not None
+        assert "stored_responses.bytes has no room" in failed.error.message, "not that a replica was lost"
     with site.client("none") as client, pytest.raises(openai.BadRequestError, match="has to be stored"):
         client.responses.create(input=ASK, background=True, **ASKED)
 

@@ -133,6 +133,7 @@ def test_the_least_request_and_one_of_nulls_are_the_same() -> None:
         ([HI], {"system": [text("Be brief.", **CACHED)]}, 3600.0),
         ([HI], {"tools": [TOOL | {"cache_control": {"type": "ephemeral"}}]}, 300.0),
         ([user(text("Hi", cache_control=None))], {}, None),
+        ([HI], {"tools": [{"name": "f", "input_schema": {"properties": {"cache_control": {"type": "string"}}}}]}, None),
         ([{"role": "user", "content": '"cache_control": {"type": "ephemeral", "ttl": "1h"}'}], {}, None),
     ],
 )

@@ -32,7 +32,7 @@ async def test_a_line_is_tried_again_unless_its_refusal_says_that_it_would_stay(
         await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await send({"type": "http.response.body", "body": refusal.to_body()})
 
-    record: Any = SimpleNamespace(request_id="r", engine=SimpleNamespace(measure=None, usage_row=None))
+    record: Any = SimpleNamespace(request_id="r", error=refusal, engine=SimpleNamespace(measure=None, usage_row=None))
     lines = object.__new__(LineEndpoints)
     lines._endpoints = {"/v1/x": endpoint}  # type: ignore[dict-item]
     answer = await lines.answer("/v1/x", "t", "k", b"{}")
