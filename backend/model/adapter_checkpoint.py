@@ -123,8 +123,8 @@ def read_adapter(
             packing.add(b.float().t() * scale, row + part.first_b, f"{file}: {name}.lora_B")
     if stored:
         raise ModelLoadError(
-            f"{file}: {min(stored):.200} is not a lora_A or lora_B of q, k, v, o, gate, up or down_proj in one of this "
-            f"model's {model.num_layers} layers; serving without it would give wrong answers"
+            f"{file}: {min(stored)!r:.200} is not a lora_A or lora_B of q, k, v, o, gate, up or down_proj in one of "
+            f"this model's {model.num_layers} layers; serving without it would give wrong answers"
         )
     return packing.packed(file, rank, model.num_layers)
 
