@@ -67,9 +67,10 @@ class Admission:
         return tenant in self._core.scheduler.kv_manager.allowances.requested
 
     def longest_of(self, tenants: Iterable[str]) -> dict[str, int]:
-        """Return by tenant the most blocks that its longest sequence, waiting or running, may need."""
+        """Return by tenant the most blocks that one of its sequences, waiting or running, may need with its adapter."""
         blocks_for, longest = self._core.scheduler.config.blocks_for, dict.fromkeys(tenants, 0)
         for one in self._engine.sequences:
             if one.tenant in longest:
-                longest[one.tenant] = max(longest[one.tenant], blocks_for(one.request.most_tokens))
+                of_adapter = 0 if (adapter := one.request.adapter) is None else adapter.num_blocks
+                longest[one.tenant] = max(longest[one.tenant], blocks_for(one.request.most_tokens) + of_adapter)
         return longest

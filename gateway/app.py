@@ -11,10 +11,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import torch
 import uvloop
@@ -32,7 +33,7 @@ from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
 from gateway.announcement import Ready
-from gateway.api.adapters import load_adapters
+from gateway.api.adapters import ServedAdapters, load_adapters
 from gateway.api.body_reader import open_body_reader
 from gateway.api.encoding_service import EncodingService
 from gateway.api.engine_client import Health
@@ -69,7 +70,7 @@ from gateway.telemetry.metrics.push import pushing
 from gateway.telemetry.request_record import Telemetry, record_store_call
 from gateway.telemetry.tracing.tracing import open_tracing
 from gateway.tenants.alert_sender import open_alert_sender
-from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problem, room_problems
+from gateway.tenants.cache_limits import CacheLimiter, KVPool, room_problems
 from gateway.tenants.effective_policy import EffectivePolicies, KVShape
 from gateway.tenants.kept_usage import KeptUsage
 from gateway.tenants.key_source import KeySource
@@ -85,6 +86,7 @@ from gateway.watchdog import Watchdog
 from gateway.workers.messages import Setup
 from gateway.workers.pool import WorkerPool
 from gateway.workers.stats import PoolStats
+from quotas.policy.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -116,11 +118,17 @@ async def open_service(
     kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
     kv_pool = KVPool.of(model.engine_config, kv_shape.block_bytes)
     pinned_prompts = PinnedPrompts(model.tokenizer, kv_shape.block_tokens)
-    adapters = await load_adapters(
-        settings, AdapterRegistry(model), lambda blocks: room_problem(tenants.policies.current, kv_pool, blocks)
-    )
-    tenants.policies.require(partial(room_problems, pool=kv_pool, largest_adapter=lambda: adapters.largest))
-    tenants.policies.require(partial(pinned_problems, pool=kv_pool, prompts=pinned_prompts))
+
+    def problems(policy: Policy, adapter: int) -> Iterator[tuple[str, str]]:
+        pool = replace(kv_pool, adapter=adapter)
+        return chain(room_problems(policy, pool), pinned_problems(policy, pool, pinned_prompts))
+
+    def problem_of(adapter: int) -> str | None:
+        return next((message for _, message in problems(tenants.policies.current, adapter)), None)
+
+    adapters = ServedAdapters(AdapterRegistry(model), problem_of)
+    tenants.policies.require(lambda policy: problems(policy, adapters.largest))
+    await load_adapters(settings, adapters, encoders)
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
@@ -170,7 +178,7 @@ async def open_service(
             batches=batches,
             kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
             cache_limiter=CacheLimiter(admission, kv_pool, tenants.policies.current),
-            prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names),
+            prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names, adapters.registry.get),
             debts=debts,
             kept_usage=KeptUsage(accounts.kept_block_seconds, quotas.store, kv_shape.block_bytes, engine.clock),
             kv_shape=kv_shape,

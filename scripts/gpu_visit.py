@@ -209,6 +209,7 @@ ROWS = (
     Row(16, "promises are kept", {"tenants": "admitted and missed"}),
     Row(17, "whole engines beside ours", {"peers": "", "vllm": ""}),
     Row(18, "inputs embedded in batches, beside streams", {"embeddings": ""}),
+    Row(19, "adapters in a batch, beside none", {"adapters": ""}),
 )
 
 

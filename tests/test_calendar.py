@@ -8,8 +8,12 @@ CALENDAR = re.compile(r"\btime\.time(_ns)?\b|\bfrom time import|\bdatetime\.(now
 READERS = {
     "fleet/admin/api.py": "moments for people",
     "fleet/ext_proc/endpoint.py": "a deadline may be given as a moment",
+    "backend/adapter_registry.py": "created, in the list of models",
+    "backend/kernels/build.py": "files have the calendar's time",
     "backend/text/chat_template.py": "a template may ask for the date",
     "gateway/admin/api.py": "moments for people",
+    "gateway/admin/bill.py": "what was used on a day",
+    "gateway/api/conversations.py": "created, in a conversation",
     "gateway/admin/audit_log.py": "moments for people",
     "gateway/admin/admins.py": "moments for people",
     "gateway/admin/plane.py": "a search of ended requests names moments",
@@ -33,6 +37,7 @@ READERS = {
     "gateway/api/endpoints.py": "the moment of a load, as SGLang's router reads it",
     "gateway/api/generation.py": "a deadline may be given as a moment",
     "gateway/cli/keys.py": "a command's dates",
+    "gateway/tenants/alert_sender.py": "a receiver compares the moment of a signature with its own clock",
     "gateway/tenants/live_policy.py": "moments for people",
     "gateway/cli/policy.py": "a budget resets on a date",
     "gateway/openai/replies.py": "created, in an answer",
@@ -43,6 +48,8 @@ READERS = {
     "gateway/telemetry/metrics/push.py": "the start of a counter, for a collector",
     "gateway/telemetry/request_record.py": "a request's beginning; every later moment is counted from it",
     "gateway/cli/usage.py": "a command's dates",
+    "quotas/store/batches.py": "leases of replicas whose clocks have nothing else in common",
+    "quotas/store/zone_offsets.py": "the years for which offsets of time zones are told",
     "quotas/quotas.py": "a budget resets on a date, which the client is told",
 }
 

@@ -26,7 +26,8 @@ KINDS = ("auto", "native", "triton", "torch", "reference")
 class CpuOps:
     """`Ops` by the library of `csrc`, for contiguous CPU tensors of the types in `native.DTYPES`.
 
-    With `quantizes`, weights of products are kept in 8 bits, with a scale for each output, and multiplied in fp32.
+    With `quantizes`, weights of products are kept in 8 bits, with a scale for 32 inputs of an output, and
+    multiplied in fp32.
 
     Raises AttributeError when the library lacks a function. Heads of a shape that its attention does not take (see
     `supports`) go to `TorchOps`.

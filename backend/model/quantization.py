@@ -161,6 +161,8 @@ def combined(
         if quantization.scheme is Scheme.SCALED and info.dtype in (*FLOATS, "F64"):
             continue  # a layer that was left as it was
         del plain[name]
+        if f"{base}weight" in plain:
+            raise _unfit(info, f"{base}weight is stored beside it, and one of them is expected")
         parts = {mark: info} | {part: plain.pop(base + part) for part in wanted if base + part in plain}
         weights[f"{base}weight"] = _checked(info, quantization, parts)
     dtypes = [info.dtype for info in plain.values() if info.dtype in FLOATS]
@@ -174,8 +176,8 @@ def combined(
 
 def _checked(info: TensorInfo, quantization: Quantization, parts: Mapping[str, TensorInfo]) -> QuantizedWeight:
     """Return the weight of these parts, if their types and shapes fit together."""
-    if len(info.shape) != 2:
-        raise _unfit(info, "two dimensions are expected")
+    if len(info.shape) != 2 or 0 in info.shape:
+        raise _unfit(info, "two dimensions of at least 1 are expected")
     per_word = WORD_BITS // quantization.bits
     first, second = info.shape
     match quantization.scheme:
@@ -197,16 +199,24 @@ def _checked(info: TensorInfo, quantization: Quantization, parts: Mapping[str, T
             weight = QuantizedWeight(quantization, second, per_word * first, parts)
             _expect(info, ("I32",), info.shape)
     if quantization.scheme in (Scheme.GPTQ, Scheme.GPTQ_V2, Scheme.AWQ):
-        scales, zeros = (_required(parts, info, part) for part in ("scales", "qzeros"))
-        groups = scales.shape[0] if scales.shape else 0
-        _expect(scales, FLOATS, (groups, weight.rows))
-        _expect(zeros, ("I32",), (groups, weight.rows // per_word))
-        if not groups or ("g_idx" not in parts and weight.columns % groups):
-            raise _unfit(scales, f"groups of equal size of {weight.columns} columns are expected")
+        _check_groups(weight, per_word)
     for part in ("g_idx", "weight_g_idx"):
         if part in parts:
             _expect(parts[part], ("I32", "I64"), (weight.columns,))
     return weight
+
+
+def _check_groups(weight: QuantizedWeight, per_word: int) -> None:
+    """Check the scales and zero points of GPTQ and AWQ: [groups, rows]."""
+    parts, info = weight.parts, weight.stored
+    scales, zeros = (_required(parts, info, part) for part in ("scales", "qzeros"))
+    groups = scales.shape[0] if scales.shape else 0
+    if weight.rows % per_word:
+        raise _unfit(info, f"rows of the weight in words of {per_word} are expected, for the zero points")
+    _expect(scales, FLOATS, (groups, weight.rows))
+    _expect(zeros, ("I32",), (groups, weight.rows // per_word))
+    if not groups or ("g_idx" not in parts and weight.columns % groups):
+        raise _unfit(scales, f"groups of equal size of {weight.columns} columns are expected")
 
 
 def scale_block(weight: QuantizedWeight, scale: TensorInfo) -> tuple[int, int] | None:
@@ -223,10 +233,12 @@ def scale_block(weight: QuantizedWeight, scale: TensorInfo) -> tuple[int, int] |
 
 
 def _scale_of(weight: QuantizedWeight) -> TensorInfo:
-    for part in ("weight_scale", "weight_scale_inv"):
-        if part in weight.parts:
-            return weight.parts[part]
-    return _required(weight.parts, weight.stored, "weight_scale")
+    inverse = weight.parts.get("weight_scale_inv")
+    if inverse is None:
+        return _required(weight.parts, weight.stored, "weight_scale")
+    if "weight_scale" in weight.parts:
+        raise _unfit(inverse, "weight_scale is stored beside it, and one of them is expected")
+    return inverse
 
 
 def _check_scales(weight: QuantizedWeight, scale: TensorInfo) -> None:

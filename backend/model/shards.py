@@ -147,7 +147,8 @@ def _read_header(shard: Path) -> dict[str, TensorInfo]:
     with opened(shard, "np") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         infos = {name: TensorInfo(shard, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
-        for name in [name for name, info in infos.items() if name.endswith(".weight_shape") and info.shape == (2,)]:
+        shapes = [name for name in infos if name.endswith(".weight_shape")]
+        for name in [one for one in shapes if infos[one].shape == (2,) and infos[one].dtype in ("I32", "I64")]:
             infos[name] = replace(infos[name], values=tuple(file.get_tensor(name).tolist()))
         return infos
 

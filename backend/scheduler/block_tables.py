@@ -267,8 +267,13 @@ class BlockTables:
         self.between_turns.settled(sequence)
         self.pins.unpin(sequence)
 
+    def expect(self, sequence: Sequence) -> None:
+        """Have pins leave room for the adapter of a sequence that has come."""
+        if self.pins.expect(sequence):
+            self.unpin_surplus()
+
     def unpin_surplus(self) -> None:
-        """Unpin waiting sequences, the newest first, while floors and pinned prefixes leave too little room."""
+        """Unpin waiting sequences, the newest first, while the rest that is kept leaves too little room."""
         while (newest := self.pins.surplus()) is not None:
             self.unpin(newest)
 
@@ -369,10 +374,10 @@ class BlockTables:
         self.holdings.count_seconds(sequence.block_table)
         self.between_turns.leaves(sequence, is_named=self.shares_blocks)
         self.holdings.leave(sequence.block_table)
-        if sequence.adapter_table is not None:
-            self.adapters.leave(sequence)
         self.pinned_prefixes.unpin_excess()
         self.between_turns.has_left(sequence)
+        if sequence.adapter_table is not None:  # last: its blocks are a chain of their own
+            self.adapters.leave(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
         cached = [self.cache.at(block) for block in sequence.block_table.blocks]

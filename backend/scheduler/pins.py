@@ -20,8 +20,8 @@ FindBlocks = Callable[[Sequence, int], list[CachedBlock]]
 class Pins:
     """Pins the cached prompt blocks of waiting sequences.
 
-    A pin is refused where pins, floors and pinned prefixes would leave too little memory for the longest sequence, and
-    to a tenant with a lease, whose running sequences may need all of it.
+    A pin is refused where pins, floors and pinned prefixes would leave too little memory for the longest sequence with
+    the largest adapter, and to a tenant with a lease, whose running sequences may need all of it.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Pins:
         self._block_size = config.block_size
         self._most = config.num_blocks // BLOCKS_PER_PINNED_BLOCK
         self._most_kept = config.num_blocks - config.blocks_for(config.max_model_len)  # beside floors and prefixes
+        self._most_of_adapter = 0  # blocks of the largest adapter of any sequence so far
         self._pins: dict[Sequence, BlockTable] = {}  # the newest last
         self._pinned: Counter[int] = Counter()  # pins that hold each block
 
@@ -52,6 +53,14 @@ class Pins:
     def of(self, tenant: str) -> list[Sequence]:
         """Return the tenant's waiting sequences with a pin."""
         return [sequence for sequence in self._pins if sequence.tenant == tenant]
+
+    def expect(self, sequence: Sequence) -> bool:
+        """Leave room for the sequence's adapter from now on; True if that is more than before."""
+        adapter = sequence.request.adapter
+        if adapter is None or adapter.num_blocks <= self._most_of_adapter:
+            return False
+        self._most_of_adapter = adapter.num_blocks
+        return True
 
     def look_up(self, sequence: Sequence, step: int) -> list[CachedBlock]:
         """Return the cached prompt blocks that may be pinned while the sequence queues, all or none. Only their number
@@ -86,8 +95,8 @@ class Pins:
         self._pinned_prefixes.unpin_excess()
 
     def surplus(self) -> Sequence | None:
-        """Return the newest pinned sequence where grown floors or pinned prefixes leave too little room for all pins:
-        the head of the queue would wait for memory pinned for sequences behind it.
+        """Return the newest pinned sequence where grown floors, pinned prefixes or adapters leave too little room for
+        all pins: the head of the queue would wait for memory pinned for sequences behind it.
         """
         return next(reversed(self._pins)) if self._pins and len(self._pinned) > self._room else None
 
@@ -103,8 +112,9 @@ class Pins:
 
     @property
     def _room(self) -> int:
-        """Blocks left for pins beside floors and pinned prefixes."""
-        return self._most_kept - self._cache.num_floor_blocks - self._pinned_prefixes.num_blocks
+        """Blocks left for pins beside floors, pinned prefixes and an adapter."""
+        kept = self._cache.num_floor_blocks + self._pinned_prefixes.num_blocks
+        return self._most_kept - kept - self._most_of_adapter
 
     def _pinnable(self, sequence: Sequence, step: int) -> list[CachedBlock]:
         found = self._find(sequence, step)

@@ -101,8 +101,8 @@ async def who_asks(request: AdminRequest) -> Json:
 
 
 class NameConvertor(Convertor[str]):
-    """Matches the name of a tenant, request or key in a path: any text, with slashes and line
-    breaks, but an empty one.
+    """Matches the name of a tenant, request, key or adapter in a path: any text, with slashes and line breaks, but an
+    empty one.
     """
 
     regex = r"[\s\S]+"

@@ -1,12 +1,12 @@
 """The adapters that requests may name as their model, loaded at start and while the gateway serves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from pathlib import Path
 
 from backend.adapter import Adapter
 from backend.adapter_registry import AdapterRegistry, LoadedAdapter
-from backend.errors import ModelLoadError
+from backend.errors import ConfigError, ModelLoadError
 from gateway.api.frontend import AdapterCard
 from gateway.errors import ModelNotFound
 from gateway.quoting import quoted
@@ -20,7 +20,9 @@ class ServedAdapters:
     """
 
     def __init__(self, registry: AdapterRegistry, problem: Callable[[int], str | None] = lambda _: None) -> None:
-        """`problem` says why the policy leaves no room for an adapter of that many blocks, if it does not."""
+        """`problem` says why the policy's floors and pins leave no room for an adapter of that many blocks, if they do
+        not.
+        """
         self.registry = registry
         self._problem = problem
         self.cards: dict[str, AdapterCard] = {}
@@ -48,7 +50,8 @@ class ServedAdapters:
     @property
     def largest(self) -> int:
         """The blocks of the largest adapter."""
-        return max([card.kv_blocks for card in self.cards.values()], default=0)
+        cards = [*self.cards.values()]  # at once: a thread may ask, which reads a policy
+        return max([card.kv_blocks for card in cards], default=0)
 
     def named(self, name: str | None) -> Adapter | None:
         """Return the adapter of a request. Raises `ModelNotFound` if it was unloaded since the request was read."""
@@ -64,11 +67,11 @@ class ServedAdapters:
             await tell(self.cards)
 
 
-async def load_adapters(
-    settings: Settings, registry: AdapterRegistry, problem: Callable[[int], str | None]
-) -> ServedAdapters:
-    """Load the adapters that the settings name. Raises `ModelLoadError` and `ConfigError`."""
-    adapters = ServedAdapters(registry, problem)
+async def load_adapters(settings: Settings, adapters: ServedAdapters, taken: Container[str]) -> None:
+    """Load the adapters that the settings name, none of which may be `taken` by a model. Raises `ModelLoadError` and
+    `ConfigError`.
+    """
     for name, path in settings.named_adapters.items():
+        if name in taken:
+            raise ConfigError(f"--adapter {name}: an embedding or score model has that name; give the adapter another")
         await adapters.load(name, path)
-    return adapters

@@ -79,3 +79,4 @@ class Service:
 
         await apply(self.policies.current)
         self.policies.on_change.append(apply)
+        self.adapters.on_change.append(self.prompt_pinner.pin_anew)

@@ -1,7 +1,7 @@
 """Keeps the engine's limits on cached KV memory at the policy's values, and refuses policies that leave no room."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,11 +29,22 @@ class KVPool:
     max_model_len: int
     longest: int  # blocks of a sequence of `max_model_len`
     caches: bool = True  # False: idle blocks are not kept
+    adapter: int = 0  # blocks of the largest adapter
 
     @staticmethod
     def of(config: EngineConfig, block_bytes: int) -> "KVPool":
         longest = config.blocks_for(config.max_model_len)
         return KVPool(config.num_blocks, block_bytes, config.max_model_len, longest, config.shares_blocks)
+
+    @property
+    def most_of_one(self) -> int:
+        """Blocks of the longest sequence and its adapter."""
+        return self.longest + self.adapter
+
+    @property
+    def one_sequence(self) -> str:
+        """The longest sequence in words."""
+        return f"one sequence of max_model_len {self.max_model_len}{' with the largest adapter' * bool(self.adapter)}"
 
     def cache_limits(self, policy: Policy, tenant: str) -> tuple[int, int | None]:
         """The tenant's floor and ceiling in whole blocks, rounded down."""
@@ -55,30 +66,21 @@ def floors_of(policy: Policy, pool: KVPool) -> dict[str, int]:
     return {tenant: pool.cache_limits(policy, tenant)[0] for tenant, kept in policy.caching.items() if kept.floor}
 
 
-def room_problems(policy: Policy, pool: KVPool, largest_adapter: Callable[[], int] = int) -> Iterator[tuple[str, str]]:
-    """Yield a field and its problem, if the policy's floors leave no room for the longest sequence and an adapter;
-    `largest_adapter` returns its blocks.
-    """
+def room_problems(policy: Policy, pool: KVPool) -> Iterator[tuple[str, str]]:
+    """Yield a field and its problem, if the policy's floors leave no room for the longest sequence and an adapter."""
     floors = floors_of(policy, pool)
     kept = sum(floors.values())
-    longest = pool.longest + largest_adapter()
-    lacking = kept + longest - pool.num_blocks
+    lacking = kept + pool.most_of_one - pool.num_blocks
     if not pool.caches or not kept or lacking <= 0:
         return
     largest = max(sorted(floors), key=lambda tenant: floors[tenant])
-    sizes = [show_blocks(blocks, pool) for blocks in (kept, pool.num_blocks, longest, lacking)]
-    beside = " with the largest adapter" if longest > pool.longest else ""
+    sizes = [show_blocks(blocks, pool) for blocks in (kept, pool.num_blocks, pool.most_of_one, lacking)]
     message = (
-        f"floors keep {sizes[0]} in all, the KV pool has {sizes[1]}, and one sequence of max_model_len "
-        f"{pool.max_model_len}{beside} takes {sizes[2]}, so that it could never run: lower floors by {sizes[3]}, raise "
-        "--kv-memory-bytes by as much, or lower --max-model-len"
+        f"floors keep {sizes[0]} in all, the KV pool has {sizes[1]}, and {pool.one_sequence} takes "
+        f"{sizes[2]}, so that it could never run: lower floors by {sizes[3]}, raise --kv-memory-bytes by as much, or "
+        "lower --max-model-len"
     )
     yield f"tenants.{largest}.prefix_cache.floor", message
-
-
-def room_problem(policy: Policy, pool: KVPool, adapter: int) -> str | None:
-    """Return why the policy's floors leave no room for an adapter of that many blocks; None if they do."""
-    return next((message for _, message in room_problems(policy, pool, lambda: adapter)), None)
 
 
 def show_blocks(blocks: int, pool: KVPool) -> str:

@@ -60,15 +60,14 @@ def _too_many(policy: Policy, pool: KVPool, blocks: dict[str, int]) -> Iterator[
     """Yield the largest pin if all pins exceed their share, or leave no room for the longest sequence."""
     pinned, share = sum(blocks.values()), pool.num_blocks // POOL_BLOCKS_PER_PINNABLE
     floors = sum(floors_of(policy, pool).values())
-    room = min(share, pool.num_blocks - pool.longest - floors)
+    room = min(share, pool.num_blocks - pool.most_of_one - floors)
     if pinned <= max(room, 0):
         return
     largest = max(sorted(blocks), key=lambda tenant: blocks[tenant])
     message = (
         f"system prompts take {show_blocks(pinned, pool)} in all, and may take {show_blocks(max(room, 0), pool)}: half "
         f"of the KV pool of {show_blocks(pool.num_blocks, pool)}, and no more than floors "
-        f"({show_blocks(floors, pool)}) and one sequence of max_model_len {pool.max_model_len} "
-        f"({show_blocks(pool.longest, pool)}) leave: pin shorter or fewer ones, lower floors, or raise "
-        "--kv-memory-bytes"
+        f"({show_blocks(floors, pool)}) and {pool.one_sequence} ({show_blocks(pool.most_of_one, pool)}) "
+        "leave: pin shorter or fewer ones, lower floors, or raise --kv-memory-bytes"
     )
     yield f"tenants.{largest}.prefix_cache.pinned", message

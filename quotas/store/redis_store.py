@@ -194,8 +194,10 @@ class RedisStore:
         reservation = tracked.reservation
         ask = replace(reservation.ask, output_tokens=reservation.ask.output_tokens + more.output_tokens)
         granted, levels = await self._replica.extend(account, tracked, ask)
-        if not granted:
-            raise account.refusal(more, levels)
+        refusal = None if granted else account.refusal(more, levels)
+        self.alerts.check(account, levels, refusal and refusal.limit)
+        if refusal:
+            raise refusal
         reservation.measure = partial(account.states, levels)
 
     async def settle(self, reservation: Reservation, usage: Usage) -> None:
@@ -333,9 +335,8 @@ class RedisStore:
         False if another replica has the batch by now.
         """
         account = self._account(tenant, key, limits)
-        is_settled = await self._replica.finish_line(account, line, used)
-        if is_settled and account.last_levels is not None:
-            self.alerts.check(account, account.last_levels)
+        is_settled, levels = await self._replica.finish_line(account, line, used)
+        self.alerts.check(account, levels)
         return is_settled
 
     async def heartbeat(self) -> None:
@@ -386,6 +387,7 @@ class RedisStore:
         """Accounts of sessions, which clients name as they like, are bounded by their number."""
         account = self._sessions.pop((tenant, key, limits), None) or self._new_account(tenant, key, limits)
         self._sessions[tenant, key, limits] = account
+        account.last_used = self._monotonic()
         if len(self._sessions) > MAX_SESSIONS:
             oldest = next((name for name, one in self._sessions.items() if not one.reservations), None)
             if oldest is not None:
@@ -398,7 +400,11 @@ class RedisStore:
     def _forget_idle(self) -> None:
         """Drop the accounts whose state in the store has expired."""
         now = self._monotonic()
-        for name, account in list(self._accounts.items()):
-            if not account.reservations and now > account.last_used + account.life:
-                del self._accounts[name]
-                self._fallback.slices.forget(account)
+        for accounts in (self._accounts, self._sessions):
+            idle = [
+                name
+                for name, account in accounts.items()
+                if now > account.last_used + account.life and not account.reservations
+            ]
+            for name in idle:
+                self._fallback.slices.forget(accounts.pop(name))

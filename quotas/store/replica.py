@@ -103,8 +103,8 @@ class ReplicaReservations:
         rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
 
-    async def finish_line(self, account: QuotaAccount, line: FinishedLine, used: Usage) -> bool:
-        """See `RedisStore.finish_line`."""
+    async def finish_line(self, account: QuotaAccount, line: FinishedLine, used: Usage) -> tuple[bool, Levels]:
+        """See `RedisStore.finish_line`. Returns whether the batch is still ours, and the levels."""
         numbers = _numbers(used.requests, used.cached_tokens, round(used.kv_byte_seconds), line.reasoning_tokens)
         how = b"completed" if line.is_completed else b"failed"
         money = b"" if line.prices is None else letter_of_money(line.prices).encode()
@@ -112,8 +112,7 @@ class ReplicaReservations:
         rest = (*place, *numbers, *_numbers(line.result_bytes), money)
         ask = Ask(0, used.input_tokens, used.output_tokens, row=line.row)
         answer = await self._decide(Script.FINISH_LINE, account, ask, b"-", rest)
-        account.remember(answer)
-        return answer[0] == b"OK"
+        return answer[0] == b"OK", account.remember(answer)
 
     async def adopt(self, account: QuotaAccount) -> list[TrackedReservation]:
         """Have the store take over the local reservations, also beyond its limits, and return them; `settle_ended`

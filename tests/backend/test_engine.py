@@ -6,6 +6,7 @@ import pytest
 
 from admission.controller import Controller
 from admission.outcome import QueueFull
+from backend.adapter import make_adapter
 from backend.config import Batching
 from backend.errors import DeviceError, MemoryExhausted
 from backend.scheduler.batching import RULES, BatchingRule
@@ -16,6 +17,7 @@ from backend.worker.device_stream import CpuStream
 from backend.worker.side_job import SideJob
 from tests.backend.paper_device import continuation
 from tests.backend.scheduler.bench import END
+from tests.backend.sequences import make_sequence
 from tests.backend.stepped_engine import Bench, drain, running
 
 
@@ -64,6 +66,13 @@ async def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_c
         await asyncio.sleep(0.001)
     assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
     assert stream.sequence.output == []
+
+
+async def test_the_longest_need_of_a_tenant_counts_the_adapter(bench: Bench) -> None:
+    adapted = make_sequence("r", "tenant", 3, 8, adapter=make_adapter("law", "", 1, 6))
+    alone = bench.scheduler.config.blocks_for(3 + 8)
+    with bench.admitted(adapted):
+        assert bench.admission.longest_of(["tenant", "other"]) == {"tenant": alone + 6, "other": 0}
 
 
 class Later(BatchingRule):

@@ -1,7 +1,7 @@
 // The low-rank products of adapters, row by row: y = A x, then out += B y, where each vector of A and B lies by itself.
 //
-// Rows that follow each other with one adapter share its vectors, and are taken a few at a time. Each number is one chain over its vector, or
-// over the ranks, whose order no other row decides: a row has the same bits in every batch.
+// Rows that follow each other with one adapter share its vectors, and are taken a few at a time. Each number is one
+// chain over its vector, or over the ranks, whose order no other row decides: a row has the same bits in every batch.
 
 #include <algorithm>
 #include <vector>

@@ -1,8 +1,9 @@
 // Products with weights that never change: x @ weight.T + bias, for any number of rows.
 //
 // A number of the result is one chain of multiplications and additions in fp32, from the first input to the last, then
-// the bias. Weights of 8 bits are multiplied by their scales first, and then are fp32 like others. However many rows there are, wherever a row stands and however many threads there are, the chain is the same:
-// the blocks below decide which numbers are computed together, never in what order one is summed.
+// the bias. Weights of 8 bits are multiplied by their scales first, and then are fp32 like others. However many rows
+// there are, wherever a row stands and however many threads there are, the chain is the same: the blocks below decide
+// which numbers are computed together, never in what order one is summed.
 
 #include <algorithm>
 #include <cstdint>

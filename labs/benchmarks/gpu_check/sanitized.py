@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from backend.config import EngineConfig
+from backend.kernels.self_check import disagreements
 from backend.kernels.triton_lang import FP8
 from backend.kernels.triton_ops import TritonOps
 from backend.model.decoder import Decoder
@@ -179,17 +180,10 @@ def _beside(decodes: Batch, prompts: Batch) -> Batch:
     )
 
 
-def mask(device: torch.device) -> None:
-    """Launch the one kernel that no step above does."""
-    bitmasks = torch.tensor([[0x55AA00FF, -1, 2], [0, -1, 0x700]], dtype=torch.int32, device=device)
-    indices = torch.tensor([1, -1, 0], dtype=torch.int32, device=device)
-    TritonOps().apply_token_bitmask(torch.zeros((3, 75), device=device), bitmasks, indices)
-
-
 def run(all_numbers: tuple[Numbers, ...], size: Size, device: torch.device) -> Iterator[str]:
     """Yield the name of the next step before it runs, and at the end."""
-    yield "masks"
-    mask(device)
+    yield "operations one by one"  # masks and adapters among them, which no step below has
+    disagreements(TritonOps(), torch.float32, device)
     for numbers in all_numbers:
         runner = None
         for what, batch in steps(size).items():

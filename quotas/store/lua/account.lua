@@ -75,7 +75,7 @@ end
 local function join(writes)
   local expiry = lease or now + ARGV[2]
   for s, scope in ipairs(scopes) do
-    if scope.is_shared and not scope.is_member then
+    if scope.is_shared and not (scope.is_member and scope.lease) then
       append(writes[s], {member, int(expiry), 'lease', int(min(scope.lease or expiry, expiry))})
     end
   end

@@ -200,6 +200,33 @@ def test_a_part_that_is_missing_or_does_not_fit_is_named(scheme: Scheme, tmp_pat
             assert str(tmp_path) in str(refused.value), what
 
 
+EMPTY = {"weight": torch.zeros(0, 32, dtype=torch.int8), "weight_scale": torch.zeros(0, 1)}
+ROWS_OF_44 = {
+    "qweight": torch.zeros(4, 44, dtype=torch.int32),
+    "qzeros": torch.zeros(2, 5, dtype=torch.int32),
+    "scales": torch.ones(2, 44),
+}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "parts", "told"),
+    [
+        ("packed, 4 bits", {"weight_shape": torch.tensor([48.0, 32.0])}, "the rows and columns of the weight"),
+        ("packed, 4 bits", {"weight_shape": torch.tensor([48, 32]).bfloat16()}, "the rows and columns of the weight"),
+        ("packed, 4 bits", {"weight_shape": torch.tensor([2**62, -1])}, "is expected"),
+        ("packed, 4 bits", {"weight": torch.zeros(48, 32)}, "weight is stored beside it"),
+        ("int8 with zero points", EMPTY, "of at least 1"),
+        ("gptq, 4 bits", ROWS_OF_44, "words of 8"),
+        ("fp8 by rows", {"weight_scale_inv": torch.ones(48, 1)}, "weight_scale is stored beside it"),
+    ],
+)
+def test_parts_that_would_be_misread_are_refused(scheme: str, parts: Parts, told: str, tmp_path: Path) -> None:
+    stored, _ = quantised(tmp_path, SCHEMES[scheme])
+    save(tmp_path, stored | {f"model.layers.1.mlp.up_proj.{name}": part for name, part in parts.items()})
+    with pytest.raises(ModelLoadError, match=rf"up_proj.*{told}"):
+        load_weights(tmp_path, SHAPES, torch.float32)
+
+
 @pytest.mark.parametrize("part", ["g_idx", "weight_g_idx"])
 @pytest.mark.parametrize("group", [-1, 99])
 def test_a_group_without_a_scale_is_refused(part: str, group: int, tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """Adapters' blocks as the scheduler plans them: who is passed over, who pays, what a lost step brings again."""
 
+from admission.kv.retention import DropAtEnd
 from backend.adapter import Adapter, make_adapter
 from backend.config import EngineConfig
+from backend.paged_kv.block_names import BlockName
 from backend.scheduler.batch import Batch, StepOutput
+from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
@@ -16,8 +19,8 @@ MOST_COPIED = 8  # blocks a step, of this configuration
 class Planned:
     """A scheduler whose steps are executed on paper."""
 
-    def __init__(self, config: EngineConfig = CONFIG) -> None:
-        self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
+    def __init__(self, config: EngineConfig = CONFIG, hooks: DefaultHooks | None = None) -> None:
+        self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()), hooks)
         self.numbers = 0
 
     def adapter(self, num_blocks: int) -> Adapter:
@@ -121,6 +124,40 @@ def test_the_copies_of_a_lost_step_are_made_again_by_the_next() -> None:
     again = planned.plan()
     assert again.adapter_blocks == lost.adapter_blocks
     assert again.admitted[0].adapter == lost.admitted[0].adapter and sequence.slot >= 0
+
+
+def test_retention_that_keeps_nothing_drops_the_prompt_and_not_the_adapter() -> None:
+    hooks = DefaultHooks(CONFIG)
+    hooks.retention = DropAtEnd()
+    planned = Planned(hooks=hooks)
+    sequence = planned.add("a", planned.adapter(6))
+    sequence.block_names, sequence.num_told_names = [BlockName(1)], 1
+    while planned.scheduler.has_work:
+        planned.step()
+    assert planned.scheduler.kv_manager.cache.named(sequence.block_names[0]) is None
+    assert planned.scheduler.kv_manager.cache.num_idle == 6
+
+
+def test_what_is_pinned_for_others_leaves_room_for_the_longest_sequence_with_its_adapter() -> None:
+    planned, names = Planned(), [BlockName(number) for number in range(5)]
+    scheduler = planned.scheduler
+
+    def cached(name: str) -> Sequence:
+        return make_sequence(name, "a", 21, 1, (), arrival=9.0, block_names=[*names])
+
+    scheduler.add(cached("first"))
+    while scheduler.has_work:
+        planned.step()
+    behind = cached("behind")
+    found = scheduler.look_up(behind)
+    assert len(found) == len(names)
+    head = make_sequence("head", "b", 60, 1, (), adapter=planned.adapter(24))  # with it, all of the memory
+    scheduler.pin(behind, found)
+    scheduler.add(head)
+    scheduler.add(behind)
+    planned.step()
+    assert head.slot >= 0
+    assert not scheduler.look_up(cached("later"))
 
 
 def test_a_lease_covers_the_adapter_beside_the_tokens() -> None:

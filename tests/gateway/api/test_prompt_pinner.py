@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import pytest
 
+from backend.adapter import Adapter, make_adapter
 from backend.paged_kv.block_names import BlockName, BlockNames
 from backend.text.chat_template import ChatTemplate
 from backend.text.tokenizer import Tokenizer
@@ -37,11 +38,12 @@ class Rig:
     def __init__(self) -> None:
         self.engine, self.names = Engine(), PromptNames(BlockNames(b"secret", BLOCK), BLOCK)
         self.prompts = PinnedPrompts(Tokenizer(byte_level_bpe(), None, ChatTemplate(CHAT, {})), BLOCK)
-        self.pinner = PromptPinner(self.engine, self.prompts, self.names)
+        self.adapters: dict[str, Adapter] = {}
+        self.pinner = PromptPinner(self.engine, self.prompts, self.names, self.adapters.get)
 
-    async def named(self, prompt: str, scope: str) -> list[BlockName]:
+    async def named(self, prompt: str, scope: str, adapter: Adapter | None = None) -> list[BlockName]:
         prefix = PinnedPrefix(list(self.prompts.tokens(prompt)))
-        self.names.begin([prefix], scope, None)
+        self.names.begin([prefix], scope, None, adapter)
         await self.names.name([prefix])
         return prefix.block_names
 
@@ -83,6 +85,14 @@ async def test_sharing_groups_change_the_pinned_blocks(rig: Rig) -> None:
     told = dict(rig.engine.take())
     assert told["a"] == told["b"] == await rig.named(PROMPT, grouped.cache_scope("a"))
     assert not {*told["a"]} & {*alone["a"]}
+
+
+async def test_a_prompt_is_pinned_as_the_default_adapter_of_its_tenant_reads_it(rig: Rig) -> None:
+    await rig.pinner.policy_changed(parsed(f"tenants: {{a: {PINS[:-1]}, default_adapter: law}}, b: {PINS}}}"))
+    rig.engine.take()
+    law = rig.adapters["law"] = make_adapter("law", "weights", 1, 1)
+    await rig.pinner.pin_anew()
+    assert rig.engine.take() == [("a", await rig.named(PROMPT, "tenant:a", law))]
 
 
 async def test_where_no_block_is_shared_nothing_is_told(rig: Rig) -> None:

@@ -1,5 +1,7 @@
 """System prompts in tokens, and prompts that do not fit."""
 
+from dataclasses import replace
+
 import pytest
 
 from backend.config import EngineConfig
@@ -79,3 +81,5 @@ def test_prompts_leave_room_for_floors_and_the_longest_sequence() -> None:
     assert f"may take {each - 1}.00 MiB ({each - 1} blocks)" in message
     assert f"floors ({60 - each + 1}.00 MiB ({60 - each + 1} blocks))" in message
     assert "one sequence of max_model_len 160 (40.00 MiB (40 blocks))" in message
+    ((_, message),) = found(pinning(LONG.strip()), replace(POOL, adapter=60 - each + 1))
+    assert f"may take {each - 1}.00 MiB" in message and "max_model_len 160 with the largest adapter" in message

@@ -38,8 +38,8 @@ def test_the_refused_keep_their_deadline_in_the_other_world(apart: Executor) -> 
 def test_a_request_that_would_have_been_in_time_was_wrongly_refused(apart: Executor) -> None:
     """Before twenty estimates were held against the truth they are widened by a quarter, if others are waited for."""
     arrivals = [Arrival(float(n), 4000, 10, tenant="a") for n in range(10)]
-    arrivals += [Arrival(9.005, 100, 10, tenant="c", deadline=0.5)]
-    arrivals += [Arrival(9.01, 4000, 10, tenant="b", deadline=0.65)]
+    arrivals += [Arrival(9.005, 100, 10, tenant="c", deadline=0.6)]
+    arrivals += [Arrival(9.01, 4000, 10, tenant="b", deadline=1.0)]
     outcomes, was_good, gains = looked_into(apart, arrivals, 1)
     assert (outcomes[-1], was_good, gains) == ("11 refused", [True], [1])
 

@@ -151,7 +151,7 @@ MISTAKES = [
     ("tenants: {a: {keys: {k: {scopes: []}}}}", "should be a list such as [a, b], got an empty list"),
     ("tenants: {a: {keys: {k: {scopes: [admin]}}}}", '"admin" is not a scope: inference or limits'),
     ("tenants: {a: {keys: {k: {hmac: 12}}}}", "is no HMAC-SHA-256"),
-    ("tenants: {a: {keys: {k: {limits: {kv_bytes: 1GiB}}}}}", "is counted for tenants, not for keys"),
+    ("tenants: {a: {keys: {k: {limits: {kv_bytes: 1GiB}}}}}", "is counted for tenants alone"),
     ("defaults: {keys: {}}", 'defaults: "keys" is not a field'),
     ("tenants: {a: {rpm: 600}}", '"rpm" is not a field; here it is limits: {requests: 600/min}'),
     ("overload: {prefer: tokens}", 'a.yaml:1:1: "overload" is not a field any more: '),

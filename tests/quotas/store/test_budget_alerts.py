@@ -9,6 +9,7 @@ import pytest
 from quotas.errors import BudgetSpent
 from quotas.policy.limit import Alert, Budget, BudgetPeriod, Limit, Resource
 from quotas.reservation import Ask, Usage
+from quotas.store.batches import FinishedLine
 from quotas.store.budget_alerts import CLAIM_SECONDS, Crossing, DueAlert
 from quotas.store.scripts import ScriptRunner
 from tests.quotas.store.test_replica import Pair
@@ -113,3 +114,37 @@ def test_the_id_of_an_alert_depends_on_its_budget_share_receiver_and_period() ->
         crossing._replace(first_day=20_001),
     )
     assert len({crossing.id, *(other.id for other in others)}) == 5
+
+
+def test_a_tenant_whose_use_is_in_batches_alone_is_told_of_it(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair = AlertedPair(runner, LIMIT)
+        await pair.tenant.wait(0)
+        batches, tenant = pair.other.batches(), pair.tenant.tenant
+        await batches.open(tenant, "b", {"status": "in_progress"}, 1)
+        line = FinishedLine("b", await batches.claim(tenant, "b"), 0, True, 0)
+        assert await pair.other.finish_line(tenant, "k", pair.limits, line, Usage(300, 300))
+        await pair.claimed()
+        assert pair.percents == [50]
+
+    loop.run(live())
+
+
+def test_a_share_that_a_running_answer_reaches_is_told_before_another_request(loop_and_runner: TimedRunner) -> None:
+    loop, runner = loop_and_runner
+
+    async def live() -> None:
+        pair = AlertedPair(runner, LIMIT)
+        await pair.tenant.wait(0)
+        reservation = await pair.reserve(pair.other, Ask(1, 300, 100))
+        await pair.other.extend(reservation, 100)
+        await pair.claimed()
+        assert pair.percents == [50]
+        with pytest.raises(BudgetSpent):
+            await pair.other.extend(reservation, 600)
+        await pair.claimed()
+        assert pair.percents == [50, 100]
+
+    loop.run(live())
