@@ -196,8 +196,8 @@ class RedisStore:
         ask = replace(reservation.ask, output_tokens=reservation.ask.output_tokens + more.output_tokens)
         granted, levels = await self._replica.extend(account, tracked, ask)
         refusal = None if granted else account.refusal(more, levels)
-        self.alerts.check(account, levels, refusal.limit if refusal else None)
-        if refusal:
+        self.alerts.check(account, levels, None if refusal is None else refusal.limit)
+        if refusal is not None:
             raise refusal
         reservation.measure = partial(account.states, levels)
 
