@@ -183,7 +183,7 @@ class Keys:
         )
 
     async def _settings(self, given: Settings, record: KeyRecord) -> str:
-        """The settings of a key as they are stored. Raises `BadRequest` for those that the policy does not allow."""
+        """The settings of a key as they are stored. Raises `BadRequest` for settings that the policy does not allow."""
         text = given if isinstance(given, str) else orjson.dumps(given).decode()
         policy = self._policies.current
         try:
@@ -232,12 +232,12 @@ class Keys:
         }
 
     def _of_policy(self, record: KeyRecord) -> Row:
-        """What the policy says of a key without settings of its own."""
+        """The policy's settings of a key without settings of its own."""
         key = self._policies.current.tenant(record.tenant).key(record.id)
         return {} if key is None else key_settings(key)
 
     def _problem(self, record: KeyRecord) -> str | None:
-        """The reason why the present policy lets nobody in by the key's settings; None without one."""
+        """The reason why the present policy refuses the key for its settings; None without one."""
         if not record.settings:
             return None
         policy = self._policies.current

@@ -45,7 +45,7 @@ def _composed(text: str, problems: Problems) -> Node | None:
 
 
 def key_settings(key: KeyPolicy) -> Plain:
-    """The settings of a key, those that differ from none; read back, they are the same."""
+    """The settings of a key that differ from none; read back, they are the same."""
     fields, none = key_fields(key), key_fields(KeyPolicy(key.id))
     limits = {name: value for name, value in fields["limits"].items() if value != none["limits"][name]}
     settings = {name: value for name, value in fields.items() if name not in STORED_APART and value != none.get(name)}
