@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from quotas.policy import units, words
 from quotas.policy.limit import (
+    TENANT_ONLY,
     UTC_CALENDAR,
+    WEEKDAYS,
     Alert,
     Budget,
     BudgetPeriod,
@@ -19,9 +21,9 @@ from quotas.policy.limit import (
     TokenPrices,
     Window,
 )
-from quotas.policy.policy import Price, TeamPolicy, token_prices
+from quotas.policy.policy import Price, token_prices
 from quotas.policy.problems import listed
-from quotas.policy.schema import UNLIMITED
+from quotas.policy.schema import UNLIMITED, fields_of
 from quotas.policy.section import Section
 from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar
 
@@ -148,7 +150,7 @@ def priced(
     if all(limit.resource is not Resource.COST for limit in limits):
         return limits
     prices = None if price is None else token_prices(price)
-    problem = _problem_with(price, prices)
+    problem = problem_with(price, prices)
     if problem is not None:
         if given and Resource.COST in given:
             given.wrong(Resource.COST, problem)
@@ -163,7 +165,7 @@ def with_prices(limits: tuple[Limit, ...], prices: TokenPrices | None) -> tuple[
     return tuple(replace(limit, prices=prices) if limit.resource is Resource.COST else limit for limit in limits)
 
 
-def _problem_with(price: Price | None, prices: TokenPrices | None) -> str | None:
+def problem_with(price: Price | None, prices: TokenPrices | None) -> str | None:
     """The end of a sentence about a limit of cost, which these prices do not suffice for."""
     if price is None:
         return "needs a price of the tenant"
@@ -176,19 +178,18 @@ def _problem_with(price: Price | None, prices: TokenPrices | None) -> str | None
     return None
 
 
-def limits_of_team(section: Section, team: TeamPolicy, price: Price | None) -> tuple[Limit, ...]:
-    """The limits of the team of a tenant, at the tenant's price."""
-    if team.currency is None:
-        return team.limits
-    prices = None if price is None else token_prices(price)
-    problem = _problem_with(price, prices)
-    if problem is None and price is not None and price.currency != team.currency:
-        problem = f"counts {team.currency}, and not {price.currency} of the tenant's price"
-    if problem is not None:
-        message = f"is not for this tenant: limits.cost of team {team.name} {problem}"
-        section.wrong("team", message) if "team" in section else section.note(section.mark, section.path, message)
-        return ()
-    return with_prices(team.limits, prices)
+def refuse_tenants_limits(limits: Section) -> None:
+    """Note limits that are counted for tenants alone, and unknown ones."""
+    for resource in sorted(TENANT_ONLY):
+        if resource in limits:
+            limits.wrong(resource, "is counted for tenants alone: set it for the tenant")
+    limits.refuse_unknown(fields_of("limits"))
+
+
+def read_calendar(section: Section, base: Calendar) -> Calendar:
+    """The calendar of a section's budgets."""
+    starts = section.value("week_starts", words.weekday, WEEKDAYS[base.week_starts])
+    return Calendar(section.value("time_zone", words.time_zone, base.time_zone), WEEKDAYS.index(starts))
 
 
 def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget | PerSession] | None:

@@ -8,8 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from quotas.policy import units, words
-from quotas.policy.limit import TENANT_ONLY, UTC_CALENDAR, WEEKDAYS, Calendar, Resource, TokenPrices
-from quotas.policy.limit_parser import limits_of_team, priced, read_limits, with_prices
+from quotas.policy.limit_parser import priced, read_calendar, read_limits, refuse_tenants_limits
 from quotas.policy.policy import (
     AGING_STEP_SECONDS,
     ALL_MODELS,
@@ -56,6 +55,7 @@ from quotas.policy.schema import (
     fields_of,
 )
 from quotas.policy.section import Section, one_of
+from quotas.policy.team_parser import limits_of_team, read_teams
 from quotas.policy.tenant_texts import Form, Indivisible, TenantTexts, form_of, name_and_body, words_of
 from quotas.policy.yaml_nodes import MAX_NODES, Fields, Items, Scalar
 
@@ -122,30 +122,6 @@ def _read_queue(section: Section | None) -> QueueLimits:
     )
 
 
-def _read_teams(section: Section | None) -> dict[str, TeamPolicy]:
-    return {name: _read_team(fields, name) for name, _, fields in section.sections(words.team_name)} if section else {}
-
-
-def _read_team(section: Section, name: str) -> TeamPolicy:
-    section.refuse_unknown(fields_of("team"))
-    limits, calendar = section.section("limits"), _read_calendar(section, UTC_CALENDAR)
-    if limits:
-        _refuse_tenants_limits(limits)
-    found, currency = read_limits(limits, None, (), calendar, name), section.value("currency", words.currency, None)
-    has_cost = any(limit.resource is Resource.COST for limit in found)
-    if limits and has_cost and "currency" not in section:
-        limits.wrong(Resource.COST, "needs a currency of the team, such as EUR, in which its tenants' prices are")
-    if currency is None or not has_cost:
-        return TeamPolicy(name, found, calendar)
-    prices = TokenPrices(0, 0, 0, currency)  # each tenant has its own
-    return TeamPolicy(name, with_prices(found, prices), calendar, currency)
-
-
-def _read_calendar(section: Section, base: Calendar) -> Calendar:
-    starts = section.value("week_starts", words.weekday, WEEKDAYS[base.week_starts])
-    return Calendar(section.value("time_zone", words.time_zone, base.time_zone), WEEKDAYS.index(starts))
-
-
 class TenantReader:
     """Reads tenants. The ids of their keys must differ across all of them."""
 
@@ -165,7 +141,7 @@ class TenantReader:
         limits = section.section("limits")
         if limits:
             limits.refuse_unknown(fields_of("limits"))
-        price, calendar = _read_price(section, base.price), _read_calendar(section, base.calendar)
+        price, calendar = _read_price(section, base.price), read_calendar(section, base.calendar)
         named = section.value("team", self._team, base.team or NO_TEAM)
         team, shared = None if named == NO_TEAM else named, self._teams.get(named)
         tenant = TenantPolicy(
@@ -228,7 +204,7 @@ class TenantReader:
         section.refuse_unknown(fields_of("key"))
         limits = section.section("limits")
         if limits:
-            _refuse_tenants_limits(limits)
+            refuse_tenants_limits(limits)
         highest = section.value("highest_class", self._class, None)
         if highest and self._levels[highest] < self._levels[tenant.highest_class]:
             section.wrong("highest_class", f"is above its tenant's, {tenant.highest_class}: a key can only narrow")
@@ -263,13 +239,6 @@ def _read_default_adapter(section: Section, base: str | None) -> str | None:
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:
     """A bound of one request, at most the server's own."""
     return section.value(name, partial(units.count, least=least, most=most), base)
-
-
-def _refuse_tenants_limits(limits: Section) -> None:
-    for resource in sorted(TENANT_ONLY):
-        if resource in limits:
-            limits.wrong(resource, "is counted for tenants alone: set it for the tenant")
-    limits.refuse_unknown(fields_of("limits"))
 
 
 def _read_price(section: Section, base: Price | None) -> Price | None:
@@ -588,7 +557,7 @@ def parse_files(files: Iterable[PolicyFile], problems: Problems, is_whole: bool,
     for top in sections:
         top.refuse_unknown(fields_of(""))
     classes = read_classes(_only(sections, "classes"))
-    teams = _read_teams(_only(sections, "teams"))
+    teams = read_teams(_only(sections, "teams"))
     reader = TenantReader(classes, teams, is_whole)
     default = reader.read(_only(sections, "defaults"), "", DEFAULTS)
     known.inheriting(classes, teams, default, is_whole)
