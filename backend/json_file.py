@@ -63,7 +63,9 @@ class JsonFile:
     def wrong(self, key: str, expected: str) -> ModelLoadError:
         """Return the error for a wrong value; the caller raises it."""
         found = f"{self.values[key]!r:.{MAX_SHOWN_CHARS}}" if key in self.values else "missing"
-        return ModelLoadError(f"{self.path}: {self._prefix}{key} is {found}; {expected}")
+        place = f"{self._prefix}{key}"
+        shown = place if place.isprintable() else repr(place)  # half a surrogate pair has no UTF-8
+        return ModelLoadError(f"{self.path}: {shown:.{MAX_SHOWN_CHARS}} is {found}; {expected}")
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1, below: int = MAX_COUNT) -> int:
         value = self._or_default(key, default)

@@ -119,7 +119,7 @@ class StoredConversations:
     async def change(
         self, policy: EffectivePolicy, name: str, change: Callable[[Conversation], object]
     ) -> Conversation:
-        """Have `change` made to a conversation, perhaps to several revisions, and return the one that is stored. Raises
+        """Have `change` made to a conversation, perhaps to several revisions, and return the stored one. Raises
         `ConversationNotFound`, and `Unsatisfiable` if the tenant has no room for it.
         """
         for _ in range(CHANGE_TRIES):
@@ -216,7 +216,7 @@ class _ConversationEndpoint(Endpoint):
 
 
 class ConversationsEndpoint(_ConversationEndpoint):
-    """Answers POST /v1/conversations."""
+    """Makes a conversation: POST /v1/conversations."""
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
         asked = await self.read_checked(call, policy, _NEW)

@@ -154,7 +154,7 @@ class StoredResponses:
 
     async def events(self, tenant: str, name: str, after: int) -> AsyncGenerator[bytes]:
         """Yield the events of a response behind the number `after`, as they come, and in any case the last, which has
-        the whole response: of one that was not streamed, and some minutes after its end, the others are gone.
+        the whole response: the others are gone some minutes after its end, and were never kept without a stream.
         """
         part, pause, is_open = 0, FIRST_LOOK_SECONDS, True
         while True:

@@ -132,10 +132,12 @@ def test_an_admin_loads_replaces_and_unloads_an_adapter_while_requests_run(site:
         ("new", "/etc", "is not a folder in"),
         ("new", "absent", "adapter_config.json does not exist"),
         ("new", "broken", "peft_type is 'IA3'"),
+        ("new", "unprintable", r"'\ud800\n' is 1"),
     ],
 )
 def test_a_bad_adapter_is_refused_and_changes_nothing(site: Site, name: str, path: str, told: str) -> None:
     save_adapter(site.folder / "broken", adapter_tensors(CONFIG, 1), 1, peft_type="IA3")
+    save_adapter(site.folder / "unprintable", adapter_tensors(CONFIG, 1), 1, **{"\ud800\n": 1})
     before = site.models("open")
     refused = site.load(name, path)
     assert refused.status_code == 400 and told in error_of(refused)["message"]

@@ -106,7 +106,7 @@ def changed(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
         (changed(B=torch.full((32, RANK), 1e9)), "beyond 1e+06"),
         (
             {**TENSORS, "base_model.model.lm_head.lora_A.weight": torch.zeros(1)},
-            "lm_head.lora_A.weight is not a lora_A",
+            "lm_head.lora_A.weight' is not a lora_A",
         ),
         ({}, "holds no weights"),
     ],
