@@ -168,7 +168,7 @@ class UndatedBacklog:
         return heap[0][2]
 
     def _goes_by_age(self, sequence: Sequence, number: int, now: float) -> bool:
-        """Return True for a late request that has not begun, and for one that has left."""
+        """Return True for a request that has left, or is late and has not begun."""
         found = self.sizes.get(sequence)
         return found is None or found[0] != number or (not has_begun(sequence) and self._is_late(sequence, now))
 

@@ -282,7 +282,7 @@ class AdmissionControl:
 
 
 def _decisive(bounds: LatencyBounds, forecast: Forecast) -> float:
-    """Return the bound that decides. Past errors alone, or lengths of answers that nobody knows, refuse no request that
+    """Return the bound that decides. Past errors alone, or unknown lengths of answers, refuse no request that
     waits for no other: without admissions they would not be corrected, nor known.
     """
     return bounds.likely if forecast.wait else min(bounds.likely, bounds.estimate)

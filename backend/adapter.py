@@ -6,7 +6,7 @@ from backend.paged_kv.block_names import BlockName
 
 
 class AdapterBlockName(BlockName):
-    """The name of one block of an adapter's weights. The host keeps the weights: such a block is never swapped."""
+    """The name of one block of an adapter's weights. The host keeps the weights: the block is never swapped."""
 
     __slots__ = ()
 

@@ -72,7 +72,7 @@ class TokenStream:
 
     @property
     def has_delivered(self) -> bool:
-        """Whether the consumer has taken a token."""
+        """True once the consumer has taken a token."""
         return self._num_taken > 0
 
     def rest(self) -> list[int]:

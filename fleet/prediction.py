@@ -57,7 +57,7 @@ def _sums(turns: list[float], amounts: list[float]) -> tuple[list[float], list[f
 _FIELDS = (attrgetter("requests"), attrgetter("prefill_seconds"), attrgetter("seconds"))
 
 
-class Backlog:
+class ReplicaBacklog:
     """The queued work that a replica has told, summed in the order in which shares would have served all of a tenant's:
     a request is sent with no look at each tenant, of whom there may be a thousand on each of many replicas.
     """
@@ -100,13 +100,13 @@ class Backlog:
         return min(1.0, turn * self._weight(name) / work.seconds) if work.seconds > 0 else 1.0
 
 
-NO_BACKLOG = Backlog({}, lambda _: 1.0)
+NO_REPLICA_BACKLOG = ReplicaBacklog({}, lambda _: 1.0)
 
 
 def first_token_seconds(
     request: RoutedRequest,
     state: ReplicaState,
-    backlog: Backlog,
+    backlog: ReplicaBacklog,
     cached: float,
     on_way: Iterable[tuple[str, WaitingWork]] = (),
 ) -> float:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import inf
 from urllib.parse import urlsplit
 
-from fleet.prediction import NO_BACKLOG, Backlog, add_work
+from fleet.prediction import NO_REPLICA_BACKLOG, ReplicaBacklog, add_work
 from fleet.retries import Ejection
 from gateway.replica.state import ReplicaState, WaitingWork
 
@@ -58,7 +58,7 @@ class ReplicaView:
     attempts: int = 0  # requests sent there
     retried: int = 0  # attempts followed by one at another replica
     next_event: int = 0  # next change of its cached beginnings
-    backlog: Backlog = NO_BACKLOG  # of its state
+    backlog: ReplicaBacklog = NO_REPLICA_BACKLOG  # of its state
     open: set[OpenRequest] = field(default_factory=set)  # unfinished requests
     on_way: set[OpenRequest] = field(default_factory=set)  # unfinished requests perhaps not yet in its state
 
@@ -116,7 +116,7 @@ class ReplicaView:
         """
         restarted = self.state is not None and self.state.instance != state.instance
         self.state, self.heard, self.last_heard, self.problem = state, now, now, ""
-        self.backlog = Backlog(state.waiting, weight)
+        self.backlog = ReplicaBacklog(state.waiting, weight)
         self.on_way = {one for one in self.on_way if one.at >= asked}
         return restarted
 
@@ -124,7 +124,7 @@ class ReplicaView:
         """Record that the replica is unreachable: it gets no requests before its next state, and its attempts without
         an answer are given up.
         """
-        self.state, self.heard, self.next_event, self.backlog = None, -inf, 0, NO_BACKLOG
+        self.state, self.heard, self.next_event, self.backlog = None, -inf, 0, NO_REPLICA_BACKLOG
         for give_up in [one.give_up for one in self.open if one.give_up is not None]:
             give_up()
 

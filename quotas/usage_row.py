@@ -41,7 +41,7 @@ def key_name(key: str | None) -> str:
 @lru_cache(4096)
 def row_name(row: UsageRow, most_rows: int = 0) -> str:
     """The name of a row. Before one with a user or tags stands the number of rows from which on a day's ledger sums up
-    such rows instead of adding one.
+    these rows instead of adding one.
     """
     name = "|".join((key_name(row.key), _encoded(row.model), _encoded(row.service_class)))
     if not row.user and not row.tags:

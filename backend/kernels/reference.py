@@ -132,7 +132,7 @@ def adapt(out: Tensor, x: Tensor, step: StepInputs, layer: int, product: int) ->
 
 
 def _vectors(memory: Tensor, places: Tensor, width: int) -> Tensor:
-    """Return the vectors [vectors, width] fp32 at these places, without those that are none."""
+    """Return the vectors [vectors, width] fp32 at these places; a negative place has none."""
     begins = places[places >= 0]
     return memory[begins.unsqueeze(1) + torch.arange(width, device=memory.device)].float()
 

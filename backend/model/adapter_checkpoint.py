@@ -35,7 +35,7 @@ _KNOWN_KEYS = {
     "lora_dropout", "loftq_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r",
     "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
 }  # fmt: skip
-"""The keys that are read here, and those that say how the adapter was made and change nothing that it computes."""
+"""The keys that are read here, and keys of how the adapter was made that change none of its results."""
 
 _BASE_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """The values of `init_lora_weights` by which training began with another base model than the one served."""
@@ -165,7 +165,7 @@ def _read_config(config: JsonFile, max_rank: int) -> tuple[int, float]:
 
 
 def _read_tensors(file: Path, most: int) -> dict[str, Tensor]:
-    """Read a file whole: of a mapped one that is cut meanwhile, a running server would die."""
+    """Read a file whole: a running server would die of a mapped file that is cut meanwhile."""
     if not file.exists() and (file.parent / "adapter_model.bin").exists():
         raise ModelLoadError(f"{file} does not exist, and a .bin file can run code when loaded: save it with PEFT anew")
     try:

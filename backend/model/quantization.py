@@ -19,7 +19,7 @@ FLOATS = ("F16", "BF16", "F32")
 
 
 class Scheme(StrEnum):
-    """How a weight's numbers are stored."""
+    """The form in which a weight's numbers are stored."""
 
     SCALED = "scaled"  # a number for each weight, with scales for blocks
     PACKED = "packed"  # compressed-tensors: packed along a row, offset by half of the range

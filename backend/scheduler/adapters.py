@@ -75,9 +75,7 @@ class AdapterBlocks:
         return sum([adapter.num_blocks for adapter in self.users]) + self.num_needed(sequence)
 
     def has_to_wait(self, sequence: Sequence) -> bool:
-        """Return True if the step brings so many blocks of adapters already that this sequence's are left for the
-        next.
-        """
+        """Return True if the step already brings enough blocks of adapters: this sequence's are left for the next."""
         adapter = sequence.request.adapter
         if adapter is None or not self._num_copied:
             return False

@@ -71,7 +71,7 @@ class FixedPrefillBudget:
 
 
 class SpareStep(Protocol):
-    """What a step has left for the spare class, computed from predicted step times."""
+    """The rest of a step for the spare class, computed from predicted step times."""
 
     def num_decodes(self, contexts: Listed[int]) -> int:
         """Return how many of these decodes fit, in order, each with its attended tokens."""

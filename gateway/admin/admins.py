@@ -29,7 +29,7 @@ FINGERPRINT_DIGITS = 8
 
 
 class Role(StrEnum):
-    """What an admin may do; each role includes the ones before it."""
+    """The role of an admin; each includes the rights of the roles before it."""
 
     VIEWER = "viewer"  # reads
     OPERATOR = "operator"  # acts on requests and on the process
@@ -44,7 +44,7 @@ _ROLES = (*Role,)
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """Who asks on the admin port. The audit log has `name`; `digest` is SHA-256 of the key."""
+    """An admin of the admin port. The audit log has `name`; `digest` is SHA-256 of the key."""
 
     name: str
     role: Role

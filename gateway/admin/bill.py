@@ -11,7 +11,7 @@ from gateway.admin.usage import MAX_LEDGERS, UsagePeriod, explained
 from gateway.api.service import Service
 from gateway.errors import BadRequest
 from gateway.table import csv_text
-from gateway.tenants.usage import EXACT, plain, read_ledgers
+from gateway.tenants.usage import EXACT, Page, plain, read_ledgers
 
 HOUR = 3_600_000_000  # microseconds
 ROUNDED = Context(prec=60, rounding=ROUND_FLOOR)
@@ -96,12 +96,20 @@ class BillReader:
             with explained(MAX_LEDGERS):
                 running = await store.running(names)
                 days = {day: MachineDay(round(s * 1e6), {}) for day, s in zip(names, running, strict=True)}
-                async for tenant, day, usage in read_ledgers(store, None, period.first, period.last, MAX_LEDGERS):
-                    busy = round(sum(used.engine_seconds for used in usage.values()) * 1e6)
-                    tokens += sum(used.input_tokens + used.output_tokens for used in usage.values())
-                    if busy and day in days:
-                        days[day].busy[tenant] = busy
+                async for page in read_ledgers(store, None, period.first, period.last, MAX_LEDGERS):
+                    tokens += await asyncio.to_thread(_add, days, page)
         return days, tokens
+
+
+def _add(days: Mapping[date, MachineDay], page: Page) -> int:
+    """Add the engine time in ledgers to their days; returns their tokens."""
+    tokens = 0
+    for tenant, day, usage in page:
+        busy = round(sum(used.engine_seconds for used in usage.values()) * 1e6)
+        tokens += sum(used.input_tokens + used.output_tokens for used in usage.values())
+        if busy and day in days:
+            days[day].busy[tenant] = busy
+    return tokens
 
 
 def _bill(period: UsagePeriod, price: MachinePrice, days: Mapping[date, MachineDay], tokens: int) -> Row:

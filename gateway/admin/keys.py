@@ -30,6 +30,7 @@ from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import describe_unnamed
 from quotas.policy.key_settings import key_settings, read_key_settings
 from quotas.policy.policy import SCOPES, Policy
+from quotas.policy.policy_diff import receiver
 from quotas.policy.policy_file import PolicyError
 
 OVERLAP = "24h"
@@ -182,7 +183,7 @@ class Keys:
         )
 
     async def _settings(self, given: Settings, record: KeyRecord) -> str:
-        """The settings of a key as they are stored. Raises `BadRequest` for those that the policy does not allow."""
+        """The settings of a key as they are stored. Raises `BadRequest` for settings that the policy does not allow."""
         text = given if isinstance(given, str) else orjson.dumps(given).decode()
         policy = self._policies.current
         try:
@@ -231,12 +232,12 @@ class Keys:
         }
 
     def _of_policy(self, record: KeyRecord) -> Row:
-        """What the policy says of a key without settings of its own."""
+        """The policy's settings of a key without settings of its own."""
         key = self._policies.current.tenant(record.tenant).key(record.id)
         return {} if key is None else key_settings(key)
 
     def _problem(self, record: KeyRecord) -> str | None:
-        """The reason why the present policy lets nobody in by the key's settings; None without one."""
+        """The reason why the present policy refuses the key for its settings; None without one."""
         if not record.settings:
             return None
         policy = self._policies.current
@@ -265,8 +266,19 @@ def _first_tenants(records: Mapping[str, KeyRecord], policy: Policy) -> list[str
 
 
 def _shown(value: Any) -> str:
-    """A field of a key for the audit log."""
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    """A field of a key for the audit log, of its alerts' addresses the hosts alone."""
+    return value if isinstance(value, str) else orjson.dumps(_without_paths(value)).decode()
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: item if name == "tags" else receiver(item) if name == "url" else _without_paths(item)
+        for name, item in value.items()
+    }
 
 
 def _text(record: KeyRecord) -> str:

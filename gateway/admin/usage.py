@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from heapq import nsmallest
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -117,8 +118,8 @@ class UsageReader:
         sums = UsageSums(policy, await self._grouping(period.by))
         async with self._reading:
             with explained(MAX_LEDGERS):
-                async for name, day, usage in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
-                    sums.add(name, day, usage)
+                async for page in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
+                    await asyncio.to_thread(sums.add, page)
                     _check_size(len(sums.by_owner), MAX_GROUPS, "groups")
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
 
@@ -129,10 +130,11 @@ class UsageReader:
         pieces, num_rows = [usage_csv((), policy, grouping.column)], 0
         async with self._reading:
             with explained(MAX_CSV_LEDGERS):
-                async for ledger in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_CSV_LEDGERS):
-                    entries = entries_of(*ledger, grouping)
+                async for page in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_CSV_LEDGERS):
+                    entries = await asyncio.to_thread(entries_of, page, grouping)
                     _check_size(num_rows := num_rows + len(entries), MAX_CSV_ROWS, "rows")
-                    pieces.append(usage_csv(entries, policy, grouping.column, has_heading=False))
+                    write = partial(usage_csv, entries, policy, grouping.column, has_heading=False)
+                    pieces.append(await asyncio.to_thread(write))
         return "".join(pieces)
 
     async def _grouping(self, by: str) -> Grouping:

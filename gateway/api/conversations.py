@@ -58,57 +58,93 @@ _NEW = BodyType[ConversationBody](ConversationBody)
 _METADATA, _ITEMS = BodyType[MetadataBody](MetadataBody), BodyType[ItemsBody](ItemsBody)
 
 
+@dataclass(slots=True)
+class Conversation:
+    """A conversation, whose items stay JSON until they are asked for: thousands would hold the event loop."""
+
+    fields: Json  # id, created_at, metadata, revision; and `items`, the ids of its items
+    lines: list[bytes]  # an item each
+
+    def add(self, items: Sequence[Item]) -> None:
+        self.fields["items"] += [item["id"] for item in items]
+        self.lines += map(orjson.dumps, items)
+
+    def item(self, name: str) -> Json:
+        """Raises `ConversationNotFound`."""
+        item: Json = orjson.loads(self.lines[self._place(name)])
+        return item
+
+    def remove(self, name: str) -> None:
+        """Raises `ConversationNotFound`."""
+        place = self._place(name)
+        del self.fields["items"][place], self.lines[place]
+
+    def _place(self, name: str) -> int:
+        names: list[str] = self.fields["items"]
+        if name not in names:
+            told = f"The conversation {quoted(self.fields['id'])} has no item {quoted(name)}."
+            raise ConversationNotFound(told, "item_id")
+        return names.index(name)
+
+    def written(self) -> bytes:
+        return b"\n".join((orjson.dumps(self.fields), *self.lines))
+
+    @staticmethod
+    def parsed(written: bytes) -> "Conversation":
+        fields, *lines = written.split(b"\n")
+        return Conversation(orjson.loads(fields), lines)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredConversations:
     """The conversations of all tenants. Every call raises `ApiError` if the store does not answer."""
 
     stored: StoredResponses
 
-    async def create(self, policy: EffectivePolicy, metadata: Mapping[str, str], items: Sequence[Item]) -> Json:
+    async def create(self, policy: EffectivePolicy, metadata: Mapping[str, str], items: Sequence[Item]) -> Conversation:
         """Store a new conversation, and return it. Raises `Unsatisfiable`."""
         name, now = f"conv_{urandom(24).hex()}", int(time.time())
-        conversation = {"id": name, "created_at": now, "metadata": metadata, "items": items}
+        conversation = Conversation({"id": name, "created_at": now, "metadata": metadata, "items": []}, [])
+        conversation.add(items)
         await self._write(policy, conversation, None)
         return conversation
 
-    async def read(self, tenant: str, name: str) -> Json:
+    async def read(self, tenant: str, name: str) -> Conversation:
         """A conversation. Raises `ConversationNotFound` alike for an unknown, a foreign and an expired one."""
-        contents = await self.stored.get(tenant, name) if _ID.fullmatch(name) else None
-        if contents is None:
+        conversation = await self.stored.get(tenant, name, Conversation.parsed) if _ID.fullmatch(name) else None
+        if conversation is None:
             raise _missing(name)
-        conversation: Json = orjson.loads(contents)
         return conversation
 
-    async def change(self, policy: EffectivePolicy, name: str, change: Callable[[Json], object]) -> Json:
-        """Have `change` made to a conversation, perhaps to several revisions, and return the one that is stored. Raises
+    async def change(
+        self, policy: EffectivePolicy, name: str, change: Callable[[Conversation], object]
+    ) -> Conversation:
+        """Have `change` made to a conversation, perhaps to several revisions, and return the stored one. Raises
         `ConversationNotFound`, and `Unsatisfiable` if the tenant has no room for it.
         """
         for _ in range(CHANGE_TRIES):
             conversation = await self.read(policy.name, name)
-            replaced = conversation["revision"]
+            replaced = conversation.fields["revision"]
             change(conversation)
             if await self._write(policy, conversation, replaced):
                 return conversation
         raise Overloaded("Others change this conversation at the same time.", retry_after=1.0)
 
-    async def add(self, policy: EffectivePolicy, name: str, items: Sequence[Item]) -> Json:
-        def added(conversation: Json) -> None:
-            conversation["items"] += items
-
-        return await self.change(policy, name, added)
+    async def add(self, policy: EffectivePolicy, name: str, items: Sequence[Item]) -> Conversation:
+        return await self.change(policy, name, lambda one: one.add(items))
 
     async def delete(self, tenant: str, name: str) -> None:
         if not _ID.fullmatch(name) or not await self.stored.frontend.engine.delete_response(tenant, name):
             raise _missing(name)
 
-    async def _write(self, policy: EffectivePolicy, conversation: Json, replaced: str | None) -> bool:
+    async def _write(self, policy: EffectivePolicy, conversation: Conversation, replaced: str | None) -> bool:
         """Returns False if another revision than `replaced` is there. Raises `Unsatisfiable`."""
-        if len(conversation["items"]) > MAX_CONVERSATION_ITEMS:
+        if len(conversation.lines) > MAX_CONVERSATION_ITEMS:
             told = f"A conversation has at most {MAX_CONVERSATION_ITEMS} items: begin another one."
             raise Unsatisfiable(told, "items")
-        conversation["revision"] = urandom(8).hex()
-        name, revision, contents = conversation["id"], conversation["revision"], orjson.dumps(conversation)
-        stored = await self.stored.put(policy, name, revision, contents, replaced)
+        name, revision = conversation.fields["id"], urandom(8).hex()
+        conversation.fields["revision"] = revision
+        stored = await self.stored.put(policy, name, revision, conversation.written(), replaced)
         if stored == "too_large":
             raise Unsatisfiable(
                 "Your tenant's limit stored_responses.bytes has no room for this conversation: begin another one, or "
@@ -123,8 +159,8 @@ def _missing(name: str) -> ConversationNotFound:
     return ConversationNotFound(told, "conversation")
 
 
-def _shown(conversation: Json) -> Json:
-    named = {name: conversation[name] for name in ("id", "created_at", "metadata")}
+def _shown(conversation: Conversation) -> Json:
+    named = {name: conversation.fields[name] for name in ("id", "created_at", "metadata")}
     return {"object": "conversation", **named}
 
 
@@ -180,7 +216,7 @@ class _ConversationEndpoint(Endpoint):
 
 
 class ConversationsEndpoint(_ConversationEndpoint):
-    """Answers POST /v1/conversations."""
+    """Makes a conversation: POST /v1/conversations."""
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
         asked = await self.read_checked(call, policy, _NEW)
@@ -195,7 +231,9 @@ class ConversationEndpoint(_ConversationEndpoint):
         if method == "POST":
             asked = await self.read_checked(call, policy, _METADATA)
             metadata = asked["metadata"] or {}
-            return _shown(await self._conversations.change(policy, name, lambda one: one.update(metadata=metadata)))
+            return _shown(
+                await self._conversations.change(policy, name, lambda one: one.fields.update(metadata=metadata))
+            )
         if method == "DELETE":
             await self._conversations.delete(policy.name, name)
             return {"id": name, "object": "conversation.deleted", "deleted": True}
@@ -208,7 +246,8 @@ class ConversationItemsEndpoint(_ConversationEndpoint):
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
         name = call.scope["path_params"]["conversation_id"]
         if call.scope["method"] == "GET":
-            return page_of((await self._conversations.read(policy.name, name))["items"], call)
+            conversation = await self._conversations.read(policy.name, name)
+            return page_of(conversation.fields["items"], call, conversation.item)
         items = (await self.read_checked(call, policy, _ITEMS))["items"]
         await self._conversations.add(policy, name, items)
         return listed(items, 0, len(items))
@@ -219,18 +258,9 @@ class ConversationItemEndpoint(_ConversationEndpoint):
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
         name, item = (call.scope["path_params"][one] for one in ("conversation_id", "item_id"))
-
-        def found(conversation: Json) -> Json:
-            items: list[Json] = conversation["items"]
-            for one in items:
-                if one["id"] == item:
-                    return one
-            raise ConversationNotFound(f"The conversation {quoted(name)} has no item {quoted(item)}.", "item_id")
-
         if call.scope["method"] == "GET":
-            return found(await self._conversations.read(policy.name, name))
-        changed = await self._conversations.change(policy, name, lambda one: one["items"].remove(found(one)))
-        return _shown(changed)
+            return (await self._conversations.read(policy.name, name)).item(item)
+        return _shown(await self._conversations.change(policy, name, lambda one: one.remove(item)))
 
 
 def make_conversation_routes(frontend: Frontend) -> list[Route]:

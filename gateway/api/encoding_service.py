@@ -39,7 +39,7 @@ class EncoderRunner(Protocol):
         ...
 
     def vectors(self, inputs: Sequence[Sequence[int]]) -> list[Vector | None]:
-        """Return the vector of each input; None for one that is not finite. Called on a device thread."""
+        """Return the vector of each input; None where it is not finite. Called on a device thread."""
         ...
 
 

@@ -190,7 +190,7 @@ class DetokenizeEndpoint(TokenizerEndpoint):
 
 
 class CountTokensEndpoint(TokenizerEndpoint):
-    """Answers POST /v1/messages/count_tokens."""
+    """Counts the tokens of a prompt: POST /v1/messages/count_tokens."""
 
     def parse(self, body: JsonBody, limits: Limits) -> CountRequest:
         return parse_count_request(body, limits)

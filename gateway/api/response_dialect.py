@@ -114,9 +114,11 @@ class ResponseDialect(ChatDialect):
 
     async def _look_up(self, request: ResponseRequest, tenant: str, frontend: Frontend) -> None:
         """Insert the referenced items, and those of earlier turns, into the conversation."""
-        items: list[Item] = []
+        items, known = list[Item | bytes](), dict[str, Item | bytes]()  # bytes: as JSON
         if request.conversation_name is not None:
-            items = (await self._conversations.read(tenant, request.conversation_name))["items"]
+            conversation = await self._conversations.read(tenant, request.conversation_name)
+            items = [*conversation.lines]
+            known = dict(zip(conversation.fields["items"], items, strict=True))
         if request.previous is not None:
             turns = await self._stored.turns(tenant, request.previous)
             if turns is None:
@@ -128,8 +130,8 @@ class ResponseDialect(ChatDialect):
             if turns[-1].response["status"] in OPEN:
                 told = f"The response {quoted(request.previous)} has not ended: wait for it, or cancel it."
                 raise BadRequest(told, "previous_response_id")
-            items = [item for turn in turns for item in (*turn.input, *turn.response["output"])]
-        known = {item["id"]: item for item in items}
+            earlier = [item for turn in turns for item in (*turn.input, *turn.response["output"])]
+            items, known = [*earlier], {item["id"]: item for item in earlier}
         stored: dict[str, dict[str, Item]] = {}  # items of responses that were read
         for index, item in enumerate(request.items):
             if item["type"] == REFERENCE:
@@ -143,12 +145,17 @@ class ResponseDialect(ChatDialect):
                         f"{MAX_REFERENCED_RESPONSES} responses: send the item itself.",
                         f"input[{index}].id",
                     )
-                request.items[index] = found
+                request.items[index] = _parsed(found)
         items += request.items
         size = MESSAGE_BYTES * len(items)
-        read = await frontend.body_reader.offload(tenant, size, lambda: read_messages(items, Ignored()))
+        read = await frontend.body_reader.offload(tenant, size, lambda: read_messages(map(_parsed, items), Ignored()))
         messages = with_instructions(request.instructions, read)
         request.conversation = replace(request.conversation, messages=messages)
+
+
+def _parsed(item: Item | bytes) -> Item:
+    parsed: Item = orjson.loads(item) if isinstance(item, bytes) else item
+    return parsed
 
 
 def _leave_out_oldest(request: ResponseRequest) -> bool:

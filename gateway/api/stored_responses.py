@@ -7,12 +7,12 @@ are stored with these. Items have ids that name their response, so that a client
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from starlette.datastructures import QueryParams
@@ -29,6 +29,7 @@ from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.stored import Stored
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 MAX_PAGE_ITEMS = 100  # items of a page
 MAX_OPENED_BYTES = 2**25  # of the turns of one conversation
@@ -100,12 +101,16 @@ class StoredResponses:
         sealed = await self.frontend.body_reader.offload(policy.name, len(contents), seal)
         return await self.frontend.engine.store_response(policy, name, previous, sealed, replaced, life)
 
-    async def get(self, tenant: str, name: str) -> bytes | None:
-        """Read and open the contents stored under one name; None if there are none."""
+    async def get(self, tenant: str, name: str, parse: Callable[[bytes], T]) -> T | None:
+        """Read, open and parse the contents stored under one name; None if there are none."""
         sealed = await self.frontend.engine.read_responses(tenant, name, True)
         if not sealed:
             return None
-        opened = partial(self.frontend.sealer.open, tenant, name, sealed[0], MAX_OPENED_BYTES)
+
+        def opened() -> T | None:
+            contents = self.frontend.sealer.open(tenant, name, sealed[0], MAX_OPENED_BYTES)
+            return None if contents is None else parse(contents)
+
         return await self.frontend.body_reader.offload(tenant, COMPRESSION_RATIO * len(sealed[0]), opened)
 
     async def read(self, tenant: str, name: str) -> Turn:
@@ -149,11 +154,11 @@ class StoredResponses:
 
     async def events(self, tenant: str, name: str, after: int) -> AsyncGenerator[bytes]:
         """Yield the events of a response behind the number `after`, as they come, and in any case the last, which has
-        the whole response: of one that was not streamed, and some minutes after its end, the others are gone.
+        the whole response: the others are gone some minutes after its end, and were never kept without a stream.
         """
         part, pause, is_open = 0, FIRST_LOOK_SECONDS, True
         while True:
-            contents = await self.get(tenant, event_part(name, part))
+            contents = await self.get(tenant, event_part(name, part), bytes)
             if contents is not None:
                 part, pause = part + 1, FIRST_LOOK_SECONDS
                 for event in contents.split(sse.END)[:-1]:
@@ -303,19 +308,20 @@ class InputItemsEndpoint(ResponseEndpoint):
 
     async def _told(self, call: Call, tenant: str) -> Json:
         items = (await self._stored.read(tenant, call.scope["path_params"]["response"])).input
-        return page_of(items, call)
+        by_id = {item["id"]: item for item in items}
+        return page_of([*by_id], call, by_id.__getitem__)
 
 
-def page_of(items: list[Json], call: Call) -> Json:
-    """The page of stored items, oldest first, that the query of a call asks for."""
+def page_of(names: list[str], call: Call, item: Callable[[str], Json]) -> Json:
+    """The page of items that the query of a call asks for. Their `names` come oldest first; `item` returns one."""
     asked = QueryParams(call.scope["query_string"])
     if asked.get("order", "desc") == "desc":
-        items = [*reversed(items)]
-    names = [item["id"] for item in items]
+        names = [*reversed(names)]
     after = asked.get("after")
     start = names.index(after) + 1 if after in names else 0
     limit = int(asked["limit"][:4]) if re.fullmatch("[0-9]+", asked.get("limit", "")) else 20
-    return listed(items[start : start + max(1, min(limit, MAX_PAGE_ITEMS))], start, len(items))
+    page = [item(name) for name in names[start : start + max(1, min(limit, MAX_PAGE_ITEMS))]]
+    return listed(page, start, len(names))
 
 
 def listed(page: list[Json], start: int, total: int) -> Json:

@@ -298,7 +298,7 @@ class BatchesEndpoint(_StoreEndpoint):
 
 
 class BatchEndpoint(_StoreEndpoint):
-    """Answers GET /v1/batches/{batch_id}."""
+    """Shows a batch: GET /v1/batches/{batch_id}."""
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
         name = call.scope["path_params"]["batch_id"]
@@ -306,7 +306,7 @@ class BatchEndpoint(_StoreEndpoint):
 
 
 class CancelBatchEndpoint(_StoreEndpoint):
-    """Answers POST /v1/batches/{batch_id}/cancel."""
+    """Cancels a batch: POST /v1/batches/{batch_id}/cancel."""
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
         tenant, name = policy.name, call.scope["path_params"]["batch_id"]

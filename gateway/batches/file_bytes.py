@@ -86,7 +86,7 @@ class FileBytes:
         return [unquote(name[2:], errors="surrogatepass") for name in names if name.startswith("t-")]
 
     def entries(self, tenant: str) -> list[tuple[str, float]]:
-        """What lies in the tenant's folder: names, and when each was changed, in Unix seconds."""
+        """The files of the tenant's folder: the name of each, and when it was changed, in Unix seconds."""
         return [(one.name, one.stat().st_mtime) for one in self.path(tenant, "").iterdir()]
 
 

@@ -73,7 +73,7 @@ class LineEmbeddingsEndpoint(_Line, EmbeddingsEndpoint):
 
 @dataclass(frozen=True, slots=True)
 class LineAnswer:
-    """The answer to a line, and its use, which nobody has booked yet."""
+    """The answer to a line, and its use, which is not booked yet."""
 
     status: int
     body: Any

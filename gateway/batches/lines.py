@@ -56,7 +56,7 @@ def split_lines(chunks: Iterable[bytes], most: int) -> Iterator[bytes | None]:
 
 
 def read_line(raw: bytes | None, number: int, endpoint: str, most: int) -> Line:
-    """Raises `LineProblem`."""
+    """Read a line of a batch. Raises `LineProblem`."""
     if raw is None:
         raise LineProblem("line_too_long", f"The line has more than {most} bytes: shorten its request.")
     try:

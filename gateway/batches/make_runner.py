@@ -4,6 +4,7 @@ from gateway.api.frontend import Frontend
 from gateway.api.service import Service
 from gateway.batches.line_endpoints import LineEndpoints
 from gateway.batches.runner import BatchRunner, RunnerParts
+from gateway.errors import InvalidApiKey
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -13,7 +14,11 @@ def make_batch_runner(frontend: Frontend, service: Service, settings: Settings) 
     endpoints = LineEndpoints(frontend, lambda make: make(service.policies))
 
     def policy(tenant: str, key: str) -> EffectivePolicy:
-        return endpoints.policies.of(Principal(tenant, key))
+        try:
+            principal = frontend.keys.find(tenant, key)
+        except InvalidApiKey:  # revoked since: of its settings none are left
+            principal = Principal(tenant, key)
+        return endpoints.policies.of(principal)
 
     def models(endpoint: str, policy: EffectivePolicy) -> frozenset[str]:
         generating = [frontend.model.name, *frontend.adapters]

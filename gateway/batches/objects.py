@@ -133,6 +133,6 @@ def batch_object(sealer: Sealer, tenant: str, name: str, fields: Mapping[str, st
 
 
 def _expected_end(fields: Mapping[str, str], count: Mapping[str, int]) -> int | None:
-    """When the batch ends at the mean pace since it began: nobody knows what others will leave it."""
+    """The Unix time at which the batch ends at its mean pace so far: the time that others leave it is not known."""
     done, now, began = count["completed"] + count["failed"], time.time(), int(fields["in_progress_at"])
     return int(now + (now - began) * (count["total"] - done) / done) if done else None

@@ -1,4 +1,4 @@
-"""What endpoints ask of the store of files and batches, by name: an HTTP worker asks it of the engine's process."""
+"""The calls of endpoints to the store of files and batches, by name: HTTP workers make them in the engine's process."""
 
 import time
 from collections.abc import Awaitable, Callable

@@ -56,7 +56,7 @@ class LeaseLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunnerParts:
-    """What runs need."""
+    """The parts of the gateway that runs of batches need."""
 
     store: BatchStore
     quotas: Quotas
@@ -81,7 +81,7 @@ class BatchRunner:
         self._passed: dict[str, float] = {}  # batches that were not to be had here, each until it is looked at again
 
     def look(self, name: str | None = None) -> None:
-        """Look at once for batches, or at one that has been changed."""
+        """Look at once for batches, or at a changed one."""
         self._changed.set()
         self._passed.pop(name or "", None)
         if name in self.running:

@@ -13,7 +13,7 @@ from typing import Any
 from gateway.cli import arguments
 from gateway.cli.flags import add_flags, load
 from gateway.cli.store_question import STORE_FLAGS, ask_store
-from gateway.errors import ApiError
+from gateway.errors import ApiError, ClassNotAllowed
 from gateway.key_mask import masked
 from gateway.settings.settings import Settings
 from gateway.table import printable, table
@@ -68,15 +68,21 @@ class Explanation:
 
     @property
     def text(self) -> str:
-        served = self._effective.service_class(self._request.service_tier)
         lines = [
             f"policy {self._policy.version}",
             printable(self._request.key.described) + self._note(),
-            f"class {served.name}{_targets(served)}",
+            self._class(),
             self._limits(),
             self.verdict,
         ]
         return "\n".join(lines) + "\n"
+
+    def _class(self) -> str:
+        try:
+            served = self._effective.service_class(self._request.service_tier)
+        except ClassNotAllowed:
+            return "no class"
+        return f"class {served.name}{_targets(served)}"
 
     def _note(self) -> str:
         named = self._request.key.principal.tenant in self._policy.tenants
@@ -110,6 +116,7 @@ class Explanation:
             self._effective.require("inference")
             if self._request.model is not None:
                 self._effective.check_model(self._request.model)
+            self._effective.service_class(self._request.service_tier)
         except ApiError as error:
             yield str(error)
         untouched = [LimitState(limit, limit.capacity, 0.0) for limit in self._effective.limits]

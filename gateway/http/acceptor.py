@@ -166,7 +166,7 @@ def _sent_before_its_end(number: int) -> bytes | None:
 
 
 def _needs_a_key(sent: bytes) -> bool:
-    """True for a request that is refused for want of a key, before anything else of it is read: a flood of such
+    """True for a request that is refused for want of a key, before anything else of it is read: a flood of these
     requests, each closed as soon as it was sent, would delay every connection behind them by a quarter of a millisecond
     each.
     """

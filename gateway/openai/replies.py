@@ -94,7 +94,7 @@ def text_completion(identity: Identity, choices: Sequence[Choice], usage: TokenU
 
 
 class Ending(NamedTuple):
-    """Why a streamed choice ends, and what its last event includes."""
+    """The reason why a streamed choice ends, and the rest of its last event."""
 
     reason: ReplyFinishReason
     usage: TokenUsage | None = None

@@ -289,7 +289,7 @@ def record_store_call(name: str, began: float, ended: float, error: Exception | 
 
 
 SESSION_HEADERS = (b"x-sluice-session", b"x-claude-code-session-id", b"session_id", b"x-session-id")
-"""Our own, Claude Code's, Codex's, and one that other agents send; the first that is given counts."""
+"""The headers that name a session: our own, Claude Code's, Codex's and other agents'; the first given one counts."""
 MAX_SESSION_CHARS = 128
 
 

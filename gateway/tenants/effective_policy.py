@@ -71,7 +71,7 @@ class EffectivePolicy:
         return self.charged + tuple(replace(limit, session=digest) for limit in self._of_session)
 
     def _narrowed(self, policy: Policy, principal: Principal) -> list[KeyPolicy]:
-        """What narrows the key: the policy's entry for it, and its own settings."""
+        """The settings that narrow the key: the policy's entry for it, and its own."""
         found = [key] if (key := self.tenant.key(principal.key_id)) else []
         if principal.settings:
             try:

@@ -156,7 +156,7 @@ class KeySource:
 
 
 def tag_values(name: str, records: Iterable[KeyRecord], policy: Policy) -> dict[str, str]:
-    """The values of a tag by key; a stored key's own tags count before those that the policy gives it."""
+    """The values of a tag by key; a stored key's own tags count before the policy's."""
     keys = (key for tenant in policy.tenants.values() for key in tenant.keys.values())
     found = {key.id: value for key in keys for tag, value in key.tags if tag == name}
     return found | {record.id: value for record in records if (value := record.tags.get(name)) is not None}
@@ -201,7 +201,7 @@ def find_key(key_id: str, policy: Policy, store: KeyStore) -> KnownKey:
     """A stored key, else the policy's. Raises `KeyStoreError` for an unknown one."""
     if stored := store.by_id().get(key_id):
         record = narrowed(stored, policy.tenant(stored.tenant))
-        principal = Principal(record.tenant, record.id, record.scopes)
+        principal = Principal(record.tenant, record.id, record.scopes, record.settings)
         return KnownKey(principal, f"tenant {record.tenant}, key {key_id}", record.expires)
     for tenant in policy.tenants.values():
         if key := tenant.key(key_id):

@@ -103,7 +103,7 @@ class LivePolicy:
             await self._reload(self.path)
 
     async def changes(self, sources: Mapping[str, bytes]) -> tuple[str, ...]:
-        """What the policy of these files would change. Raises `PolicyError`."""
+        """The changes that the policy of these files would make. Raises `PolicyError`."""
         async with self._reloading:  # the reader keeps what it has read, so that a reload of the same is cheap
             _, changes = await asyncio.to_thread(self._parse, sources)
         return changes

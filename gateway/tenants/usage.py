@@ -170,10 +170,14 @@ class TooManyLedgers(Exception):
         self.found = found
 
 
+Page = list[tuple[str, date, Batch]]
+"""Some ledgers, each of a tenant and a day. To go through them may take tenths of a second, which is for a thread."""
+
+
 async def read_ledgers(
     store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
-) -> AsyncIterator[tuple[str, date, Batch]]:
-    """Yield each tenant, day and ledger, by day and tenant. Raises `QuotaError`, and `TooManyLedgers` beyond `most` of
+) -> AsyncIterator[Page]:
+    """Yield all ledgers of the days, by day and tenant. Raises `QuotaError`, and `TooManyLedgers` beyond `most` of
     them.
     """
     if tenant is not None:
@@ -186,19 +190,23 @@ async def read_ledgers(
         ledgers = await asyncio.to_thread(_in_order, ledgers)
     for start in range(0, len(ledgers), CALLS_PER_WRITE):
         some = ledgers[start : start + CALLS_PER_WRITE]
-        for (name, day), usage in zip(some, await store.usages(some), strict=True):
-            yield name, day, usage
+        yield [(name, day, usage) for (name, day), usage in zip(some, await store.usages(some), strict=True)]
 
 
 async def usage_entries(
     store: RedisStore, tenant: str | None, first: date, last: date, grouping: Grouping
 ) -> list[Entry]:
     """Return usage by day, tenant and group, in this order. Raises as `read_ledgers` does."""
-    ledgers = read_ledgers(store, tenant, first, last)
-    return [entry async for ledger in ledgers for entry in entries_of(*ledger, grouping)]
+    pages = read_ledgers(store, tenant, first, last)
+    return [entry async for page in pages for entry in entries_of(page, grouping)]
 
 
-def entries_of(tenant: str, day: date, usage: Batch, grouping: Grouping) -> list[Entry]:
+def entries_of(page: Page, grouping: Grouping) -> list[Entry]:
+    """The usage in these ledgers, by ledger and group."""
+    return [entry for ledger in page for entry in _entries(*ledger, grouping)]
+
+
+def _entries(tenant: str, day: date, usage: Batch, grouping: Grouping) -> list[Entry]:
     """The usage in a ledger, by group; without requests and tokens there is none."""
     groups = dict[str | None, Usage]()
     for row, used in usage.items():
@@ -231,11 +239,11 @@ class UsageSums:
         self._policy = policy
         self._grouping = grouping
 
-    def add(self, tenant: str, day: date, usage: Batch) -> None:
-        grouping, price = self._grouping, self._policy.tenant(tenant).price
-        for entry in entries_of(tenant, day, usage, grouping):
-            owner = None if grouping.spans_tenants else tenant, entry.value
-            for by_price in (self.by_owner.setdefault(owner, {}), self._by_day.setdefault(day, {})):
+    def add(self, page: Page) -> None:
+        for entry in entries_of(page, self._grouping):
+            owner = None if self._grouping.spans_tenants else entry.tenant, entry.value
+            price = self._policy.tenant(entry.tenant).price
+            for by_price in (self.by_owner.setdefault(owner, {}), self._by_day.setdefault(entry.day, {})):
                 by_price[price] = by_price.get(price, NOTHING) + entry.usage
 
     def num_tokens(self, owner: Owner) -> int:

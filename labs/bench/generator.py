@@ -1,6 +1,6 @@
 """Sends the traffic of several tenants from one thread, and records what becomes of each request.
 
-A request of an open loop is due at its time, whatever the server does, and its waits count from then: a generator or a
+A request of an open loop is due at its time, and its waits count from then, also of a slow server: a generator or a
 server that falls behind makes them longer, not fewer. In a closed loop a request is due when its client sends it.
 """
 

@@ -5,8 +5,9 @@ They narrow what the tenant and a policy's own entry for the key allow, and are 
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 
-from quotas.policy.limit import Limit
+from quotas.policy.limit import Limit, Rate
 from quotas.policy.parser import TenantReader
 from quotas.policy.policy import KeyPolicy, Policy
 from quotas.policy.policy_file import PolicyError
@@ -44,7 +45,7 @@ def _composed(text: str, problems: Problems) -> Node | None:
 
 
 def key_settings(key: KeyPolicy) -> Plain:
-    """The settings of a key, those that differ from none; read back, they are the same."""
+    """The settings of a key that differ from none; read back, they are the same."""
     fields, none = key_fields(key), key_fields(KeyPolicy(key.id))
     limits = {name: value for name, value in fields["limits"].items() if value != none["limits"][name]}
     settings = {name: value for name, value in fields.items() if name not in STORED_APART and value != none.get(name)}
@@ -52,16 +53,14 @@ def key_settings(key: KeyPolicy) -> Plain:
 
 
 def lesser(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """The limits of a key by several sources; of two for the same resource and window, the lesser; a soft one
-    bounds nothing, and gives way to any other.
+    """The limits of a key by several sources; of two for the same resource and window, the lesser amount and the lesser
+    burst; a soft one bounds nothing, and gives way to any other.
     """
     found = dict[str, Limit]()
     for limit in limits:
-        known = found.get(limit.name)
-        if known is None or _bound(limit) < _bound(known):
-            found[limit.name] = limit
+        known = found.setdefault(limit.name, limit)
+        found[limit.name] = min(known, limit, key=lambda one: (one.is_soft, one.amount))
+        if isinstance(known.window, Rate) and isinstance(limit.window, Rate):
+            burst = min(known.window.burst, limit.window.burst)
+            found[limit.name] = replace(found[limit.name], window=Rate(limit.window.seconds, burst))
     return tuple(found.values())
-
-
-def _bound(limit: Limit) -> tuple[bool, int, int]:
-    return limit.is_soft, limit.amount, limit.capacity

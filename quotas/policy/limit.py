@@ -148,7 +148,7 @@ def _end(budget: Budget, quarter: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PerSession:
-    """A sum to spend in each session of a tenant's clients, by their word; one that is idle for a day begins anew."""
+    """A sum to spend in each session of a tenant's clients, by their word; after an idle day a session begins anew."""
 
     @property
     def unit(self) -> str:

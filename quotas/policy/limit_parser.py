@@ -66,7 +66,7 @@ def _by_calendar(limits: tuple[Limit, ...], calendar: Calendar) -> tuple[Limit, 
 
 
 class Amount(NamedTuple):
-    """What is written of one limit of a resource."""
+    """One limit of a resource as it is written."""
 
     amount: int
     window: Window = None

@@ -6,6 +6,7 @@ from hashlib import sha256
 from itertools import compress, groupby, islice
 from operator import is_not
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_text import class_fields, sharing_groups, team_fields, tenant_fields
@@ -144,13 +145,21 @@ def _shown(value: Any) -> str:
         return shortened(str(value))
     if "rate" in value:
         return f"{value['rate']} (burst {value['burst']})"
-    alerts = ", ".join(f"{alert['at']} to {shortened(alert['url'])}" for alert in value["alerts"])
+    alerts = ", ".join(f"{alert['at']} to {receiver(alert['url'])}" for alert in value["alerts"])
     return f"{value['budget']} ({'soft, ' if 'soft' in value else ''}alerts at {alerts})"
+
+
+def receiver(url: str) -> str:
+    """The host of an address, which may hold a secret besides, and a digest that tells it from others."""
+    return f"{urlsplit(url).hostname} ({_digest(url)})"
 
 
 def shortened(text: str) -> str:
     """A long text, such as a system prompt, shortened to its beginning, length and digest."""
     if len(text) <= MAX_VALUE_CHARS:
         return text
-    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{text[:CUT_VALUE_CHARS]}… ({len(text):,} characters, {digest})"
+    return f"{text[:CUT_VALUE_CHARS]}… ({len(text):,} characters, {_digest(text)})"
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]

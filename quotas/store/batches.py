@@ -135,7 +135,7 @@ class BatchStore:
             await self._execute(b"ZREM", _INDEX, _entry(tenant, name))
 
     async def _noted(self, tenant: str, name: str, lease: float) -> None:
-        """Note in the index for how many seconds nobody has to look for a batch."""
+        """Note in the index the seconds for which no replica has to look for a batch."""
         with suppress(QuotaError):  # others look for it in vain until it is noted
             await self._execute(b"ZADD", _INDEX, b"XX", time.time() + lease, _entry(tenant, name))
 

@@ -99,7 +99,7 @@ class BudgetAlerts:
         await self._runner.client.execute(b"HSET", crossing.levels, crossing.field, said)
 
     async def states(self, tenant: str, limit: Limit, quarter: int) -> list[str | None]:
-        """How each alert of a limit stands in the period of this quarter of an hour: "sent", "failed", "sending", or
+        """The state of each alert of a limit in the period of this quarter of an hour: "sent", "failed", "sending", or
         None before it is due. Raises `StoreUnavailable`.
         """
         if not isinstance(limit.window, Budget) or not limit.alerts:

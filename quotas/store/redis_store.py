@@ -31,6 +31,7 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from os import urandom
+from typing import Any
 
 from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
@@ -77,8 +78,8 @@ class RedisStore:
         self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
         self.alerts = BudgetAlerts(runner, monotonic)
-        self._accounts: dict[tuple[str, str | None], QuotaAccount] = {}
-        self._sessions: dict[tuple[str, str | None, tuple[Limit, ...]], QuotaAccount] = {}  # the last used one is last
+        self._accounts: dict[tuple[object, ...], QuotaAccount] = {}  # by tenant and key
+        self._sessions: dict[tuple[object, ...], QuotaAccount] = {}  # by limits as well; the last used one is last
         self._settling: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -195,8 +196,8 @@ class RedisStore:
         ask = replace(reservation.ask, output_tokens=reservation.ask.output_tokens + more.output_tokens)
         granted, levels = await self._replica.extend(account, tracked, ask)
         refusal = None if granted else account.refusal(more, levels)
-        self.alerts.check(account, levels, refusal and refusal.limit)
-        if refusal:
+        self.alerts.check(account, levels, None if refusal is None else refusal.limit)
+        if refusal is not None:
             raise refusal
         reservation.measure = partial(account.states, levels)
 
@@ -400,7 +401,8 @@ class RedisStore:
     def _forget_idle(self) -> None:
         """Drop the accounts whose state in the store has expired."""
         now = self._monotonic()
-        for accounts in (self._accounts, self._sessions):
+        both: tuple[dict[Any, QuotaAccount], ...] = self._accounts, self._sessions
+        for accounts in both:
             idle = [
                 name
                 for name, account in accounts.items()

@@ -33,7 +33,7 @@ class ResponseStore:
         limits: StoredResponseLimits,
         replaced: str | None = None,
     ) -> Stored:
-        """Store a response in place of one of the same id; with `replaced` only of one whose previous one that is."""
+        """Store a response in place of the one of its id; with `replaced`, only if that is its previous one."""
         arguments = (response, previous or "", contents, round(limits.retention * 1e6), limits.bytes)
         status, replaced = "again", "*" if replaced is None else replaced
         while status == "again":  # the oldest make room, a part of them at a time, perhaps the replaced one

@@ -29,6 +29,7 @@ LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.enco
 IN_BATCHES = b"/batch"  # ends the name of a row of use in batches (lua/finish_line.lua); no part of a name has a slash
 KEYS_PER_SCAN = b"200"  # scanned at once, so that other calls do not wait
 WORDS_PER_TURN = 400  # of answers, which are read on the event loop in a millisecond
+TENANTS_PER_TURN = 500  # whose batches are closed in some milliseconds, so that other tasks do not wait
 MAX_BATCH_ROWS = 1000  # of a tenant, while the store is away or until the next flush; further ones are summed up
 LEDGER_LIFE_SECONDS = b"%d" % (400 * 86400)
 
@@ -62,9 +63,11 @@ class UsageLedger:
 
     async def flush(self) -> None:
         """Book the added usage. Raises `StoreUnavailable`; unbooked usage is kept for the next call."""
-        for tenant, batch in self._open.items():
-            self._close(tenant, batch)
-        self._open = {}
+        for number, tenant in enumerate(list(self._open), 1):
+            if (batch := self._open.pop(tenant, None)) is not None:
+                self._close(tenant, batch)
+            if number % TENANTS_PER_TURN == 0:
+                await asyncio.sleep(0)
         await all_of(map(self._send, list(self._closed)))
 
     async def of(self, ledgers: Iterable[Ledger]) -> list[Batch]:

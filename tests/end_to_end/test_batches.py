@@ -17,7 +17,8 @@ import pytest
 from openai.types import Batch
 from redis import Redis
 
-from tests.gateway.server_process import PATIENCE, ROOT, eventually
+from gateway.tenants.auth import new_key
+from tests.gateway.server_process import PATIENCE, ROOT, bearer, eventually
 from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 
 POLICY = """
@@ -355,3 +356,18 @@ def test_each_line_is_answered_and_settled_once_across_kills(tmp_path: Path) -> 
             used = used_by(site, "acme")
             assert used["input_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
             assert used["output_tokens"] == sum(usage["completion_tokens"] for usage in usages)
+
+
+def test_a_budget_of_a_keys_own_settings_counts_the_lines_of_its_batches(site: TenantSite) -> None:
+    key, record = new_key("globex", site.store.pepper(), settings='{"limits": {"tokens": "100k/day"}}')
+    site.store.add(record)
+    with openai.OpenAI(base_url=f"{site.server.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE) as client:
+
+        def limits() -> Any:
+            return httpx.get(f"{site.server.url}/v1/limits", headers=bearer(key), timeout=PATIENCE)
+
+        eventually(lambda: limits().status_code == 200)
+        batch = ended(client, create(client, upload(client, line("one", max_tokens=5))))
+        used = client.get(f"/batches/{batch.id}", cast_to=httpx.Response).json()["usage"]["total_tokens"]
+        (left,) = [one["remaining"] for one in limits().json()["data"] if one["resource"] == "tokens"]
+    assert left == 100_000 - used < 100_000

@@ -10,7 +10,7 @@ RESULTS = ("completed", "failed")
 
 
 class BatchCounts:
-    """What the runner of batches counts."""
+    """The counts of the runner of batches."""
 
     def __init__(self) -> None:
         self.lines: Counter[tuple[str, str]] = Counter()  # settled, by tenant and result

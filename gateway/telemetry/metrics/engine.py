@@ -104,7 +104,7 @@ class EngineMetrics:
 
 
 def show_kv(registry: Registry, scheduler: Scheduler) -> None:
-    """Show blocks of KV memory as they are, one that several sequences share once, and what the prefix cache does."""
+    """Show blocks of KV memory, a shared block once, and the counts of the prefix cache."""
     kv, counters, config = KVAccounts(scheduler.kv_manager), scheduler.counters, scheduler.config
     registry.gauge("sluice.kv.blocks", "KV blocks in the pool.", lambda: config.num_blocks)
     registry.gauge("sluice.kv.blocks_used", "KV blocks held by sequences.", lambda: kv.num_held)

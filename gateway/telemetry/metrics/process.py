@@ -197,7 +197,7 @@ def count_losses(metrics: ProcessMetrics, tracing: Tracing | None, otlp_log: Otl
 
 
 def count_alerts(metrics: ProcessMetrics, alerts: AlertSender) -> None:
-    """Register the alerts of budgets that this process has sent, and those that it gave up."""
+    """Register the numbers of alerts of budgets that this process has sent, and has given up."""
     metrics.bind("sluice.budget_alerts.sent", lambda: alerts.num_sent)
     metrics.bind("sluice.budget_alerts.failed", lambda: alerts.num_failed)
 

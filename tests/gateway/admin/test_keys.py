@@ -191,6 +191,19 @@ async def test_a_key_is_edited_without_another_secret_and_the_audit_log_tells_wh
     assert (await site.row(rotated["id"]))["name"] == "other"
 
 
+async def test_the_audit_log_has_no_address_of_an_alert_but_its_host(site: Site) -> None:
+    made = await site.keys.create("me", NewKey(tenant="acme"))
+    for secret in ("T0ps3cret", "An0ther"):
+        alert = {"at": "50%", "url": f"https://hooks.example.com/{secret}"}
+        tokens = {"budget": "1k/day", "alerts": [alert]}
+        settings = {"limits": {"tokens": tokens}, "tags": {"url": "x://y"}}
+        edited = await site.keys.edit("me", made["id"], KeyEdit(settings=settings))
+        assert edited["settings"]["limits"]["tokens"]["alerts"] == [alert]
+        assert len(edited["changes"]) == 1, "another path is a change"
+    told = str(await site.record()) + str(edited["changes"])
+    assert "hooks.example.com" in told and "T0ps3cret" not in told and "An0ther" not in told
+
+
 @pytest.mark.parametrize(
     ("field", "edit"),
     [

@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -183,3 +184,18 @@ async def ledger(url: str) -> AsyncIterator[RedisStore]:
     yield store
     await store.heartbeat()
     await store.close()
+
+
+async def test_no_ledger_is_summed_up_on_the_event_loop(
+    spent: None, reader: UsageReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, part = set[int](), UsageRow.part
+
+    def noted(row: UsageRow, by: str) -> str:
+        threads.add(get_ident())
+        return part(row, by)
+
+    monkeypatch.setattr(UsageRow, "part", noted)
+    await reader.report({"by": "user"})
+    await reader.csv({"by": "user"})
+    assert threads and get_ident() not in threads

@@ -255,13 +255,18 @@ def test_explain_knows_a_stored_key_and_how_the_policy_narrows_it(
     store = KeyStore(asked.parent / "state")
     _, late = new_key("acme", store.pepper(), datetime.now(UTC) - timedelta(days=1))
     _, narrow = new_key("free", store.pepper(), scopes=("limits",))
-    for record in (late, narrow):
+    settings = '{"classes": ["batch"], "limits": {"tokens": "2k/day"}}'
+    _, own = new_key("free", store.pepper(), settings=settings)
+    for record in (late, narrow, own):
         store.add(record)
     status, lines = explained(asked, "--key", late.id, "--redis-url", redis_url)
     assert (status, lines[-1].split(" at ")[0]) == (1, "it would be refused: the key expired")
     status, lines = explained(asked, "--key", narrow.id)
     assert (status, lines[1]) == (1, f"tenant free, key {narrow.id}")
     assert lines[-1].endswith("may not be used for inference: its scopes are limits.")
+    status, lines = explained(asked, "--key", own.id, "--service-tier", "priority", "--input", "2001")
+    assert (status, lines[2]) == (1, "no class")
+    assert "may not have the class interactive" in lines[-2] and f"key:{own.id}:tokens/day is 2000" in lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,12 @@ def test_a_keys_own_settings_narrow_what_its_tenant_and_the_policy_leave_it() ->
     assert narrowed.service_class("priority").name == "standard", "as below a tenant's highest class"
 
 
+def test_neither_the_rate_nor_the_burst_of_a_key_is_raised_by_its_own_settings() -> None:
+    of_policy = KeyPolicy("k1", limits=(Limit(Resource.REQUESTS, 60, Rate(60, 5), "k1"),))
+    (limit,) = with_settings("{limits: {requests: {rate: 30/min, burst: 1000}}}", of_policy).limits
+    assert (limit.amount, limit.window) == (30, Rate(60, 5))
+
+
 def test_a_request_is_charged_to_its_tenant_its_key_its_team_and_its_session_in_this_order() -> None:
     text = "teams: {x: {limits: {requests: 9/h}}}\ntenants: {acme: {team: x, limits: {tokens: [5k/session, 7k/h]}, "
     found = parsed(text + "keys: {k1: {limits: {tokens: 3k/h, requests: 4/day}}}}}")

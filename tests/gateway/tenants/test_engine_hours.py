@@ -1,10 +1,11 @@
+import asyncio
 from datetime import date
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gateway.tenants.engine_hours import EngineHours
+from gateway.tenants.engine_hours import TENANTS_PER_TURN, EngineHours
 from quotas.errors import StoreUnavailable
 from quotas.reservation import Usage
 
@@ -54,3 +55,19 @@ async def test_hours_during_an_outage_are_booked_after_it() -> None:
     store.is_away, now = False, 7.0
     await hours.book()
     assert store.running == {date(2026, 1, 1): 7.0}
+
+
+async def test_other_tasks_take_turns_with_the_booking_of_many_tenants() -> None:
+    many, turns = {f"t{n}": account(1.0) for n in range(4 * TENANTS_PER_TURN)}, 0
+    hours = EngineHours([many], Store(), lambda: 0.0, lambda: date(2026, 1, 1))
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    await hours.book()
+    task.cancel()
+    assert turns >= 4

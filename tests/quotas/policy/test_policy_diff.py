@@ -49,6 +49,14 @@ def test_the_diff_of_policies_of_many_tenants_reads_changed_ones_only(
     assert len(written) < 10
 
 
+def test_an_alerts_receiver_is_told_by_its_host_and_still_told_from_another() -> None:
+    text = "tenants: {a: {limits: {tokens: {budget: 1k/day, alerts: [{at: 50%, url: https://a.example/PATH}]}}}}"
+    old, new = (parsed(text.replace("PATH", path)) for path in ("s3cret", "an0ther"))
+    heading, change = policy_diff(old, new)
+    assert heading == "tenant a" and change.count("50% to a.example (") == 2
+    assert "s3cret" not in change and "an0ther" not in change
+
+
 @pytest.mark.parametrize("slip", ["t00x7", "t00O7", "t0007x", "T0007", "t0007", "0t007", "t000.7", "t00"])
 def test_a_slip_is_told_from_many_names_as_it_is_from_few(slip: str) -> None:
     names = {f"t{number:04}" for number in range(MAX_COMPARED_WORDS)}

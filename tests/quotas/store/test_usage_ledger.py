@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime
 
@@ -9,7 +10,7 @@ from quotas.policy.limit import Limit, Resource
 from quotas.reservation import Ask, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
-from quotas.store.usage_ledger import OLD_ENTRY
+from quotas.store.usage_ledger import OLD_ENTRY, TENANTS_PER_TURN
 from quotas.usage_row import UsageRow, row_name
 from tests.quotas.wire import Wire
 
@@ -163,3 +164,20 @@ async def test_the_time_for_which_replicas_ran_is_booked_once_for_each(store: Re
     for seconds in (1.5, 2.5):  # in all
         await store.book_running(day, seconds)
     assert await store.running([day, date(2020, 2, 4)]) == [2.5, 0]
+
+
+async def test_other_tasks_take_turns_with_a_flush_of_many_tenants(wire: Wire, tenant: str) -> None:
+    store, turns = RedisStore(wire), list[int]()
+    for number in range(3 * TENANTS_PER_TURN):
+        store.book(f"{tenant}-{number}", None, USAGE)
+
+    async def others() -> None:
+        while True:
+            turns.append(len(store._ledger._open))
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    await store.heartbeat()
+    task.cancel()
+    assert {TENANTS_PER_TURN, 2 * TENANTS_PER_TURN} <= set(turns)
+    assert (await booked(store, f"{tenant}-7"))[None] == USAGE
