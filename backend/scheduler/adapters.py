@@ -118,9 +118,18 @@ class AdapterBlocks:
         self.users[adapter] -= 1
         if not self.users[adapter]:
             del self.users[adapter]
+            self._forget_coming(adapter)
         self._holdings.count_seconds(table)
         self._cache.begin_chain(table.tenant, self._holdings.now)
         self._holdings.leave(table)
+
+    def _forget_coming(self, adapter: Adapter) -> None:
+        """Take the names from blocks that no completed step has brought: without a holder they would be cached, and
+        evicted, before they are on the device.
+        """
+        coming = self._due + [copy for _, copies in self._in_flight for copy in copies]
+        found = [self._cache.named(name) for number, _, _, name in coming if number == adapter.number]
+        self._cache.invalidate([cached for cached in found if cached is not None])
 
     def plan(self, batch: Batch) -> None:
         """Have a step make the copies that are due, except to blocks that were evicted meanwhile."""

@@ -31,7 +31,8 @@ class PaperDevice:
         self.tables: dict[int, list[int]] = {}
         self.known: dict[int, list[int]] = {}  # per slot: every token so far, sampled ones too
         self.prompt_lengths: dict[int, int] = {}
-        self.memory: dict[int, tuple[int, int]] = {}  # KV slot: (position, token)
+        self.memory: dict[int, tuple[int, int]] = {}  # KV slot: (position, token), or of an adapter (-number, index)
+        self.adapters: dict[int, tuple[int, list[int]] | None] = {}  # per slot: its number and blocks
         self.host: dict[int, list[tuple[int, int] | None]] = {}  # host block: what was copied to it
         self._launched: list[Batch] = []  # and not executed yet
         self._copies: deque[tuple[Batch, bool, int, int]] = (
@@ -70,7 +71,10 @@ class PaperDevice:
             self.launch(batch)
         self._launched = [one for one in self._launched if one is not batch]
         self.copy(sum(one is batch for one, *_ in self._copies))
+        for number, index, block in batch.adapter_blocks:
+            self.memory.update(dict.fromkeys(self._addresses(block), (-number, index)))
         for admitted in batch.admitted:
+            self.adapters[admitted.slot] = admitted.adapter
             self.tables[admitted.slot] = []
             self.known[admitted.slot] = list(admitted.token_ids)
             self.prompt_lengths[admitted.slot] = admitted.num_prompt_tokens
@@ -91,6 +95,7 @@ class PaperDevice:
                 self._compute(slot, start, batch.token_ids[cursor : cursor + length])
                 cursor += length
         assert cursor == len(batch.token_ids)
+        self._check_adapters(batch.slots)
         for block, other in batch.block_copies:
             for source, address in zip(self._addresses(block), self._addresses(other), strict=True):
                 self.memory.pop(address, None)
@@ -101,6 +106,12 @@ class PaperDevice:
         sampled = [self._sample(slot, end) for slot, end in zip(batch.sampled_slots, ends, strict=True)]
         logprobs = {index: logprobs_of(token) for index, token in enumerate(sampled)}
         return StepOutput(batch.step, sampled, 0.0, logprobs, [*self._scored(batch)])
+
+    def _check_adapters(self, slots: Iterable[int]) -> None:
+        for number, blocks in filter(None, map(self.adapters.get, slots)):
+            for index, block in enumerate(blocks):
+                held = {self.memory.get(address) for address in self._addresses(block)}
+                assert held == {(-number, index)}, f"the adapter {number} was overwritten"
 
     def _scored(self, batch: Batch) -> Iterator[PromptLogprobs]:
         for slot, start, length in zip(batch.slots, batch.starts, batch.lengths, strict=True):

@@ -1,5 +1,6 @@
 """Adapters in mixed batches: against transformers' model with each adapter's weights merged, and against each other."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from backend import LLM, SamplingParams
 from backend.config import EngineOptions
+from backend.kernels import build
 from labs.benchmarks.adapters import Storm
 from tests.backend.adapters import MODULES, merged_model, random_adapter
 from tests.backend.families import random_model, save_checkpoint
@@ -94,6 +96,14 @@ def test_tokens_stay_through_swaps_and_preemptions_and_evicted_adapters(
     assert answers(llm) == answers(llm) == expected
     counters = llm.scheduler.counters
     assert counters.preemptions > 0 and counters.swapped_in > 0 and llm.scheduler.kv_manager.cache.evictions > 0
+
+
+def test_adapters_on_weights_of_eight_bits_are_the_same_in_every_batch(adapted: tuple[Path, list[list[int]]]) -> None:
+    model, plain = adapted
+    if build.load_library(wait=True) is None:
+        pytest.skip("weights of 8 bits need compiled kernels")
+    found = answers(open_llm(model, replace(SCARCE, quantization="int8")))
+    assert found == answers(open_llm(model, replace(WAYS["together"], quantization="int8"))) != plain
 
 
 @pytest.mark.nightly

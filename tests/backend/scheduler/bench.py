@@ -66,8 +66,8 @@ class Bench:
         self, prompt: list[int], max_tokens: int, tenant: str = "t", salt: str | None = None, **fields: Any
     ) -> Sequence:
         """A sequence that shares what it begins with, with those of the same salt: by default of its tenant."""
-        root = self.names.root(salt or tenant)
-        return self._add(next(self._arrivals), prompt, max_tokens, tenant, cache_root=root, **fields)
+        fields.setdefault("cache_root", self.names.root(salt or tenant))
+        return self._add(next(self._arrivals), prompt, max_tokens, tenant, **fields)
 
     def arrival(self, n: int) -> float:
         """The time at which the nth sequence arrives."""

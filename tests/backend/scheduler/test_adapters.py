@@ -1,16 +1,22 @@
 """Adapters' blocks as the scheduler plans them: who is passed over, who pays, what a lost step brings again."""
 
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+
 from admission.kv.retention import DropAtEnd
 from backend.adapter import Adapter, make_adapter
 from backend.config import EngineConfig
-from backend.paged_kv.block_names import BlockName
+from backend.paged_kv.block_names import BlockName, adapter_salt
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from tests.backend.scheduler.bench import LossyMachine
 from tests.backend.sequences import make_sequence
+from tests.examples import examples
 
 CONFIG = EngineConfig(40, 64, block_size=4, max_num_seqs=4, max_num_batched_tokens=8, prefill_chunk=8)
 MOST_COPIED = 8  # blocks a step, of this configuration
@@ -171,3 +177,67 @@ def test_a_lease_covers_the_adapter_beside_the_tokens() -> None:
     planned.scheduler.allow("a", 9)
     planned.step()
     assert waiting.slot >= 0
+
+
+class AdapterMachine(LossyMachine):
+    """Requests of two tenants with adapters that are replaced meanwhile, over memory for one or two of them."""
+
+    @initialize(host=st.sampled_from([0, 4, 16]), depth=st.integers(1, 2), caches=st.booleans())
+    def start(self, host: int, depth: int, caches: bool) -> None:
+        self.begin(
+            num_blocks=18, num_host_blocks=host * caches, steps_in_flight=depth, prefix_cache=caches, max_adapter_rank=8
+        )
+        self.adapters: list[Adapter | None] = [None]
+        self.number = 0
+
+    @rule(size=st.integers(1, 5), digest=st.sampled_from("xyz"))
+    def load(self, size: int, digest: str) -> None:
+        self.number += 1
+        self.adapters = [*self.adapters[-4:], make_adapter("law", digest, self.number, size)]
+
+    @rule(
+        prompt=st.integers(0, 3),
+        length=st.integers(1, 20),
+        output=st.integers(1, 12),
+        tenant=st.sampled_from("ab"),
+        which=st.integers(0, 4),
+        answers=st.integers(1, 3),
+        is_pinned=st.booleans(),
+        level=st.integers(0, 1),
+    )
+    def ask(
+        self, prompt: int, length: int, output: int, tenant: str, which: int, answers: int, is_pinned: bool, level: int
+    ) -> None:
+        bench, adapter = self.bench, self.adapters[which % len(self.adapters)]
+        root = bench.names.root(tenant, *adapter_salt(None if adapter is None else adapter.digest))
+        tokens = [100 * prompt + place for place in range(length)]
+        for _ in range(answers if len(self.sequences) < 25 else 0):
+            group = f"{tenant} {self.number} {which} {tokens}" if answers > 1 else None
+            self.sequences.append(
+                bench.say(
+                    tokens,
+                    output,
+                    tenant,
+                    cache_root=root,
+                    is_pinned=is_pinned,
+                    adapter=adapter,
+                    prompt_group=group,
+                    priority_class=level,
+                )
+            )
+
+    @rule()
+    def plan(self) -> None:
+        self.bench.plan()
+
+    @rule(tenant=st.sampled_from("ab"), floor=st.integers(0, 1), ceiling=st.sampled_from([None, 2, 5]))
+    def limit(self, tenant: str, floor: int, ceiling: int | None) -> None:
+        self.bench.scheduler.kv_manager.limit_cache(tenant, floor, ceiling, self.bench.now)
+
+    @rule(tenant=st.sampled_from("ab"), blocks=st.sampled_from([None, 15, 17]))
+    def allow(self, tenant: str, blocks: int | None) -> None:
+        self.bench.scheduler.allow(tenant, blocks, self.bench.now)
+
+
+TestAdapters = AdapterMachine.TestCase
+TestAdapters.settings = settings(max_examples=examples(12, at_night=2000), stateful_step_count=50, deadline=None)
