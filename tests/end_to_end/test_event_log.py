@@ -65,6 +65,11 @@ def traffic(server: ServerProcess, keys: list[str]) -> str:
     for client in waiting:
         assert client.reply().body.endswith(b"data: [DONE]\n\n")
         client.close()
+    decoding = stream(server, keys[0], "3, 4,", 1500)
+    decoding.receive()
+    beside = completion(prompt=f"9, {LONG_PROMPT}", max_tokens=2)  # found in no cache
+    assert server.post("/v1/completions", key=keys[1], **beside).status_code == 200
+    decoding.close()
     eventually(server.is_idle)
     return next(str(reply.json()["id"]) for reply in replies if reply.status_code == 200)
 
