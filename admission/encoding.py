@@ -32,7 +32,7 @@ class EncodingLimits(NamedTuple):
     batch_tokens: int = 8192
     waiting_tokens: int = 2**20
     beside_s: float = 0.02
-    alone_s: float = 0.1
+    alone_s: float = 0.05
 
 
 class BatchTime:
