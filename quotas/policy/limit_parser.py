@@ -121,11 +121,14 @@ def _budget(detail: Section, read: ReadWindow) -> Amount | None:
     if not isinstance(window, Budget):
         detail.wrong("budget", f"is by the {window.unit}: alerts are of budgets by the {listed(BudgetPeriod)}")
         return None
+    valid = [alert for alert in alerts if alert is not None]
+    if len({*valid}) < len(valid):
+        detail.wrong("alerts", "has an alert twice: name each share and address once")
     if is_soft and not alerts:
         detail.wrong("soft", "needs alerts: a soft budget refuses nothing")
-    if not is_soft and any(alert is not None and alert.percent > 100 for alert in alerts):
+    if not is_soft and any(alert.percent > 100 for alert in valid):
         detail.wrong("alerts", "are above 100%, which only a soft budget passes")
-    return Amount(amount, window, tuple(alert for alert in alerts if alert is not None), is_soft)
+    return Amount(amount, window, tuple(valid), is_soft)
 
 
 def _alert(section: Section) -> Alert | None:

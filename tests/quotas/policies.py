@@ -114,7 +114,9 @@ models = st.just(("*",)) | st.lists(st.sampled_from(["a", "b/c", "Qwen 3", "#d",
 calendars = st.builds(Calendar, st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu"]), st.integers(0, 6))
 
 
-alerts = st.lists(st.integers(1, 100).map(lambda at: Alert(at, f"https://a.example/{at}")), min_size=1, max_size=3)
+alerts = st.lists(
+    st.integers(1, 100).map(lambda at: Alert(at, f"https://a.example/{at}")), min_size=1, max_size=3, unique=True
+)
 warnings = st.just(((), False)) | st.tuples(alerts.map(tuple), st.booleans())
 
 
