@@ -59,7 +59,7 @@ _METADATA, _ITEMS = BodyType[MetadataBody](MetadataBody), BodyType[ItemsBody](It
 
 
 @dataclass(slots=True)
-class Conversation:
+class StoredConversation:
     """A conversation, whose items stay JSON until they are asked for: thousands would hold the event loop."""
 
     fields: Json  # id, created_at, metadata, revision; and `items`, the ids of its items
@@ -90,9 +90,9 @@ class Conversation:
         return b"\n".join((orjson.dumps(self.fields), *self.lines))
 
     @staticmethod
-    def parsed(written: bytes) -> "Conversation":
+    def parsed(written: bytes) -> "StoredConversation":
         fields, *lines = written.split(b"\n")
-        return Conversation(orjson.loads(fields), lines)
+        return StoredConversation(orjson.loads(fields), lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +101,26 @@ class StoredConversations:
 
     stored: StoredResponses
 
-    async def create(self, policy: EffectivePolicy, metadata: Mapping[str, str], items: Sequence[Item]) -> Conversation:
+    async def create(
+        self, policy: EffectivePolicy, metadata: Mapping[str, str], items: Sequence[Item]
+    ) -> StoredConversation:
         """Store a new conversation, and return it. Raises `Unsatisfiable`."""
         name, now = f"conv_{urandom(24).hex()}", int(time.time())
-        conversation = Conversation({"id": name, "created_at": now, "metadata": metadata, "items": []}, [])
+        conversation = StoredConversation({"id": name, "created_at": now, "metadata": metadata, "items": []}, [])
         conversation.add(items)
         await self._write(policy, conversation, None)
         return conversation
 
-    async def read(self, tenant: str, name: str) -> Conversation:
+    async def read(self, tenant: str, name: str) -> StoredConversation:
         """A conversation. Raises `ConversationNotFound` alike for an unknown, a foreign and an expired one."""
-        conversation = await self.stored.get(tenant, name, Conversation.parsed) if _ID.fullmatch(name) else None
+        conversation = await self.stored.get(tenant, name, StoredConversation.parsed) if _ID.fullmatch(name) else None
         if conversation is None:
             raise _missing(name)
         return conversation
 
     async def change(
-        self, policy: EffectivePolicy, name: str, change: Callable[[Conversation], object]
-    ) -> Conversation:
+        self, policy: EffectivePolicy, name: str, change: Callable[[StoredConversation], object]
+    ) -> StoredConversation:
         """Have `change` made to a conversation, perhaps to several revisions, and return the stored one. Raises
         `ConversationNotFound`, and `Unsatisfiable` if the tenant has no room for it.
         """
@@ -130,14 +132,14 @@ class StoredConversations:
                 return conversation
         raise Overloaded("Others change this conversation at the same time.", retry_after=1.0)
 
-    async def add(self, policy: EffectivePolicy, name: str, items: Sequence[Item]) -> Conversation:
+    async def add(self, policy: EffectivePolicy, name: str, items: Sequence[Item]) -> StoredConversation:
         return await self.change(policy, name, lambda one: one.add(items))
 
     async def delete(self, tenant: str, name: str) -> None:
         if not _ID.fullmatch(name) or not await self.stored.frontend.engine.delete_response(tenant, name):
             raise _missing(name)
 
-    async def _write(self, policy: EffectivePolicy, conversation: Conversation, replaced: str | None) -> bool:
+    async def _write(self, policy: EffectivePolicy, conversation: StoredConversation, replaced: str | None) -> bool:
         """Returns False if another revision than `replaced` is there. Raises `Unsatisfiable`."""
         if len(conversation.lines) > MAX_CONVERSATION_ITEMS:
             told = f"A conversation has at most {MAX_CONVERSATION_ITEMS} items: begin another one."
@@ -159,7 +161,7 @@ def _missing(name: str) -> ConversationNotFound:
     return ConversationNotFound(told, "conversation")
 
 
-def _shown(conversation: Conversation) -> Json:
+def _shown(conversation: StoredConversation) -> Json:
     named = {name: conversation.fields[name] for name in ("id", "created_at", "metadata")}
     return {"object": "conversation", **named}
 
