@@ -161,8 +161,10 @@ class EventLog(CoreObserver):
         self._log("extend", now, sequence.id, tokens)
 
     def charged(self, tenant: str, seconds: float, now: float, is_spare: bool) -> None:
-        entry = ("charge", now, tenant, seconds)
-        self._log(*entry, True) if is_spare else self._log(*entry)
+        if is_spare:
+            self._log("charge", now, tenant, seconds, True)
+        else:
+            self._log("charge", now, tenant, seconds)
 
     def debts_changed(self, served: Mapping[str, float], replicas: int, now: float) -> None:
         self._log("debts", now, served, replicas)

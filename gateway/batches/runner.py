@@ -322,8 +322,16 @@ class BatchRun:
         policy = self._parts.policy(self._tenant, key)
         price = policy.tenant.price
         prices = None if price is None else token_prices(price.in_batches)
-        place = self._name, self._epoch, line.number
-        finished = FinishedLine(*place, is_completed, answer.reasoning_tokens, answer.usage_row, len(result), prices)
+        finished = FinishedLine(
+            self._name,
+            self._epoch,
+            line.number,
+            is_completed,
+            answer.reasoning_tokens,
+            answer.usage_row,
+            len(result),
+            prices,
+        )
         finish = partial(self._parts.quotas.store.finish_line, self._tenant, key, policy.charged, finished, answer.used)
         if not await self._persistently(finish):
             self._is_lost = True
