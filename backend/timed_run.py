@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,22 +24,25 @@ def run_within(
 
     Raises the errors of `subprocess.run`.
     """
-    process = subprocess.Popen(  # noqa: S603
-        command,
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",  # a compiler may quote its input
-        process_group=0,
-    )
-    with process:
-        try:
-            out, err = process.communicate(timeout=seconds)
-        finally:
-            end_group(process)
+    process = None
+    try:
+        with _deferred_signals:
+            process = subprocess.Popen(  # noqa: S603
+                command,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",  # a compiler may quote its input
+                process_group=0,
+            )
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        if process is not None:
+            with process:  # which closes its pipes
+                end_group(process)
     if check and process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, out, err)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
@@ -47,7 +51,37 @@ def run_within(
 def end_on_signals() -> None:
     """Have SIGTERM and SIGHUP end this process by an exception, so that commands of `run_within` end too."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
+        signal.signal(number, lambda received, _: _deferred_signals.end(received))
+
+
+class _DeferredSignals:
+    """While the main thread starts a command, the exceptions of `end_on_signals` wait: one raised within `Popen` would
+    leave a process that runs and that nobody knows.
+    """
+
+    def __init__(self) -> None:
+        self._deferring = False
+        self._received: int | None = None
+
+    def end(self, received: int) -> None:
+        """Exit, now or once the command has started. Called in the main thread, as signal handlers are."""
+        if self._deferring:
+            self._received = received
+        else:
+            sys.exit(128 + received)
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._deferring = True
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._deferring = False
+            if self._received is not None:
+                sys.exit(128 + self._received)
+
+
+_deferred_signals = _DeferredSignals()
 
 
 def end_group(process: "subprocess.Popen[bytes] | subprocess.Popen[str]", patience: float = 0.0) -> None:

@@ -78,6 +78,26 @@ def test_a_process_told_to_end_leaves_no_command_behind(tmp_path: Path) -> None:
     wait_for_release(tmp_path / "lock")
 
 
+def test_a_command_that_is_just_being_started_is_not_left_behind(tmp_path: Path) -> None:
+    """A signal may come when the command runs and `Popen` has not returned, above all at the lowest priority."""
+    program = """\
+import os, signal, subprocess, sys
+from backend.timed_run import *
+end_on_signals()
+start = subprocess.Popen.__init__
+def interrupted(process, *arguments, **options):
+    start(process, *arguments, **options)
+    process.stdout.readline()
+    os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen.__init__ = interrupted
+run_within(999.0, sys.argv[1:])
+"""
+    command = driver(tmp_path / "lock", "process.wait()")
+    done = subprocess.run(**bound([sys.executable, "-c", program, *command]), cwd=ROOT, check=False, timeout=PATIENCE)
+    assert done.returncode == 128 + signal.SIGTERM
+    wait_for_release(tmp_path / "lock")
+
+
 def test_a_group_is_asked_first_and_then_its_last_member_is_ended(tmp_path: Path) -> None:
     asked = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(flush=True); signal.pause()"
     process = subprocess.Popen(**bound(driver(tmp_path / "lock", asked)), stdout=subprocess.PIPE)
