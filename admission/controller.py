@@ -51,8 +51,8 @@ class Controller:
         calibrates: bool,
         observer_failed: Callable[[Exception], object],
     ) -> None:
-        """`step_times`: of each model; idle calibration is of the first. `calibrates`: the owner of the device is to run
-        calibration steps. `observer_failed` is called with the exception of an observer.
+        """`step_times`: of each model; idle calibration is of the first. `calibrates`: the owner of the device is to
+        run calibration steps. `observer_failed` is called with the exception of an observer.
         """
         self.scheduler = scheduler
         self.calibrates = calibrates

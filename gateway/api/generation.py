@@ -46,18 +46,18 @@ class GenerationEndpoint(TokensEndpoint):
         self._dialect, self.operation = dialect, dialect.operation
 
     async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
-        frontend, dialect = self.frontend, self._dialect
+        dialect = self._dialect
         has_come = has_come_whole(call.response.exchange)
-        attempt = frontend.keys.fleet.attempt(call.response.request_headers.get(ATTEMPT_HEADER))
+        attempt = self.frontend.keys.fleet.attempt(call.response.request_headers.get(ATTEMPT_HEADER))
         parse = partial(self._parse, scope=None if attempt is None else policy.cache_scope)
-        request, beginnings = await self.read(call, policy, parse)
+        frontend, request, beginnings = await self.read(call, policy, parse)
         self._record_request(call.record, request)
         policy = self.present_policy(call, principal, has_come)
         headers, arrived, arrived_unix = call.scope["headers"], call.record.began, call.record.began_ns / 1e9
         if request.is_in_background:  # its client's patience is about the answer to the call
             headers = [header for header in headers if header[0] != READ_TIMEOUT]
         deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
-        adapter = frontend.adapter_of(request.model, policy)
+        adapter = self.frontend.adapter_of(request.model, policy)
         policy.check_answers(request.num_answers, request.answers_field)
         for size, field in request.grammar_sizes():
             policy.check_grammar(size, field)
@@ -100,17 +100,20 @@ class GenerationEndpoint(TokensEndpoint):
             if request.is_in_background:
                 async with dialect.in_background(call, scope, policy, request, identity) as run:
                     params.on_admitted = run.begin
-                    await self._generate(call, scope, params, identity, each)
+                    await self._generate(frontend, call, scope, params, identity, each)
             else:
-                await self._generate(call, scope, params, identity, each)
+                await self._generate(frontend, call, scope, params, identity, each)
         if scope.error is not None:
             raise scope.error
         return scope.outcome or Outcome.COMPLETED
 
-    def _parse(self, body: JsonBody, scope: str | None) -> tuple[GenerationRequest, Beginnings]:
-        """Parse a body into the request and the beginnings of its prompt, which no router needs without a scope."""
-        request = self._dialect.parse(body, self.frontend.model.limits)
-        return request, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
+    def _parse(self, body: JsonBody, scope: str | None) -> tuple[Frontend, GenerationRequest, Beginnings]:
+        """Parse a body into the request for a model's frontend and the beginnings of its prompt, which no router needs
+        without a scope.
+        """
+        frontend = self.frontend.of_body(body)
+        request = self._dialect.parse(body, frontend.model.limits)
+        return frontend, request, UNKNOWN if scope is None else frontend.keys.fleet.beginnings(body.raw, scope)
 
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
         """Copy the request's parameters into its record."""
@@ -121,6 +124,7 @@ class GenerationEndpoint(TokensEndpoint):
 
     async def _generate(
         self,
+        frontend: Frontend,
         call: Call,
         scope: RequestScope,
         params: GenerationParams,
@@ -128,12 +132,12 @@ class GenerationEndpoint(TokensEndpoint):
         prompts: list[Prompt],
     ) -> None:
         """Have the engine generate, within what it reserves for the request, and deliver the answer."""
-        frontend, record, request = self.frontend, call.record, params.request
+        record, request = call.record, params.request
         record.response_id, record.service_class = identity.id, params.service_class.name
         record.num_answers = request.num_answers
         messages = [self._dialect.message(request, prompt, frontend) for prompt in prompts]
         detokenizers = [
-            self._detokenizer(request, prompt, message is not None)
+            _detokenizer(frontend, request, prompt, message is not None)
             for prompt, message in zip(prompts, messages, strict=True)
         ]
         asked = params.engine_request(identity.id, prompts, frontend.model)
@@ -215,17 +219,20 @@ class GenerationEndpoint(TokensEndpoint):
             usage = _token_usage(texts, request.num_answers)
             await response.reply(await dialect.whole(policy, identity, choices, usage))
 
-    def _detokenizer(self, request: GenerationRequest, prompt: Prompt, in_message: bool) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(
-            self.frontend.tokenizer,
-            request.sampling.stop,
-            include_stop=request.include_stop,
-            skip_special_tokens=request.skip_special_tokens,
-            prompt_tail=prompt.tail,
-            min_tokens=request.sampling.min_tokens,
-            in_message=in_message,
-            keeps_spaces=request.keeps_spaces,
-        )
+
+def _detokenizer(
+    frontend: Frontend, request: GenerationRequest, prompt: Prompt, in_message: bool
+) -> IncrementalDetokenizer:
+    return IncrementalDetokenizer(
+        frontend.tokenizer,
+        request.sampling.stop,
+        include_stop=request.include_stop,
+        skip_special_tokens=request.skip_special_tokens,
+        prompt_tail=prompt.tail,
+        min_tokens=request.sampling.min_tokens,
+        in_message=in_message,
+        keeps_spaces=request.keeps_spaces,
+    )
 
 
 def _check_details(request: GenerationRequest, policy: EffectivePolicy) -> None:

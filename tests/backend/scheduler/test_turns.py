@@ -32,7 +32,7 @@ def asking(models: dict[int, dict[str, int]]) -> list:
         min_size=2,
     ),
     weights=st.fixed_dictionaries({name: st.floats(0.25, 4.0) for name in "abcd"}),
-    seconds=st.fixed_dictionaries({model: LENGTHS for model in range(5)}),
+    seconds=st.fixed_dictionaries(dict.fromkeys(range(5), LENGTHS)),
 )
 def test_no_model_with_rows_waits_longer_than_the_bound_of_fair_queuing(
     models: dict[int, dict[str, int]], weights: dict[str, float], seconds: dict[int, float]
@@ -138,7 +138,7 @@ def test_nobody_overtakes_the_head_for_the_memory_that_it_needs_in_its_models_st
 
 
 class ModelMachine(LossyMachine):
-    """Requests of two tenants for three models over one memory, with shared prompts, swap, preemption and lost steps."""
+    """Requests of two tenants for three models over one memory, with shared prompts, swaps and lost steps."""
 
     @initialize(host=st.sampled_from([0, 4, 16]), depth=st.integers(1, 2), caches=st.booleans())
     def start(self, host: int, depth: int, caches: bool) -> None:
