@@ -151,7 +151,7 @@ class Controller:
         """Return the calibration step to run now, if one is due and the engine is idle; no step is planned until
         `calibrated` is called.
         """
-        if not self.calibrates or self.scheduler.has_work:
+        if not self.calibrates or self.scheduler.has_work or self.scheduler.config.awake_bytes:
             return None
         step = self.idle_calibration.next_step(now)
         if step is not None:

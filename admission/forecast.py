@@ -134,6 +134,7 @@ class Forecaster:
         place, decodes = self._until_place(ahead.requests, sequence, step)
         wait = _wait(in_progress + ahead.tokens, place, decodes, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
+        soonest += self._scheduler.wake_seconds(sequence.request.model)
         first = soonest + wait + prompt * a_token
         output = self._lengths.quantile(sequence.tenant, sequence.request.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, in_progress + self._backlog.total.tokens, sequence, step)

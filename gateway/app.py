@@ -26,6 +26,7 @@ from admission.admission import Admission
 from admission.controller import Controller
 from backend import compiled_core
 from backend.adapter_registry import AdapterRegistry
+from backend.calibration_steps import CalibrationTimes
 from backend.engine import Engine
 from backend.errors import ConfigError
 from backend.loader import LoadedModel, load_model, shared_block_bytes
@@ -33,6 +34,7 @@ from backend.parallel.runners import LeadingRunner
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.worker.executor import Executor
 from backend.worker.several_runners import SeveralRunners
+from backend.worker.sleeping import SleepingWeights
 from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
@@ -274,6 +276,16 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
     return status
 
 
+def _calibrated(model: LoadedModel) -> CalibrationTimes:
+    if (weights := model.runner.weights) is None:
+        return model.runner.calibrate(CALIBRATION_SECONDS)
+    weights.wake()
+    try:
+        return model.runner.calibrate(CALIBRATION_SECONDS)
+    finally:
+        weights.sleep()
+
+
 def _leave_within(seconds: float, status: int) -> None:
     """End the process within `seconds`, even if a failed device keeps its driver or a thread busy."""
     atexit.register(os._exit, status)
@@ -300,7 +312,7 @@ async def serve(
         engine = Engine(core, executor, model.engine_config.steps_in_flight, calibration_batch=make_batch)
         if is_real:
             for number, one in enumerate([model, *others.values()]):
-                core.calibrated(one.runner.calibrate(CALIBRATION_SECONDS), engine.clock(), number)
+                core.calibrated(_calibrated(one), engine.clock(), number)
         try:
             core_telemetry = CoreTelemetry(core)
             return await serve_engine(
@@ -451,8 +463,9 @@ def _load(settings: Settings) -> list[LoadedModel]:
                 beside=loaded[0].runner if loaded else None,
             )
             loaded.append(model)
-    for model in loaded:
-        model.runner.warm_up()
+            model.runner.warm_up()
+            if settings.awake_bytes is not None and len(names) > 1:
+                model.runner.weights = SleepingWeights(model.runner.decoder, settings.state_dir / "asleep")
     gc.collect()
     gc.freeze()
     return loaded

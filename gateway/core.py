@@ -41,13 +41,23 @@ def open_core(settings: Settings, model: LoadedModel, others: Iterable[LoadedMod
     models, folder = [model, *others], settings.state_dir / "step_time"
     paths = [folder / f"{_file_name(one, settings)}.json" for one in models]
     step_times = [*map(_load, paths)]
-    longest = max([one.engine_config.max_model_len for one in models])
-    with _open_core(settings, model, replace(model.engine_config, max_model_len=longest), step_times) as core:
+    with _open_core(settings, model, _shared_config(settings, models), step_times) as core:
         try:
             yield core
         finally:
             for path, step_time in zip(paths, step_times, strict=True):
                 _save(path, step_time.to_json())
+
+
+def _shared_config(settings: Settings, models: list[LoadedModel]) -> EngineConfig:
+    """The limits of an engine of these models. Raises `ConfigError`."""
+    first, longest = models[0].engine_config, max([one.engine_config.max_model_len for one in models])
+    sleeping = [one.runner.weights for one in models if one.runner.weights is not None]
+    if not sleeping:
+        return replace(first, max_model_len=longest)
+    sizes, seconds = tuple([one.num_bytes for one in sleeping]), tuple([one.seconds for one in sleeping])
+    awake_bytes = settings.awake_bytes or 0
+    return replace(first, max_model_len=longest, awake_bytes=awake_bytes, weight_bytes=sizes, wake_seconds=seconds)
 
 
 @contextmanager

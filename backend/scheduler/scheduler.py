@@ -100,8 +100,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
         assert 0 < sequence.num_prompt_tokens < sequence.request.most_tokens <= self.config.max_model_len
-        if sequence.request.model and self._turns is None:
-            self._turns = Turns(self.hooks.weight)
+        if self._turns is None and (sequence.request.model or self.config.awake_bytes):
+            self._turns = Turns(self.config, self.hooks.weight)
         sequence.num_told_names = len(sequence.block_names)
         self.kv_manager.blocks.expect(sequence)
         sequence.admission_number = self.counters.admissions
@@ -193,6 +193,10 @@ class Scheduler:
         tokens = self._budget.tokens - num_decodes
         return self.hooks.prefill_budget(num_decodes, decode_context, interval, tokens, model)
 
+    def wake_seconds(self, model: int) -> float:
+        """Return the seconds until a model's weights are in memory, if it sleeps."""
+        return 0.0 if self._turns is None else self._turns.wake_seconds(model)
+
     def takes_a_slot(self, sequence: Sequence) -> bool:
         """Return True if a running sequence would give its slot to this waiting one."""
         return self._preemption.slot_for(sequence) is not None
@@ -242,7 +246,7 @@ class Scheduler:
             scheduled = self._plan_rows(now, model)
             scheduled.paused |= paused
             if scheduled.sequences:
-                self._turns.planned(model, scheduled.batch.step)
+                scheduled.batch.asleep = self._turns.planned(model, scheduled.batch.step)
             self._release_passed_over()
             if scheduled.sequences or not models:
                 return scheduled

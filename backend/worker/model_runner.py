@@ -31,6 +31,7 @@ from backend.worker.graph_shapes import GraphShapes, StepShape
 from backend.worker.logits_processors import where_allowed
 from backend.worker.logprobs import AskedLogprobs, StepLogprobs
 from backend.worker.sampler import SlotSampler, TokenChoice
+from backend.worker.sleeping import SleepingWeights
 from backend.worker.staging import Layout, StagedStep, Stager
 from backend.worker.swapper import Swapper
 
@@ -142,6 +143,8 @@ class ModelRunner:
         self._sampler = self._make_sampler()
         self._asked_logprobs = AskedLogprobs(decoder.config.vocab_size, self.device)
         self.swapper = swapper or (Swapper(kv, config.num_host_blocks) if config.num_host_blocks else None)
+        self.weights: SleepingWeights | None = None  # None: they are always in memory
+        self.before: Callable[[Batch], object] | None = None  # the first part of each step's work
         self.masks: TokenMasks | None = None  # of sequences with a grammar; None: grammars are refused
         self._mask_buffers = MaskBuffers(config, decoder.config.vocab_size, self.device_stream)
         self._launched: StepAhead | None = None  # the last step, if steps run before they are waited for
@@ -305,7 +308,8 @@ class ModelRunner:
 
     def _work(self, batch: Batch, run: Work) -> Work:
         """Return the work of the device's stream for a batch, `run` or more."""
-        return run
+        before = self.before
+        return run if before is None else lambda: (before(batch), run())
 
     def _constrain(self, batch: Batch) -> ConstrainedStep | None:
         """Return the constrained rows of a batch; None if it has none."""

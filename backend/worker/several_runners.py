@@ -12,6 +12,9 @@ class SeveralRunners:
 
     def __init__(self, runners: Sequence[ModelRunner]) -> None:
         self._runners = runners
+        for runner in runners:
+            if runner.weights is not None:
+                runner.before = self._wake
         self.runs_ahead = runners[0].runs_ahead
         self._newest = -1  # step number
 
@@ -23,3 +26,11 @@ class SeveralRunners:
                     runner.forget_unfinished()
         self._newest = batch.step if batch.stores else sys.maxsize
         return self._runners[batch.model].launch(batch)
+
+    def _wake(self, batch: Batch) -> None:
+        """Have the weights of the step's model in memory, and those of models that sleep from it on given back."""
+        for number in batch.asleep:
+            if (weights := self._runners[number].weights) is not None:
+                weights.sleep()
+        if (own := self._runners[batch.model].weights) is not None:
+            own.wake()

@@ -36,6 +36,14 @@ class ModelFields(SettingRecord):
         "models share the device and its KV memory",
         min_length=1,
     )
+    awake_bytes: BytesOrAuto = setting(
+        "model",
+        "BYTES",
+        None,
+        "memory for weights where several models share a CPU: models that had no request for longest sleep in a file "
+        "of the page cache, in the state directory, and wake with the next; auto: all are in memory",
+        gt=0,
+    )
     served_model_name: NameOrAuto = setting(
         "model", "NAME", None, "the model's name in the API; auto: its own name", min_length=1, max_length=256
     )

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from backend.scheduler.turns import Turns
-from tests.backend.scheduler.bench import Bench, LossyMachine
+from tests.backend.scheduler.bench import Bench, LossyMachine, make_config
 from tests.backend.sequences import make_sequence
 from tests.examples import examples
 
+CONFIG = make_config()
 LENGTHS = st.floats(1e-3, 1.0)
 
 
@@ -38,7 +39,7 @@ def test_no_model_with_rows_waits_longer_than_the_bound_of_fair_queuing(
     models: dict[int, dict[str, int]], weights: dict[str, float], seconds: dict[int, float]
 ) -> None:
     """Between two of its steps others have at most a step each, and their weights over its own times its own step."""
-    turns, running = Turns(weights.__getitem__), asking(models)
+    turns, running = Turns(CONFIG, weights.__getitem__), asking(models)
     rows = Counter(one.tenant for one in running)
     shares = dict.fromkeys(models, 0.0)
     for one in running:
@@ -69,7 +70,7 @@ def test_no_model_with_rows_waits_longer_than_the_bound_of_fair_queuing(
 def test_tenants_of_different_models_have_engine_time_by_their_weights(
     weights: tuple[float, float], seconds: tuple[float, float], apart: int
 ) -> None:
-    turns = Turns(dict(zip("ab", weights, strict=True)).__getitem__)
+    turns = Turns(CONFIG, dict(zip("ab", weights, strict=True)).__getitem__)
     running, served = asking({0: {"a": apart}, 1: {"b": 1}}), [0.0, 0.0]
     steps = 0
     while max(served) < 30 * max(seconds):
@@ -83,7 +84,7 @@ def test_tenants_of_different_models_have_engine_time_by_their_weights(
 
 
 def test_a_model_that_was_idle_has_saved_no_turns() -> None:
-    turns, step = Turns(lambda tenant: 1.0), 0
+    turns, step = Turns(CONFIG, lambda tenant: 1.0), 0
     both = asking({0: {"a": 1}, 1: {"b": 1}})
     for running, planned in ((both[:1], 50), (both, 4)):
         models = []
