@@ -28,7 +28,7 @@ HEAD = """\
 
 This page is written by `python -m labs.benchmarks.performance_page` from the files of
 [labs/benchmarks/results](../labs/benchmarks/results), and a test fails where it differs from them. A target is a bound
-that a benchmark judges by; most are ratios of two things measured side by side in one run, which hold on another machine
+that a benchmark judges by; most are ratios of two things measured side by side in one run, which hold on other machines
 as well. What each benchmark does is in [its list](../labs/benchmarks/README.md); what published schedulers claim, in
 [claims](claims.md). A result of an older commit was not measured again since; `-dirty` means that the checkout had
 changes of its own.
