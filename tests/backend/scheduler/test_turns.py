@@ -152,17 +152,14 @@ class ModelMachine(LossyMachine):
         tenant=st.sampled_from("ab"),
         model=st.integers(0, 2),
         answers=st.integers(1, 2),
-        is_pinned=st.booleans(),
         level=st.sampled_from([0, 1, 10**6]),
     )
-    def ask(
-        self, prompt: int, length: int, output: int, tenant: str, model: int, answers: int, is_pinned: bool, level: int
-    ) -> None:
+    def ask(self, prompt: int, length: int, output: int, tenant: str, model: int, answers: int, level: int) -> None:
         tokens = [100 * prompt + place for place in range(length)]
         for _ in range(answers if len(self.sequences) < 25 else 0):
             group = f"{tenant} {model} {len(self.sequences)} {tokens}" if answers > 1 else None
             root = self.bench.names.root(tenant, str(model))
-            fields = dict(cache_root=root, is_pinned=is_pinned, model=model, prompt_group=group, priority_class=level)
+            fields = dict(cache_root=root, model=model, prompt_group=group, priority_class=level)
             self.sequences.append(self.bench.say(tokens, output, tenant, **fields))  # type: ignore[arg-type]
 
     @rule()
