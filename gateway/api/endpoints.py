@@ -87,6 +87,10 @@ class ModelsEndpoint(Endpoint):
         for name, (other, _) in self.frontend.others.items():
             can = _capabilities(self.frontend.of(name))
             cards.append(model_card(name, other.created, other.limits.max_model_len, can))
+        for alias, models in self.frontend.effective_policies.aliases.items():
+            served = self.frontend.of(models[0].model)
+            length, can = served.model.limits.max_model_len, _capabilities(served)
+            cards.append(model_card(alias, model.created, length, can, served.model.name))
         for one in encoders:
             can = {"embeddings": one.kind == "embed", "score": True}
             cards.append(model_card(one.name, one.created, one.max_tokens, can))
@@ -167,7 +171,7 @@ class TokenizerEndpoint(Endpoint):
         return await self.complete(call, body)
 
     def _parsed(self, body: JsonBody) -> Any:
-        return self.parse(body, self.frontend.of_body(body).model.limits)
+        return self.parse(body, self.frontend.of(self.frontend.model_in(body)).model.limits)
 
 
 class TokenizeEndpoint(TokenizerEndpoint):

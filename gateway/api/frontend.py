@@ -190,21 +190,22 @@ class Frontend:
         policy.require(scope)
         return policy
 
-    def of(self, name: object) -> "Frontend":
+    def of(self, name: str | None) -> "Frontend":
         """The frontend of the model of that name; this one for any other name."""
-        if not isinstance(name, str) or (found := self.others.get(name)) is None:
+        if name is None or (found := self.others.get(name)) is None:
             return self
         return replace(self, model=found[0], tokenizer=found[1])
 
-    def of_body(self, body: JsonBody) -> "Frontend":
-        """The frontend of the model that a body names, by whose limits it is parsed."""
-        if not self.others:
-            return self
+    def model_in(self, body: JsonBody) -> str | None:
+        """The model that a body names, by whose limits it is parsed; None where there is but one."""
+        if not (self.others or self.effective_policies.aliases):
+            return None
         try:
             given = orjson.loads(body.raw)
         except orjson.JSONDecodeError:
-            return self
-        return self.of(given.get("model")) if isinstance(given, dict) else self
+            return None
+        model = given.get("model") if isinstance(given, dict) else None
+        return model if isinstance(model, str) else None
 
     def check_model(self, model: str | None, policy: EffectivePolicy | None) -> None:
         """Raise `ModelNotFound` for a model that is not served, or that the tenant may not use.
@@ -223,11 +224,12 @@ class Frontend:
         if not is_known:
             raise ModelNotFound("This server has no model that you have access to.", "model")
 
-    def adapter_of(self, model: str | None, policy: EffectivePolicy) -> AdapterCard | None:
+    def adapter_of(self, model: str | None, policy: EffectivePolicy, is_aliased: bool = False) -> AdapterCard | None:
         """Return the adapter of a request for `model`: the one of that name or, for the served model, the tenant's
-        default; None: the model alone. Raises `ModelNotFound`.
+        default; None: the model alone. A model that `is_aliased` need not be allowed by its name. Raises
+        `ModelNotFound`.
         """
-        self.check_model(model, policy)
+        self.check_model(model, None if is_aliased else policy)
         if model is not None and model in self.others:
             return None
         name = policy.tenant.default_adapter if model in (None, self.model.name) else model

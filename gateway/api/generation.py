@@ -18,6 +18,7 @@ from gateway.api.frontend import Frontend
 from gateway.api.generation_request import GenerationParams
 from gateway.api.guardrail import AnswerGuardrail
 from gateway.api.text_stream import TextStream
+from gateway.errors import BadRequest, DeadlineUnmeetable, Overloaded
 from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import RequestScope, has_come_whole
@@ -30,6 +31,7 @@ from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER, UNKNOW
 from gateway.telemetry.request_record import RequestRecord, num_cached_tokens
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.reservation import Attempt
 
 Result = TypeVar("Result")
 
@@ -46,18 +48,38 @@ class GenerationEndpoint(TokensEndpoint):
         self._dialect, self.operation = dialect, dialect.operation
 
     async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
-        dialect = self._dialect
         has_come = has_come_whole(call.response.exchange)
         attempt = self.frontend.keys.fleet.attempt(call.response.request_headers.get(ATTEMPT_HEADER))
-        parse = partial(self._parse, scope=None if attempt is None else policy.cache_scope)
-        frontend, request, beginnings = await self.read(call, policy, parse)
-        self._record_request(call.record, request)
+        parse = partial(self._parse, policy=policy, scope=None if attempt is None else policy.cache_scope)
+        tries, beginnings = await self.read(call, policy, parse)
+        self._record_request(call.record, tries[0][1])
         policy = self.present_policy(call, principal, has_come)
+        for number, (frontend, request) in enumerate(tries, 1):
+            try:
+                return await self._serve_by(frontend, call, policy, request, beginnings, attempt, len(tries) > 1)
+            except (Overloaded, DeadlineUnmeetable):
+                if number == len(tries) or call.response.started is not None:
+                    raise
+        raise AssertionError("a body names at least one model")
+
+    async def _serve_by(
+        self,
+        frontend: Frontend,
+        call: Call,
+        policy: EffectivePolicy,
+        request: GenerationRequest,
+        beginnings: Beginnings,
+        attempt: Attempt | None,
+        is_aliased: bool,
+    ) -> Outcome:
+        """Serve a request by the model of this frontend."""
+        dialect = self._dialect
+        call.record.model = request.model and masked(request.model)
         headers, arrived, arrived_unix = call.scope["headers"], call.record.began, call.record.began_ns / 1e9
         if request.is_in_background:  # its client's patience is about the answer to the call
             headers = [header for header in headers if header[0] != READ_TIMEOUT]
         deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
-        adapter = self.frontend.adapter_of(request.model, policy)
+        adapter = self.frontend.adapter_of(request.model, policy, is_aliased)
         policy.check_answers(request.num_answers, request.answers_field)
         for size, field in request.grammar_sizes():
             policy.check_grammar(size, field)
@@ -107,18 +129,28 @@ class GenerationEndpoint(TokensEndpoint):
             raise scope.error
         return scope.outcome or Outcome.COMPLETED
 
-    def _parse(self, body: JsonBody, scope: str | None) -> tuple[Frontend, GenerationRequest, Beginnings]:
-        """Parse a body into the request for a model's frontend and the beginnings of its prompt, which no router needs
-        without a scope.
+    def _parse(
+        self, body: JsonBody, policy: EffectivePolicy, scope: str | None
+    ) -> tuple[list[tuple[Frontend, GenerationRequest]], Beginnings]:
+        """Parse a body into the request for the frontend of each model to try, and the beginnings of its prompt, which
+        no router needs without a scope. Raises `BadRequest` if it is no request for the first.
         """
-        frontend = self.frontend.of_body(body)
-        request = self._dialect.parse(body, frontend.model.limits)
-        return frontend, request, UNKNOWN if scope is None else frontend.keys.fleet.beginnings(body.raw, scope)
+        tries = list[tuple[Frontend, GenerationRequest]]()
+        for model in policy.models_of(self.frontend.model_in(body)):
+            frontend = self.frontend.of(model)
+            try:
+                request = self._dialect.parse(body, frontend.model.limits)
+            except BadRequest:
+                if not tries:
+                    raise
+                continue  # what it asks is not within another model's limits
+            request.model = model or request.model
+            tries.append((frontend, request))
+        return tries, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
 
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
         """Copy the request's parameters into its record."""
         record.body_read = self.frontend.telemetry.clock()
-        record.model = request.model and masked(request.model)
         record.sampling, record.streams = request.sampling, request.stream
         record.policy_version = self.frontend.effective_policies.version
 
