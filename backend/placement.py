@@ -157,7 +157,7 @@ def _size_measured(
     weight_bytes: int,
     dtype: torch.dtype,
     device: torch.device,
-    least_block_bytes: int,
+    least_block_bytes: int = 0,
 ) -> EngineConfig:
     """Return the limits by the bytes that are free beside the weights and beside a step of the most tokens; with
     several ranks, on the rank that has the least.
