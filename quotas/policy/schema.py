@@ -303,6 +303,12 @@ def _schema() -> Schema:
             "enum": list(UNNAMED),
             "description": "Whether tenants that are not named here are served, as defaults says; default: allow.",
         },
+        prefix_sharing=_named(
+            GROUP_NAME,
+            "Groups of tenants that find each other's cached prefixes; a tenant is in one at most.",
+            _list(_number("number", TENANT_NAME, "A tenant of this policy."), "The tenants of the group.")
+            | {"minItems": 2},
+        ),
         aliases=_named(
             MODEL,
             "Names that requests may give as their model, and the models that serve them.",
@@ -310,12 +316,6 @@ def _schema() -> Schema:
                 _text(MODEL, "A model, or with its part of the traffic model=9."),
                 "Tried in this order, or first the one that is drawn by weight, until one does not refuse for load.",
             ),
-        ),
-        prefix_sharing=_named(
-            GROUP_NAME,
-            "Groups of tenants that find each other's cached prefixes; a tenant is in one at most.",
-            _list(_number("number", TENANT_NAME, "A tenant of this policy."), "The tenants of the group.")
-            | {"minItems": 2},
         ),
     )
     return {
