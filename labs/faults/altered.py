@@ -3,19 +3,23 @@
 A scenario that does not fail without what it guards shows nothing. Where no flag switches it off, this does.
 """
 
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
+from backend.engine import Engine
 from backend.scheduler.batch import Batch
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from fleet.retries import RetryBudget
 from gateway.cli.main import main
 from gateway.http.request_scope import Exchange
+from gateway.telemetry.event_log_file import EventLogFile
 from gateway.tenants.live_policy import LivePolicy
 from quotas.quotas import Grant
 
@@ -60,6 +64,16 @@ def with_blocking_writes() -> None:
     _replace(Exchange, "is_writable", property(lambda self: self._takes_chunks and not (self._is_over or wait(self))))
 
 
+def with_calendar() -> None:
+    """The engine goes by the time of day, which may jump."""
+    _replace(Engine, "__init__", partialmethod(Engine.__init__, clock=time.time))
+
+
+def without_unlogged_service() -> None:
+    """A gateway ends that cannot write its event log."""
+    _replace(EventLogFile, "_give_up", lambda self, error: os._exit(1))
+
+
 def wedging() -> None:
     """The device does not come back from its next step after SIGUSR1."""
     is_wedged = threading.Event()
@@ -87,6 +101,8 @@ ALTERATIONS: dict[str, Callable[[], None]] = {
         without_reload,
         without_second_attempts,
         with_blocking_writes,
+        with_calendar,
+        without_unlogged_service,
         wedging,
     )
 }

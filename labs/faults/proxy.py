@@ -93,28 +93,31 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        with suppress(asyncio.CancelledError):  # by `_end`; asyncio would log it
+            try:
+                await self._connected(near, back)
+            finally:
+                back.transport.abort()
+        self._tasks.discard(task)
+
+    async def _connected(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        await self._flows.wait()
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         try:
-            await self._flows.wait()
-            sock = socket.socket()
-            sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
             await self._loop.sock_connect(sock, self._far)
-            far, out = await asyncio.open_connection(sock=sock, limit=READ_BYTES)
         except OSError:
-            back.transport.abort()
+            sock.close()
             return
-        finally:
-            self._tasks.discard(task)
+        far, out = await asyncio.open_connection(sock=sock, limit=READ_BYTES)
         pair = (back, out)
         self._joined.add(pair)
-        self._tasks.add(task)
         try:
             await asyncio.gather(self._pass_on(near, out), self._pass_on(far, back))
         finally:
-            self._tasks.discard(task)
             self._joined.discard(pair)
-            for writer in pair:
-                writer.close()
+            out.close()
 
     async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         """Pass on the parts in order, and then the end; a broken connection ends the other side too."""
