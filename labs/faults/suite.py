@@ -27,7 +27,7 @@ from labs.faults.expectations import Expectation, Verdict
 from labs.faults.release import steps_to_release
 from labs.faults.site import Site
 from labs.faults.timeline import Act
-from labs.simulation.errors import OptionError
+from labs.simulation.errors import SimulationError
 from quotas.policy import units
 
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read(path: Path) -> Play:
-    """Raises `ScenarioError` and `OptionError`, which name the field."""
+    """Raises `SimulationError`, which names the file and the field."""
     try:
         play = Play.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         for text in play.expect + play.expect_fleet:
@@ -106,7 +106,7 @@ def read(path: Path) -> Play:
     except ValidationError as error:
         raise ScenarioError(str(path), error) from None
     except (OSError, yaml.YAMLError, ValueError) as error:
-        raise OptionError("scenario", str(path), str(error)) from None
+        raise SimulationError(f"{path}: {error}") from None
 
 
 def _row(report: Report, name: str, play: Play, replicas: int, is_off: bool) -> dict[str, object]:

@@ -3,12 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from labs.bench.scenario import ScenarioError
 from labs.faults import suite
 from labs.faults.altered import ALTERATIONS
 from labs.faults.release import steps_to_release
 from labs.faults.timeline import Act
-from labs.simulation.errors import OptionError
+from labs.simulation.errors import SimulationError
 from scripts import record_logs
 
 DOCS = Path(__file__).parents[3] / "docs" / "bench.md"
@@ -59,7 +58,7 @@ def test_the_page_lists_all_scenarios() -> None:
 def test_a_wrong_word_is_named_with_its_file(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(SMALL.replace(old, new))
-    with pytest.raises((OptionError, ScenarioError), match=message) as raised:
+    with pytest.raises(SimulationError, match=message) as raised:
         suite.read(path)
     assert "small.yaml" in str(raised.value)
 
