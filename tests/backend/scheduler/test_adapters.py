@@ -137,7 +137,7 @@ def test_retention_that_keeps_nothing_drops_the_prompt_and_not_the_adapter() -> 
     hooks.retention = DropAtEnd()
     planned = Planned(hooks=hooks)
     sequence = planned.add("a", planned.adapter(6))
-    sequence.block_names, sequence.num_told_names = [BlockName(1)], 1
+    sequence.block_names, sequence.block_table.num_told_names = [BlockName(1)], 1
     while planned.scheduler.has_work:
         planned.step()
     assert planned.scheduler.kv_manager.cache.named(sequence.block_names[0]) is None
