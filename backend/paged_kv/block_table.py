@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 class BlockTable:
     """The blocks of one sequence, or of the pin that keeps its cached prompt while it waits; compared by identity.
 
-    `Holdings` writes it; `Pins` adds a pin's charge to its sequence's table, and `BlockTables` counts its names. A block
+    `Holdings` writes it; `Pins` adds a pin's charge to its sequence's table, and `BlockTables` counts names. A block
     shared by several sequences of a tenant is on one account at a time, so that the accounts add up to the blocks that
     the tenant held.
     """
