@@ -135,7 +135,7 @@ class HttpServer(uvicorn.Server):
 
     def _listen(self, sock: socket.socket) -> Acceptor:
         """Accept connections. Raises `ListenError`: of two processes that have bound a port only one can listen."""
-        # of unacknowledged data, or unanswered probes, which is how Linux sees a reader that stops, too: it has its time
+        # of unacknowledged data or unanswered probes: to Linux a reader that stops is one of these, and has its time
         timeout_s = max(DEAD_PEER_SECONDS, self._write_timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * timeout_s))
         try:
