@@ -95,7 +95,7 @@ class Sequence:
     num_preemptions: int = 0  # to free memory or a slot for other sequences
     num_yields: int = 0  # preemptions at a limit of its own tenant, or after a lost step
     num_kept_tokens: int = 0  # output tokens at its last preemption
-    num_pinned_tokens: int = 0  # prompt tokens pinned in the prefix cache when it arrived
+    num_found_tokens: int = 0  # prompt tokens that were cached when it arrived; 0 once it has a slot
     num_lost_tokens: int = 0  # most computed tokens at any preemption
     watermark: int = 1  # free blocks for each running sequence that its admission requires; see `BlockTables`
     admission_number: int = 0  # count of admissions of all sequences at its arrival, or at its own last admission
