@@ -101,7 +101,7 @@ class Scheduler:
         assert 0 < sequence.num_prompt_tokens < sequence.request.most_tokens <= self.config.max_model_len
         if self._turns is None and (sequence.request.model or self.config.awake_bytes):
             self._turns = Turns(self.config, self.hooks.weight)
-        sequence.num_told_names = len(sequence.block_names)
+        sequence.block_table.num_told_names = len(sequence.block_names)
         sequence.admission_number = self.counters.admissions
         self.waiting.add(sequence)
         self._rule.arrived(sequence)
