@@ -72,12 +72,12 @@ class Backlog:
         return Load(1, tokens, sequence.request.body_bytes, seconds, prefill_pairs(cached, tokens))
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
-        """Return the prompt tokens of a sequence, about to wait, that need no computing: its pinned tokens, or all but
+        """Return the prompt tokens of a sequence, about to wait, that need no computing: its cached ones, or all but
         one if another answer to the same prompt waits already.
         """
         group = sequence.prompt_group
         if group is None or not self._shares_blocks or not self._groups[group] or sequence.output:
-            return sequence.num_pinned_tokens
+            return sequence.num_found_tokens
         return sequence.num_prompt_tokens - 1
 
     def add(self, sequence: Sequence, load: Load) -> None:

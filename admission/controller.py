@@ -75,13 +75,13 @@ class Controller:
     def arrive(self, sequence: Sequence, now: float) -> Promise:
         """Queue the sequence. Raises an `AdmissionRefused`, and then keeps nothing of the sequence."""
         sequence.arrival = now
-        cached = self.scheduler.look_up(sequence, now)
+        self.scheduler.look_up(sequence, now)
         try:
             load, promise = self.control.admit(sequence, now)
         except AdmissionRefused as refusal:
             self._tell_arrived(sequence, refusal, now)
             raise
-        self.scheduler.pin(sequence, cached, now)
+        self.scheduler.claim(sequence, now)
         self.scheduler.add(sequence)
         self.ledger.admitted(sequence, promise)
         if not sequence.is_spare:

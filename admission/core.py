@@ -12,7 +12,7 @@ from admission.expiry import DeadlineExpiry, Expiry, NoExpiry
 from admission.forecast import Forecaster
 from admission.keyed_order import KeyedOrder
 from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate
-from admission.kv.retention import BetweenTurnsRule, make_retention
+from admission.kv.retention import BetweenTurnsRule, MeasuredRetention
 from admission.kv.swap_choice import SwapChoice, SwapRule
 from admission.ledger import AdapterTime, EngineTimeTariff, Ledger
 from admission.order import DueOrder, WaitingOrder
@@ -112,7 +112,7 @@ class OrderParts(NamedTuple):
     def cost(self, sequence: Sequence) -> float:
         """Predict the engine seconds of a waiting sequence."""
         output = self.lengths.mean(sequence.tenant, sequence.request.max_tokens, len(sequence.output))
-        return self.tariff.estimate(sequence.num_prompt_tokens, output, sequence.num_pinned_tokens)
+        return self.tariff.estimate(sequence.num_prompt_tokens, output, sequence.num_found_tokens)
 
 
 def _fair(parts: OrderParts) -> DueOrder:
@@ -164,7 +164,7 @@ def make_core(
     sizer = PrefillSizer(engine, model, copy_time, config.prefill_share)
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
-    retention = make_retention(config.between_turns)
+    retention = MeasuredRetention() if config.between_turns is BetweenTurnsRule.MEASURED else None
     gate = _gate(config, forecast)
     spare_sizer = SpareSizer(sizer, config.spare_share)
     hooks = TenantHooks(queue.due, ledger, sizer, spare_sizer, gate, forecast, swap_choice, retention, fair)

@@ -22,7 +22,6 @@ from operator import mul
 
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.idle_blocks import COMMON_CHAIN, PLAIN_CHAIN, WANTED_CHAIN, IdleChain
-from backend.scheduler.retention import KeepRecent, KeepRule, Retention
 
 MIN_RETURN_S = 1.0  # the least time until a return, for the worth of a block
 AWAITED_WORTH = 1e6  # above the worth of every block that may not come back
@@ -234,15 +233,11 @@ class BetweenTurnsRule(StrEnum):
     """The rule by which blocks of a sequence that has ended are kept for its next turn."""
 
     MEASURED = "measured"  # by the measured return times of the tenant's turns, and its clients' hints
-    LRU = "lru"  # least recently used first, without hints
-    HOLD = "hold"  # blocks with a follow-up hint are not given to newcomers
-    DROP = "drop"  # no block is kept
+    LRU = "lru"  # least recently used first, without hints: a baseline to measure by
 
 
 class MeasuredRetention:
     """Evicts first the blocks least likely to be reused soon, within each tenant."""
-
-    keep = KeepRule.WHILE_WORTH
 
     def __init__(self) -> None:
         self._times = ReturnTimes()
@@ -264,21 +259,5 @@ class MeasuredRetention:
             return 1.0 / max(age, MIN_RETURN_S)
         return AWAITED_WORTH + age if kind == WANTED_CHAIN else self._times.worth(chain.tenant, chain.expects, age)
 
-    def probability(self, chain: IdleChain, age: float) -> float | None:
+    def probability(self, chain: IdleChain, age: float) -> float:
         return 1.0 if chain.kind == WANTED_CHAIN else self._times.probability(chain.tenant, chain.expects, age)
-
-
-class HoldForFollowUp(KeepRecent):
-    keep = KeepRule.HELD
-
-
-class DropAtEnd(KeepRecent):
-    keep = KeepRule.DROPPED
-
-
-def make_retention(rule: BetweenTurnsRule) -> Retention:
-    if rule is BetweenTurnsRule.MEASURED:
-        return MeasuredRetention()
-    return {BetweenTurnsRule.LRU: KeepRecent, BetweenTurnsRule.HOLD: HoldForFollowUp, BetweenTurnsRule.DROP: DropAtEnd}[
-        rule
-    ]()

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks of one sequence, or of the pin that keeps its cached prompt while it waits; compared by identity.
+    """The blocks of one sequence, or of its adapter; compared by identity.
 
-    `Holdings` writes it; `Pins` adds a pin's charge to its sequence's table. A block shared by several sequences of a
-    tenant is on one account at a time, so that the accounts add up to the blocks that the tenant held.
+    `Holdings` writes it. A block shared by several sequences of a tenant is on one account at a time, so that the
+    accounts add up to the blocks that the tenant held.
     """
 
     owner: str  # id of the sequence

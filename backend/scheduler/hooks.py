@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from backend.config import EngineConfig
-from backend.scheduler.retention import KeepRecent, Retention
+from backend.scheduler.retention import Retention
 from backend.scheduler.scheduled_step import FixedPrefillBudget, FixedSpareStep, PrefillBudget, SpareStep
 from backend.scheduler.sequence import Sequence
 
@@ -12,7 +12,7 @@ from backend.scheduler.sequence import Sequence
 class SchedulerHooks(Protocol):
     """Called by the scheduler while it plans or predicts a step; none may block."""
 
-    retention: Retention  # of the blocks of finished sequences
+    retention: Retention | None  # of the blocks of finished sequences
 
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
@@ -82,7 +82,7 @@ class DefaultHooks:
 
     def __init__(self, config: EngineConfig) -> None:
         self._blocks_for = config.blocks_for
-        self.retention: Retention = KeepRecent()
+        self.retention: Retention | None = None  # the least recently used is evicted first
 
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int

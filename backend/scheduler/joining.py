@@ -84,8 +84,6 @@ class Joining:
         """Return True if all its tokens fit now, running sequences can grow, and the hooks expect memory to last."""
         tables, running = self._kv_manager.blocks, self._kv_manager.running
         watermark = tables.watermark_blocks(sequence, running.values())
-        if running:
-            watermark += tables.cache.num_held_back_from(hit.blocks)
         if not tables.can_allocate(sequence, hit, watermark):
             return False
         if not running or self._is_contiguous:

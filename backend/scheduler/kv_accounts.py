@@ -22,18 +22,13 @@ class KVAccounts:
 
     @property
     def num_held(self) -> int:
-        """Blocks held by sequences, pins of waiting ones included."""
+        """Blocks held by sequences."""
         return self._kv.num_held
 
     @property
     def num_shared(self) -> int:
         """The held blocks with more than one holder."""
         return self._blocks.holdings.num_shared
-
-    @property
-    def num_reserved(self) -> int:
-        """The held blocks pinned for waiting sequences."""
-        return self._blocks.pins.num_blocks
 
     @property
     def num_idle(self) -> int:

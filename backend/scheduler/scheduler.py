@@ -8,7 +8,6 @@ from collections import deque
 
 from backend.config import EngineConfig
 from backend.paged_kv.block_pool import BlockPool
-from backend.paged_kv.prefix_cache import CachedBlock
 from backend.scheduler.accounting import Accounting
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
@@ -99,22 +98,21 @@ class Scheduler:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
         assert 0 < sequence.num_prompt_tokens < sequence.request.most_tokens <= self.config.max_model_len
         sequence.num_told_names = len(sequence.block_names)
-        self.kv_manager.blocks.expect(sequence)
         sequence.admission_number = self.counters.admissions
         self.waiting.add(sequence)
         self._rule.arrived(sequence)
         self._held_tenants.resume(sequence.tenant)
 
-    def look_up(self, sequence: Sequence, now: float = 0.0) -> list[CachedBlock]:
-        """Return the cached prompt blocks that may be pinned while the sequence queues."""
+    def look_up(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Count the prompt tokens of a newcomer that are cached, by which its first token is forecast. Nothing keeps
+        them: the newcomer may be refused.
+        """
         self.kv_manager.begin_event(now)
-        return self.kv_manager.blocks.pins.look_up(sequence, self._next_step)
+        sequence.num_found_tokens = self.num_cached_tokens(sequence)
 
-    def pin(self, sequence: Sequence, found: list[CachedBlock], now: float = 0.0) -> None:
-        """Pin the blocks just looked up until the sequence has a slot or has ended."""
-        self.kv_manager.begin_event(now)
+    def claim(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Evict the cached blocks of the turn before the sequence last, until it has a slot or has ended."""
         self.kv_manager.blocks.between_turns.claim(sequence, now)
-        self.kv_manager.blocks.pins.pin(sequence, found)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the prefix tokens of a waiting sequence that are cached or computed by steps in flight."""
@@ -413,7 +411,8 @@ class Scheduler:
         if sequence.adapter_table is not None:  # behind the hit, whose blocks it might evict
             self.kv_manager.blocks.adapters.take(sequence, scheduled.batch.step)
         scheduled.add_admission(sequence)
-        self.kv_manager.blocks.unpin(sequence)
+        self.kv_manager.blocks.between_turns.settled(sequence)
+        sequence.num_found_tokens = 0
         self.hooks.admitted(sequence, follows=hit.follows_leader)
 
     # lost steps

@@ -96,7 +96,7 @@ class Sequence:
     num_preemptions: int = 0  # to free memory or a slot for other sequences
     num_yields: int = 0  # preemptions at a limit of its own tenant, or after a lost step
     num_kept_tokens: int = 0  # output tokens at its last preemption
-    num_pinned_tokens: int = 0  # prompt tokens pinned in the prefix cache when it arrived
+    num_found_tokens: int = 0  # prompt tokens that were cached when it arrived; 0 once it has a slot
     num_lost_tokens: int = 0  # most computed tokens at any preemption
     num_told_names: int = 0  # of `block_names`, names given at arrival or reported by `BlockTables.newly_named`
     watermark: int = 1  # free blocks for each running sequence that its admission requires; see `BlockTables`

@@ -22,9 +22,8 @@ class Use(IntEnum):
 
     HELD = 0  # by one sequence
     SHARED = 1  # by several sequences, perhaps of several tenants: shown as the first one's
-    RESERVED = 2  # kept for a queued sequence
-    CACHED = 3  # idle, shown as its last holder's
-    PINNED = 4  # idle and pinned by the policy, perhaps for several tenants: shown as the first one's
+    CACHED = 2  # idle, shown as its last holder's
+    PINNED = 3  # idle and pinned by the policy, perhaps for several tenants: shown as the first one's
 
 
 async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
@@ -38,12 +37,10 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     holders = _holders(scheduler)
     held = [(sequence.tenant, list(sequence.block_table.blocks)) for sequence in holders]
     held += [(table.tenant, list(table.blocks)) for one in holders if (table := one.adapter_table) is not None]
-    reserved = [(pin.tenant, list(pin.blocks)) for pin in blocks.pins.all]
     idle, pinned = list(blocks.cache.idle_blocks()), list(blocks.pinned_prefixes.idle_blocks())
     layers = (
         (idle, Use.CACHED, 0),
         (pinned, Use.PINNED, 0),
-        (reserved, Use.RESERVED, 1),
         (held, Use.HELD, 1),
     )
     owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, layers)

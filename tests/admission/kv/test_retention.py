@@ -23,7 +23,7 @@ _ordinals = count()
 
 
 def chain(expects: float | None, left_at: float, tenant: str = "t") -> IdleChain:
-    return IdleChain(tenant, PLAIN_CHAIN, expects, left_at, 1, is_held=False)
+    return IdleChain(tenant, PLAIN_CHAIN, expects, left_at, 1)
 
 
 def learned(gaps: list[tuple[float | None, float | None]], tenant: str = "t") -> ReturnTimes:

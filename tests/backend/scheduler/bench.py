@@ -79,7 +79,7 @@ class Bench:
         prompt: list[int],
         max_tokens: int,
         tenant: str,
-        is_pinned: bool = False,
+        is_looked_up: bool = False,
         ends: Iterable[int] = (END,),
         **fields: Any,
     ) -> Sequence:
@@ -87,8 +87,9 @@ class Bench:
         sequence.logprobs = []
         sequence.prompt_logprobs = None if sequence.cache_root else []
         self.names.name(sequence, len(prompt) // self.config.block_size)
-        if is_pinned:
-            self.scheduler.pin(sequence, self.scheduler.look_up(sequence, self.now), self.now)
+        if is_looked_up:
+            self.scheduler.look_up(sequence, self.now)
+            self.scheduler.claim(sequence, self.now)
         self.scheduler.add(sequence)
         return sequence
 
