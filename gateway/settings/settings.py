@@ -4,6 +4,7 @@ import os
 import re
 import resource
 from collections.abc import Callable
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
@@ -22,6 +23,7 @@ FEW_FILES = (
     f"this process may not open more files; for {MAX_DEFAULT_CONNECTIONS} connections raise its limit to {OPEN_FILES} "
     "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
 )
+POSTGRES = ("postgresql://", "postgres://")
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
 
 
@@ -96,6 +98,18 @@ class Settings(SettingFields):
                 "must be redis://[[USER]:PASSWORD@]HOST[:PORT][/DB] with a port up to 65535; in a password / # ? @ are "
                 "percent-encoded (%2F %23 %3F %40)"
             )
+        return url
+
+    @field_validator("request_log_url")
+    @classmethod
+    def _request_log_url_is_one(cls, url: SecretStr | None) -> SecretStr | None:
+        if url and not (url.get_secret_value().startswith(POSTGRES) and _has_good_port(url.get_secret_value())):
+            raise ValueError(
+                "must be postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DB with a port up to 65535; in a password / # ? @ "
+                "are percent-encoded (%2F %23 %3F %40)"
+            )
+        if url and find_spec("psycopg") is None:
+            raise ValueError("needs psycopg: pip install 'sluice-gateway[postgres]'")
         return url
 
     @field_validator("otlp_endpoint")

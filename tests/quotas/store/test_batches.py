@@ -107,6 +107,21 @@ async def test_the_list_of_batches_forgets_those_whose_time_is_over(store: Redis
     assert await batches._execute(b"ZRANGE", batches._of(tenant, "batches"), 0, -1) == [b"c", b"d"]
 
 
+async def test_batches_that_have_ended_make_room_for_others_and_open_ones_do_not(
+    store: RedisStore, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may have any number of batches fail at once, and each has a record of kilobytes."""
+    monkeypatch.setattr("quotas.store.batches.MAX_KEPT_BATCHES", 5)
+    batches = store.batches()
+    for name in ("open", "ended", *map(str, range(20))):
+        assert await batches.open(tenant, name, FIELDS, 2)
+        if name != "open":
+            assert await batches.update(tenant, name, {"status": "failed"}, kept=60.0)
+    kept = [name for name, _ in await batches.batches(tenant, None, 100)]
+    assert kept == ["19", "18", "17", "16", "open"]
+    assert await batches.batch(tenant, "ended") is None and await batches.batch(tenant, "open")
+
+
 async def test_files_are_within_the_bytes_of_their_tenant(store: RedisStore, tenant: str) -> None:
     files = store.batches()
     most = 10 * LEAST_FILE_BYTES
