@@ -29,7 +29,6 @@ from gateway.openai.replies import Identity, StreamEncoder, TokenUsage
 from gateway.openai.requests import GenerationRequest
 from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER, UNKNOWN, Beginnings
 from gateway.telemetry.request_record import RequestRecord, num_cached_tokens
-from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.reservation import Attempt
 
@@ -47,16 +46,16 @@ class GenerationEndpoint(TokensEndpoint):
         super().__init__(frontend)
         self._dialect, self.operation = dialect, dialect.operation
 
-    async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
+    async def serve(self, call: Call, policy: EffectivePolicy) -> Outcome:
         has_come = has_come_whole(call.response.exchange)
         attempt = self.frontend.keys.fleet.attempt(call.response.request_headers.get(ATTEMPT_HEADER))
         parse = partial(self._parse, policy=policy, scope=None if attempt is None else policy.cache_scope)
-        tries, beginnings = await self.read(call, policy, parse)
+        tries, is_aliased, beginnings = await self.read(call, policy, parse)
         self._record_request(call.record, tries[0][1])
-        policy = self.present_policy(call, principal, has_come)
+        policy = self.present_policy(call, policy, has_come)
         for number, (frontend, request) in enumerate(tries, 1):
             try:
-                return await self._serve_by(frontend, call, policy, request, beginnings, attempt, len(tries) > 1)
+                return await self._serve_by(frontend, call, policy, request, beginnings, attempt, is_aliased)
             except (Overloaded, DeadlineUnmeetable):
                 if number == len(tries) or call.response.started is not None:
                     raise
@@ -76,7 +75,8 @@ class GenerationEndpoint(TokensEndpoint):
         dialect = self._dialect
         call.record.model = request.model and masked(request.model)
         headers, arrived, arrived_unix = call.scope["headers"], call.record.began, call.record.began_ns / 1e9
-        if request.is_in_background:  # its client's patience is about the answer to the call
+        is_in_background = request.is_in_background
+        if is_in_background:  # its client's patience is about the answer to the call
             headers = [header for header in headers if header[0] != READ_TIMEOUT]
         deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
         adapter = self.frontend.adapter_of(request.model, policy, is_aliased)
@@ -100,7 +100,7 @@ class GenerationEndpoint(TokensEndpoint):
             beginnings,
             adapter=adapter,
         )
-        if not request.is_in_background:  # else its router sees the beginning alone, and settles nothing
+        if not is_in_background:  # else its router sees the beginning alone, and settles nothing
             params.attempt = attempt
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
@@ -119,7 +119,7 @@ class GenerationEndpoint(TokensEndpoint):
                 params.guardrail = guardrail if guardrail.judges("answer") else None
             each = [prompt for prompt in prompts for _ in range(request.num_answers)]
             identity = dialect.identify(request)
-            if request.is_in_background:
+            if is_in_background:
                 async with dialect.in_background(call, scope, policy, request, identity) as run:
                     params.on_admitted = run.begin
                     await self._generate(frontend, call, scope, params, identity, each)
@@ -131,12 +131,13 @@ class GenerationEndpoint(TokensEndpoint):
 
     def _parse(
         self, body: JsonBody, policy: EffectivePolicy, scope: str | None
-    ) -> tuple[list[tuple[Frontend, GenerationRequest]], Beginnings]:
-        """Parse a body into the request for the frontend of each model to try, and the beginnings of its prompt, which
-        no router needs without a scope. Raises `BadRequest` if it is no request for the first.
+    ) -> tuple[list[tuple[Frontend, GenerationRequest]], bool, Beginnings]:
+        """Parse a body into the request for the frontend of each model to try, whether it named an alias of them, and
+        the beginnings of its prompt, which no router needs without a scope. Raises `BadRequest` if it is no request for
+        the first.
         """
-        tries = list[tuple[Frontend, GenerationRequest]]()
-        for model in policy.models_of(self.frontend.model_in(body)):
+        tries, asked = list[tuple[Frontend, GenerationRequest]](), self.frontend.model_in(body)
+        for model in policy.models_of(asked):
             frontend = self.frontend.of(model)
             try:
                 request = self._dialect.parse(body, frontend.model.limits)
@@ -146,7 +147,8 @@ class GenerationEndpoint(TokensEndpoint):
                 continue  # what it asks is not within another model's limits
             request.model = model or request.model
             tries.append((frontend, request))
-        return tries, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
+        is_aliased = asked in self.frontend.effective_policies.aliases
+        return tries, is_aliased, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
 
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
         """Copy the request's parameters into its record."""

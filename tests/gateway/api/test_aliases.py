@@ -87,6 +87,8 @@ async def test_an_alias_is_allowed_by_its_own_name(gateway: Gateway) -> None:
     set_aliases(gateway, ORDERED, models="best")
     assert (await ask(gateway, "best"))[0] == 200
     assert (await ask(gateway, "second"))[0] == 404
+    set_aliases(gateway, {"best": (AliasedModel("second"),)}, models="best")
+    assert (await ask(gateway, "best"))[1]["model"] == "second"
     set_aliases(gateway, ORDERED, models="second")
     status, answer = await ask(gateway, "best")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
