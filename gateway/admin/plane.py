@@ -1,17 +1,22 @@
 """Makes the admin plane of a gateway and runs it on its own port."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from importlib import import_module
+from typing import Any
+
+import httpx
 
 from gateway.admin.actions import Actions
 from gateway.admin.adapters import Adapters
+from gateway.admin.admins import AdminKeys
 from gateway.admin.api import Api
 from gateway.admin.app import AdminApp
 from gateway.admin.audit_log import FILE, AuditLog
 from gateway.admin.bill import BillReader, MachinePrice
+from gateway.admin.endpoint import Blob
 from gateway.admin.history import History
 from gateway.admin.overview import Process
 from gateway.admin.page_files import page_files
@@ -63,15 +68,32 @@ async def admin_plane(
     service.policies.on_failure.append(actions.policy_rejected)
     keys.on_change.append(actions.keys_changed)
     await actions.started(len(keys.in_force))
-    app = AdminApp(port.keys, api.routes(actions), page_files(), process.probes, service.metrics.prometheus_text)
     tasks = [history.run(), api.watch(), *([] if database is None else [database.run()])]
     if price is not None:
         accounts = service.core.share.accounts, service.core.ledger.spare.accounts
         tasks.append(EngineHours(accounts, service.quotas.store, service.telemetry.clock, _today).run())
-    async with serving(AdminServer(settings, app), port.sock), beside(*tasks):
-        yield
+    async with sign_in(settings, port.keys, audit) as sign_in_paths, beside(*tasks):
+        public = {**process.probes, **sign_in_paths}
+        app = AdminApp(port.keys, api.routes(actions), page_files(), public, service.metrics.prometheus_text)
+        async with serving(AdminServer(settings, app), port.sock):
+            yield
     if database is not None:
         await database.close()
+
+
+@asynccontextmanager
+async def sign_in(
+    settings: Settings, keys: AdminKeys, audit: AuditLog
+) -> AsyncIterator[Mapping[str, Callable[..., Any]]]:
+    """The paths of the port by which admins sign in at a provider, if the settings name one."""
+    if settings.oidc_issuer is None:
+        yield {"/oidc/session": Blob(b'{"offered": false}', "application/json")}
+        return
+    oidc = import_module("gateway.admin.oidc")  # needs an extra
+    async with httpx.AsyncClient(timeout=oidc.ANSWER_SECONDS) as client:
+        offered = oidc.SignIn(settings, audit, client)
+        keys.signed_in = offered.admin
+        yield offered.paths()
 
 
 def _today() -> date:
