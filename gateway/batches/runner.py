@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from gateway.background import Outages
 from gateway.batches.file_bytes import FileBytes, LostFile, SealedWriter
 from gateway.batches.line_endpoints import LineAnswer, LineEndpoints
 from gateway.batches.lines import Line, check_lines, problem_object, read_line, split_lines
@@ -88,16 +89,15 @@ class BatchRunner:
             self.running[name].changed.set()
 
     async def run(self) -> None:
+        outages = Outages("batches are not looked for", QuotaError, OSError)
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
-                try:
+                with outages:
                     await self._take(group)
                     if time.monotonic() - self._swept >= SWEEP_SECONDS:
                         self._swept = time.monotonic()
                         await self._sweep()
-                except (QuotaError, OSError) as error:
-                    log.warning("batches are not looked for: %s", error)
                 try:
                     async with asyncio.timeout(POLL_SECONDS):
                         await self._changed.wait()

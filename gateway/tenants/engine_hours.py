@@ -1,16 +1,14 @@
 """Books each tenant's engine time, and the time for which this process has run: what a machine's bill is made of."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from typing import Protocol
 
 from admission.share import Account
+from gateway.background import Outages
 from quotas.errors import QuotaError
 from quotas.reservation import Usage
-
-log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 2.0
 TENANTS_PER_TURN = 500  # booked in a millisecond or two, so that other tasks of the event loop do not wait
@@ -66,14 +64,8 @@ class EngineHours:
 
     async def run(self) -> None:
         """Book at intervals for as long as the server runs."""
-        is_away = False
+        outages = Outages("the machine's time is booked once the store answers", QuotaError)
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
-            try:
+            with outages:
                 await self.book()
-            except QuotaError as error:
-                if not is_away:
-                    log.warning("the machine's time is booked once the store answers: %s", error)
-                is_away = True
-            else:
-                is_away = False

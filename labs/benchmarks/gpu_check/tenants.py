@@ -6,7 +6,10 @@ beside a long prompt; and an admitted request with a deadline has its first toke
 """
 
 import gc
+import lzma
+import os
 import resource
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -277,6 +280,17 @@ class _Phases:
         yield Finding(f"{what}: admitted", len(admitted) / max(1, len(due)))
         yield Finding(f"{what}: admitted and missed", len(late) / max(1, len(admitted)), bound=MISSED)
         yield from self._explain_late(late, begun)
+        self._keep_log(begun)
+
+    def _keep_log(self, begun: int) -> None:
+        """Keep the event log of this phase in the folder from which files come back, if `scripts/gpu_box` names one."""
+        if kept := os.environ.get("SLUICE_GPU_OUT"):
+            with (
+                self._server.event_log.open("rb") as log,
+                lzma.open(Path(kept) / "deadlines.xz", "wb", preset=0) as out,
+            ):
+                log.seek(begun)
+                shutil.copyfileobj(log, out)
 
     def _explain_late(self, late: list[tuple[Exchange, float]], begun: int) -> Iterator[Finding]:
         by_limit = Counter(f"{limit:.2f}" for _, limit in late)
