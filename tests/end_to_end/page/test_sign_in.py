@@ -23,7 +23,7 @@ pytest.importorskip("joserfc", reason="no joserfc here: the extra oidc")
 providers = import_module("tests.gateway.admin.oidc_provider")
 
 NPM = "SLUICE_OIDC_PROVIDER"  # a directory in which npm has installed oidc-provider
-CLIENT, SECRET = providers.CLIENT, providers.SECRET
+CLIENT = providers.CLIENT
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def npm_provider(directory: str, redirect: str) -> Iterator[str]:
     port, program = free_port(), Path(__file__).with_name("oidc_provider.mjs")
     node = shutil.which("node")
     assert node is not None
-    process = subprocess.Popen([node, str(program), str(port), redirect, CLIENT, SECRET], cwd=directory)
+    process = subprocess.Popen([node, str(program), str(port), redirect, CLIENT], cwd=directory)
     url = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:
@@ -71,14 +71,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProce
     port, directory = free_port(), os.environ.get(NPM)
     page = f"http://127.0.0.1:{port}/"
     provider = npm_provider(directory, f"{page}oidc/callback") if directory else own_provider()
-    with provider as issuer, pytest.MonkeyPatch.context() as patch:
-        if directory:
-            patch.setenv("SLUICE_OIDC_CLIENT_SECRET", SECRET)
+    with provider as issuer:
         policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
         policy.write_text("tenants: {acme: {}}")
         flags = ("--admin-port", str(port), "--admin-url", page, "--oidc-issuer", issuer, "--oidc-client-id", CLIENT)
         roles = ("--oidc-role", "operator=ops", "--oidc-role", "admin=platform", "--policy", str(policy))
-        with running_server(tmp_path_factory.mktemp("site"), *flags, *roles, warm=not directory) as server:
+        with running_server(tmp_path_factory.mktemp("site"), *flags, *roles) as server:
             yield server, directory is not None
 
 
