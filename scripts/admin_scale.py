@@ -52,7 +52,7 @@ def make_policy(num_tenants: int) -> str:
         f"cost: {10 + number % 90}/month}}}}\n"
         for number in range(num_tenants)
     )
-    teams = "".join(f"  team-{number:02d}: {{limits: {{cost: 5000/month}}}}\n" for number in range(50))
+    teams = "".join(f"  team-{number:02d}: {{currency: USD, limits: {{cost: 5000/month}}}}\n" for number in range(50))
     prices = "defaults: {price: {input: 1/1M, output: 2/1M, currency: USD}}\n"
     return f"{prices}teams:\n{teams}tenants:\n{''.join(rows)}"
 
