@@ -1,5 +1,5 @@
-"""`sluice` that counts the CPU time for which requests to its admin port hold the event loop, and tells the longest hold
-of each path at its end, on stderr.
+"""`sluice` that counts the CPU time for which requests to its admin port hold the event loop: at its end it says
+the most of each path on stderr.
 """
 
 import atexit
