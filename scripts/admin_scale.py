@@ -137,7 +137,7 @@ def main() -> int:
         make_keys(folder / "state", options.tenants, options.keys)
         url = stack.enter_context(running(BINARIES["valkey"], folder))
         asyncio.run(spend(url, options.tenants))
-        flags = (f"--policy={policy}", f"--redis-url={url}", "--threads=1")
+        flags = (f"--policy={policy}", f"--redis-url={url}", "--threads=1", "--redis-timeout=10")
         program = "tests.gateway.stepped_admin_server"
         with running_server(folder, *flags, program=program, warm=False) as server:
             answers = ask(server)

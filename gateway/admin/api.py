@@ -103,6 +103,7 @@ class Api:
             ),
             admin_route("GET", f"{PREFIX}/requests/{{name:name}}", self.show_request),
             admin_route("GET", f"{PREFIX}/request-log", self.request_log),
+            admin_route("POST", f"{PREFIX}/request-log/{{name:name}}/texts", self.texts, role=Role.OPERATOR),
             admin_route("GET", f"{PREFIX}/queue", self.queue),
             admin_route("GET", f"{PREFIX}/kv", self.kv),
             admin_route("GET", f"{PREFIX}/policy", self.policy),
@@ -168,6 +169,10 @@ class Api:
 
     async def request_log(self, request: AdminRequest) -> Json:
         return await self._request_log.listed(request.query)
+
+    async def texts(self, request: AdminRequest) -> Json:
+        await self._audit.record(request.actor, "requests.read_texts", f"{request.name:.200}", "done")
+        return await self._request_log.texts(request.name)
 
     async def queue(self, request: AdminRequest) -> Json:
         now = self._service.telemetry.clock()

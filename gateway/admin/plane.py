@@ -1,7 +1,7 @@
 """Makes the admin plane of a gateway and runs it on its own port."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from importlib import import_module
@@ -18,6 +18,7 @@ from gateway.admin.audit_log import FILE, AuditLog
 from gateway.admin.bill import BillReader, MachinePrice
 from gateway.admin.endpoint import Blob
 from gateway.admin.history import History
+from gateway.admin.logged_texts import LoggedTexts
 from gateway.admin.overview import Process
 from gateway.admin.page_files import page_files
 from gateway.admin.policy_editor import PolicyEditor
@@ -43,6 +44,7 @@ async def admin_plane(
     settings: Settings,
     service: Service,
     keys: KeySource,
+    decode: Callable[[Sequence[int]], str],
     process: Process,
     port: AdminPort | None,
 ) -> AsyncIterator[None]:
@@ -51,7 +53,8 @@ async def admin_plane(
         yield
         return
     database = open_request_log(settings, service.metrics.process)
-    history = History(service.telemetry, service.core.scheduler, service.core.share.accounts, database)
+    texts = LoggedTexts(lambda: service.policies.current, decode)
+    history = History(service.telemetry, service.core.scheduler, service.core.share.accounts, database, texts)
     service.telemetry.on_end.append(history.request_ended)
     service.core_telemetry.on_step.append(history.step_completed)
     traffic = RecentTraffic(service.telemetry.live)

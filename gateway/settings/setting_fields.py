@@ -313,8 +313,8 @@ class LoggingFields(SettingRecord):
         "logging",
         "BYTES",
         ByteSize(256 * 2**20),
-        "size of the searchable log of ended requests, whose oldest go first; it holds neither prompts nor answers; 0: "
-        "none is kept",
+        "size of the searchable log of ended requests, whose oldest go first; it holds prompts and answers where the "
+        "policy has log_texts; 0: none is kept",
         ge=0,
     )
     request_log_retention: float = setting(

@@ -1,5 +1,6 @@
 // Puts the page together: one poll a second, whose answers go to the parts.
 
+import { segment } from "./api.js";
 import { Board } from "./board.js";
 import { CancelQuestion } from "./cancel_question.js";
 import { Charts } from "./charts.js";
@@ -29,7 +30,10 @@ class GatewayBoard extends Board {
     this.slots = new Slots();
     this.charts = new Charts(byId("charts"));
     this.pool = new Pool(byId("pool"), byId("pool-scale"), this.slots);
-    this.request = requestDetail((row) => this.question.ask(this.api, row));
+    this.request = requestDetail(
+      (row) => this.question.ask(this.api, row),
+      (row) => this.api.post(`request-log/${segment(address(row))}/texts`),
+    );
     this.tenant = tenantDetail((row) => this.#openRequest(row));
     this.windows = [this.request, this.tenant];
     this.question = new CancelQuestion();

@@ -2,20 +2,20 @@
 
 import { Detail, factList } from "./detail.js";
 import { byId, el } from "./dom.js";
-import { outcome } from "./requests.js";
-import { shown } from "./text.js";
+import { address, outcome } from "./requests.js";
+import { lines, shown } from "./text.js";
 import { timeline } from "./timeline.js";
 import { duration, whole } from "./units.js";
 
-/** `cancel(row)` asks whether to end it. */
-export function requestDetail(cancel) {
-  return new Detail(byId("request-dialog"), "request-title", "requests", (request) => content(request, cancel));
+/** `cancel(row)` asks whether to end it; `texts(row)` promises its prompts and answers. */
+export function requestDetail(cancel, texts) {
+  return new Detail(byId("request-dialog"), "request-title", "requests", (request) => content(request, cancel, texts));
 }
 
-function content(request, cancel) {
+function content(request, cancel, texts) {
   const reason = request.reason ? [el("p", { class: "note" }, shown(request.reason, 240))] : [];
   const picture = timeline(request.timeline ?? [], request.age ?? request.duration);
-  return [factList(facts(request)), ...reason, picture, ...(request.state ? [cancelling(request, cancel)] : [])];
+  return [factList(facts(request)), ...reason, picture, request.state ? cancelling(request, cancel) : reading(request, texts)];
 }
 
 function facts(request) {
@@ -36,6 +36,29 @@ function facts(request) {
     ...(request.session ? { Session: shown(request.session, 64) } : {}),
     ...(request.trace_id ? { Trace: shown(request.trace_id, 32) } : {}),
   };
+}
+
+let reader = { of: null, place: null }; // of the request that is shown, whose texts outlast a refresh
+
+/** A button that asks for prompts and answers, which the log has by the tenant's consent; each look is on record. */
+function reading(request, texts) {
+  if (reader.of === address(request)) return reader.place;
+  const place = el("div", { class: "for-operators" });
+  reader = { of: address(request), place };
+  const show = async () => {
+    try {
+      const { texts: found } = await texts(request);
+      place.replaceChildren(...found.flatMap(({ prompt, answer }) => [said("Prompt", prompt), said("Answer", answer)]));
+    } catch (error) {
+      place.replaceChildren(el("p", { class: "note" }, `${shown(error.message, 240)}.`));
+    }
+  };
+  place.append(el("button", { type: "button", class: "texts", click: show }, "Prompt and answer"));
+  return place;
+}
+
+function said(title, text) {
+  return el("section", {}, el("h3", {}, title), el("pre", { tabindex: 0 }, lines(text)));
 }
 
 function cancelling(request, cancel) {
