@@ -268,7 +268,7 @@ class BlockTables:
         if not names or not self.shares_blocks:
             return
         size = self.block_size
-        first, last = start // size, min(sequence.num_told_names, sequence.num_computed_tokens // size)
+        first, last = start // size, min(sequence.block_table.num_told_names, sequence.num_computed_tokens // size)
         if first < last:
             filled = names[first:last]
             self.cache.publish_all(filled, table.blocks[first:last], step, table)
@@ -330,10 +330,10 @@ class BlockTables:
         known = sequence.num_prompt_tokens + len(sequence.output)
         full = min(sequence.num_computed_tokens, known) // self.block_size
         self._name(sequence, full)
-        names, told = sequence.block_names, sequence.num_told_names
+        names, told = sequence.block_names, sequence.block_table.num_told_names
         if len(names) > told:
             self.newly_named.append((sequence, told))
-            sequence.num_told_names = len(names)
+            sequence.block_table.num_told_names = len(names)
         last = min(full, len(names))
         table = sequence.block_table
         self.cache.publish_all(names[:last], table.blocks[:last], sequence.last_step, table)

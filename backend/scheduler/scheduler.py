@@ -97,7 +97,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
         assert 0 < sequence.num_prompt_tokens < sequence.request.most_tokens <= self.config.max_model_len
-        sequence.num_told_names = len(sequence.block_names)
+        sequence.block_table.num_told_names = len(sequence.block_names)
         sequence.admission_number = self.counters.admissions
         self.waiting.add(sequence)
         self._rule.arrived(sequence)

@@ -11,7 +11,8 @@ from quotas.policy.policy import LogTexts, Policy
 MAX_SEQUENCES = 4  # of one request
 MAX_TOKENS = 4096  # of a prompt, its last ones; and of an answer
 MAX_CHARS = 16_384  # of each
-_LONG_NUMBER = (
+_DATE = r"\d{4}-\d\d-\d\d\b"
+_LONG_NUMBER = rf"(?<!\d)(?!{_DATE})\+?\(?\d[\d ().-]{{6,30}}\d"  # telephones, cards, accounts
     r"(?!\d{4}-\d\d-\d\d\b)\+?\(?\d[\d ().-]{6,30}\d"  # telephones, cards, accounts: no date or amount has nine digits
 )
 _PERSONAL = re.compile(

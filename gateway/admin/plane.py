@@ -74,7 +74,7 @@ async def admin_plane(
     tasks = [history.run(), api.watch(), *([] if database is None else [database.run()])]
     if price is not None:
         accounts = service.core.share.accounts, service.core.ledger.spare.accounts
-        tasks.append(EngineHours(accounts, service.quotas.store, service.telemetry.clock, _today).run())
+        tasks.append(EngineHours(accounts, service.quotas.store.ledger, service.telemetry.clock, _today).run())
     async with sign_in(settings, port.keys, audit) as sign_in_paths, beside(*tasks):
         public = {**process.probes, **sign_in_paths}
         app = AdminApp(port.keys, api.routes(actions), page_files(), public, service.metrics.prometheus_text)

@@ -17,6 +17,8 @@ SCRIPTS = {  # results of programs that are no benchmark by their name
     "agent_clients": "scripts/check_agents.py",
     "clients": "scripts/check_clients.py",
     "embedding_vectors": "scripts/check_embeddings.py",
+    "fault_guards": "python -m labs.faults.suite --without-guard",
+    "faults": "python -m labs.faults.suite",
     "fleet": "scripts/check_fleet.py",
     "fuzz": "python -m scripts.fuzz_requests",
     "models": "scripts/check_models.py",
