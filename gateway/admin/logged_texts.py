@@ -13,8 +13,6 @@ MAX_TOKENS = 4096  # of a prompt, its last ones; and of an answer
 MAX_CHARS = 16_384  # of each
 _DATE = r"\d{4}-\d\d-\d\d\b"
 _LONG_NUMBER = rf"(?<!\d)(?!{_DATE})\+?\(?\d[\d ().-]{{6,30}}\d"  # telephones, cards, accounts
-    r"(?!\d{4}-\d\d-\d\d\b)\+?\(?\d[\d ().-]{6,30}\d"  # telephones, cards, accounts: no date or amount has nine digits
-)
 _PERSONAL = re.compile(
     rf"(?P<email>[\w.+-]{{1,64}}@[\w-]{{1,63}}(?:\.[\w-]{{1,63}}){{1,8}})"
     rf"|(?P<iban>\b[A-Z]{{2}}\d{{2}}(?: ?[A-Z\d]{{4}}){{3,7}}(?: ?[A-Z\d]{{1,3}})?\b)"
