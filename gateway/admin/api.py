@@ -122,6 +122,7 @@ class Api:
             admin_route("GET", f"{PREFIX}/keys", self.keys),
             admin_route("POST", f"{PREFIX}/keys", self.create_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/edit", self.edit_key, role=Role.ADMIN),
+            admin_route("POST", f"{PREFIX}/keys/{{name:name}}/what-if", self.what_if_of_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/rotate", self.rotate_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/revoke", self.revoke_key, role=Role.ADMIN),
             admin_route("GET", f"{PREFIX}/adapters", self.list_adapters),
@@ -213,6 +214,10 @@ class Api:
     async def edit_key(self, request: AdminRequest) -> Json:
         edit = parse_body(KeyEdit, JsonBody.of(request.body))
         return await self._keys.edit(request.actor, request.name, edit)
+
+    async def what_if_of_key(self, request: AdminRequest) -> Json:
+        base, edited = await self._keys.policies(request.name, parse_body(KeyEdit, JsonBody.of(request.body)))
+        return await self._what_ifs.of(edited, base)
 
     async def rotate_key(self, request: AdminRequest) -> Json:
         return await self._keys.rotate(
