@@ -180,7 +180,9 @@ async def open_service(
             cache_limiter=CacheLimiter(admission, kv_pool, tenants.policies.current),
             prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names, adapters.registry.get),
             debts=debts,
-            kept_usage=KeptUsage(accounts.kept_block_seconds, quotas.store, kv_shape.block_bytes, engine.clock),
+            kept_usage=KeptUsage(
+                accounts.cache.kept.all_block_seconds, quotas.store, kv_shape.block_bytes, engine.clock
+            ),
             kv_shape=kv_shape,
             metrics=metrics,
             telemetry=telemetry,

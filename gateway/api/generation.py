@@ -28,7 +28,6 @@ from gateway.openai.replies import Identity, StreamEncoder, TokenUsage
 from gateway.openai.requests import GenerationRequest
 from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER, UNKNOWN, Beginnings
 from gateway.telemetry.request_record import RequestRecord, num_cached_tokens
-from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 
 Result = TypeVar("Result")
@@ -45,16 +44,17 @@ class GenerationEndpoint(TokensEndpoint):
         super().__init__(frontend)
         self._dialect, self.operation = dialect, dialect.operation
 
-    async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
+    async def serve(self, call: Call, policy: EffectivePolicy) -> Outcome:
         frontend, dialect = self.frontend, self._dialect
         has_come = has_come_whole(call.response.exchange)
         attempt = frontend.keys.fleet.attempt(call.response.request_headers.get(ATTEMPT_HEADER))
         parse = partial(self._parse, scope=None if attempt is None else policy.cache_scope)
         request, beginnings = await self.read(call, policy, parse)
         self._record_request(call.record, request)
-        policy = self.present_policy(call, principal, has_come)
+        policy = self.present_policy(call, policy, has_come)
         headers, arrived, arrived_unix = call.scope["headers"], call.record.began, call.record.began_ns / 1e9
-        if request.is_in_background:  # its client's patience is about the answer to the call
+        is_in_background = request.is_in_background
+        if is_in_background:  # its client's patience is about the answer to the call
             headers = [header for header in headers if header[0] != READ_TIMEOUT]
         deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
         adapter = frontend.adapter_of(request.model, policy)
@@ -78,7 +78,7 @@ class GenerationEndpoint(TokensEndpoint):
             beginnings,
             adapter=adapter,
         )
-        if not request.is_in_background:  # else its router sees the beginning alone, and settles nothing
+        if not is_in_background:  # else its router sees the beginning alone, and settles nothing
             params.attempt = attempt
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
@@ -97,7 +97,7 @@ class GenerationEndpoint(TokensEndpoint):
                 params.guardrail = guardrail if guardrail.judges("answer") else None
             each = [prompt for prompt in prompts for _ in range(request.num_answers)]
             identity = dialect.identify(request)
-            if request.is_in_background:
+            if is_in_background:
                 async with dialect.in_background(call, scope, policy, request, identity) as run:
                     params.on_admitted = run.begin
                     await self._generate(call, scope, params, identity, each)

@@ -67,11 +67,6 @@ class InProcessGeneration:
         self._num_delivered: dict[TokenStream, int] = {}  # tokens, of stopped streams
         self._held = held
 
-    def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
-        """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
-        self.streams.append(self._client.service.engine.submit(sequence, make_stream))
-        self._record.engine.timelines.append(self._client.service.core_telemetry.timeline(sequence))
-
     def begin(self, fail: Callable[[ApiError], object]) -> None:
         """Start charging the sequences' use, and extending the reservations of answers of undeclared length."""
         answers = self._record.num_answers
@@ -259,7 +254,8 @@ class InProcessClient:
                 record.engine.reserving = now
             service.core.requested(request.as_recorded(), now)
             for sequence in sequences:
-                generation.admit(sequence, make_stream)
+                generation.streams.append(service.engine.submit(sequence, make_stream))
+                record.engine.timelines.append(service.core_telemetry.timeline(sequence))
             if self._unpaid:
                 self._charge_compiling(request.tenant, is_line)
             generation.begin(fail)
@@ -397,7 +393,7 @@ class InProcessClient:
 
     async def limit_states(self, policy: EffectivePolicy, session: str | None) -> tuple[LimitState, ...]:
         try:
-            return await self.service.quotas.states(policy.name, policy.key, policy.charged_in(session))
+            return await self.service.quotas.store.states(policy.name, policy.key, policy.charged_in(session))
         except QuotaError as error:
             raise refusal_of(error) from None
 
