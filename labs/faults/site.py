@@ -53,6 +53,7 @@ LEFT = (  # metrics that are 0 without load
     "sluice_orphans",
     "sluice_stalled_writes",
 )
+OF_ROUTER = ("write_timeout", "drain_timeout")  # flags that a router has too
 LINKS = ("clients", "replicas", "store")  # where a proxy may be: before the front, each gateway, the store
 
 
@@ -178,6 +179,7 @@ class Site:
             rows = [{"url": at(port), "admin": at(admin)} for port, admin in addresses]
             file.write_text(yaml.safe_dump({"replicas": rows}))
             own = {"port": front, "admin_port": admin, "replicas": file, "policy": self._policy_file}
+            own |= {flag: value for flag, value in self._flags.items() if flag in OF_ROUTER}
             self._serve("router", "route", {**own, "state_dir": self._state, "log_level": "error"}, admin)
         for name in self._supervised:
             self._until_ready(name)

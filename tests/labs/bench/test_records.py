@@ -63,5 +63,5 @@ def test_what_a_tool_did_not_measure_is_left_out(tmp_path: Path) -> None:
 def test_anything_else_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "result.json"
     path.write_text(text)
-    with pytest.raises(OptionError, match="--beside: (cannot be read|is no result of guidellm)"):
+    with pytest.raises(OptionError, match=r"--beside: (cannot be read|is no result of guidellm)"):
         read_record(path)
