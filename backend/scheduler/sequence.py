@@ -56,15 +56,12 @@ class PromptRequest:
     expects_followup: float | None = None  # seconds from its end to an announced next turn; None: not announced
     grammar: str | None = None  # the name of its grammar in logs; None: free text
     adapter: Adapter | None = None  # None: the model alone
+    model: int = 0  # of those that the engine serves, in the order of their settings
 
     @property
     def most_tokens(self) -> int:
         """Upper bound of its tokens, prompt included."""
         return len(self.prompt) + self.max_tokens
-
-    @property
-    def is_spare(self) -> bool:
-        return self.priority_class >= SPARE_CLASS
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +122,7 @@ class Sequence:
 
     @property
     def is_spare(self) -> bool:
-        return self.request.is_spare
+        return self.request.priority_class >= SPARE_CLASS
 
     @property
     def num_prompt_tokens(self) -> int:
