@@ -17,6 +17,7 @@ from gateway.admin.app import AdminApp
 from gateway.admin.audit_log import FILE, AuditLog
 from gateway.admin.bill import BillReader, MachinePrice
 from gateway.admin.endpoint import Blob
+from gateway.admin.explanation import Explanations
 from gateway.admin.history import History
 from gateway.admin.logged_texts import LoggedTexts
 from gateway.admin.overview import Process
@@ -65,7 +66,8 @@ async def admin_plane(
     what_ifs = WhatIfs(service, core_config(settings), traffic)
     price = None if settings.machine_price is None else MachinePrice.of(settings.machine_price)
     bill, adapters = BillReader(service, price), Adapters(service, settings.adapter_dir, audit)
-    api = Api(process, service, history, audit, keys, what_ifs, reader, editor, bill, adapters)
+    explanations = Explanations(settings.event_log)
+    api = Api(process, service, history, audit, keys, what_ifs, reader, editor, bill, adapters, explanations)
     actions = Actions(api.requests, service.policies, audit, process.drain)
     service.policies.on_change.append(actions.policy_changed)
     service.policies.on_failure.append(actions.policy_rejected)

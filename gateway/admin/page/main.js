@@ -21,6 +21,7 @@ import { shown } from "./text.js";
 import { UsageView } from "./usage/view.js";
 import { Views } from "./views.js";
 
+const EXPLANATION = 70000; // milliseconds
 const NOW = ["tenants", "requests", "queue", "kv", "refusals"]; // what the first view asks each second
 
 class GatewayBoard extends Board {
@@ -33,6 +34,7 @@ class GatewayBoard extends Board {
     this.request = requestDetail(
       (row) => this.question.ask(this.api, row),
       (row) => this.api.post(`request-log/${segment(address(row))}/texts`),
+      (row) => this.api.get(`requests/${segment(address(row))}/explanation`, EXPLANATION),
     );
     this.tenant = tenantDetail((row) => this.#openRequest(row));
     this.windows = [this.request, this.tenant];

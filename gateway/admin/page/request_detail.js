@@ -7,15 +7,17 @@ import { lines, shown } from "./text.js";
 import { timeline } from "./timeline.js";
 import { duration, whole } from "./units.js";
 
-/** `cancel(row)` asks whether to end it; `texts(row)` promises its prompts and answers. */
-export function requestDetail(cancel, texts) {
-  return new Detail(byId("request-dialog"), "request-title", "requests", (request) => content(request, cancel, texts));
+/** `cancel(row)` asks whether to end it; `texts(row)` and `explain(row)` promise its prompts and answers, and its story. */
+export function requestDetail(cancel, texts, explain) {
+  const content = (request) => shownWhole(request, cancel, texts, explain);
+  return new Detail(byId("request-dialog"), "request-title", "requests", content);
 }
 
-function content(request, cancel, texts) {
+function shownWhole(request, cancel, texts, explain) {
   const reason = request.reason ? [el("p", { class: "note" }, shown(request.reason, 240))] : [];
   const picture = timeline(request.timeline ?? [], request.age ?? request.duration);
-  return [factList(facts(request)), ...reason, picture, request.state ? cancelling(request, cancel) : reading(request, texts)];
+  const end = request.state ? cancelling(request, cancel) : more(request, texts, explain);
+  return [factList(facts(request)), ...reason, picture, end];
 }
 
 function facts(request) {
@@ -38,23 +40,35 @@ function facts(request) {
   };
 }
 
-let reader = { of: null, place: null }; // of the request that is shown, whose texts outlast a refresh
+let asked = { of: null, place: null }; // of the request that is shown, whose answers outlast a refresh
 
-/** A button that asks for prompts and answers, which the log has by the tenant's consent; each look is on record. */
-function reading(request, texts) {
-  if (reader.of === address(request)) return reader.place;
-  const place = el("div", { class: "for-operators" });
-  reader = { of: address(request), place };
-  const show = async () => {
-    try {
-      const { texts: found } = await texts(request);
-      place.replaceChildren(...found.flatMap(({ prompt, answer }) => [said("Prompt", prompt), said("Answer", answer)]));
-    } catch (error) {
-      place.replaceChildren(el("p", { class: "note" }, `${shown(error.message, 240)}.`));
-    }
+/** Buttons that ask for its story, and for prompts and answers: the log has them by the tenant's consent, each look is on record. */
+function more(request, texts, explain) {
+  if (asked.of === address(request)) return asked.place;
+  const answer = el("div", { role: "status" });
+  const button = (title, attributes, ask) => {
+    const show = () => ask(request).then((parts) => answer.replaceChildren(...parts), (error) => answer.replaceChildren(failed(error)));
+    return el("button", { type: "button", ...attributes, click: show }, title);
   };
-  place.append(el("button", { type: "button", class: "texts", click: show }, "Prompt and answer"));
+  const place = el(
+    "div",
+    {},
+    el(
+      "div",
+      { class: "answers left" },
+      button("Explain", { id: "explain" }, async (row) => [said("Why", (await explain(row)).lines.join("\n"))]),
+      button("Prompt and answer", { id: "texts", class: "for-operators" }, async (row) =>
+        (await texts(row)).texts.flatMap(({ prompt, answer: end }) => [said("Prompt", prompt), said("Answer", end)]),
+      ),
+    ),
+    answer,
+  );
+  asked = { of: address(request), place };
   return place;
+}
+
+function failed(error) {
+  return el("p", { class: "note" }, `${shown(error.message, 500)}.`);
 }
 
 function said(title, text) {
