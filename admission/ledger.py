@@ -6,7 +6,7 @@ the time that the device was busy.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from admission.promise import Promise
 from admission.share import Account, Share
@@ -73,12 +73,15 @@ class EngineTimeTariff:
         return min(shared, own + (1 + output) * fixed)
 
 
-class Tariffs(list[EngineTimeTariff]):
+class Tariffs:
     """The tariff of each model."""
+
+    def __init__(self, each: Iterable[EngineTimeTariff]) -> None:
+        self.each = list(each)
 
     def estimate(self, sequence: Sequence, output: float, cached: int) -> float:
         """Return the cost of a request of `output` tokens, with `cached` tokens of its prompt."""
-        return self[sequence.request.model].estimate(sequence.num_prompt_tokens, output, cached)
+        return self.each[sequence.request.model].estimate(sequence.num_prompt_tokens, output, cached)
 
 
 def work_of(scheduled: ScheduledStep) -> StepWork:
@@ -177,7 +180,7 @@ class Ledger:
 
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a planned step; returns its predicted seconds."""
-        work, tariff = work_of(scheduled), self._tariffs[scheduled.batch.model]
+        work, tariff = work_of(scheduled), self._tariffs.each[scheduled.batch.model]
         copying = self._copy_time.planned(len(scheduled.batch.swap_out) + len(scheduled.batch.swap_in))
         seconds = tariff.model.fitted.seconds(work) + copying
         costs = tariff.costs(scheduled, seconds)
