@@ -10,6 +10,7 @@ from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource, Tok
 from quotas.reservation import Usage
 from quotas.store.batches import LEAST_FILE_BYTES, SCANNED, DoneLine, FinishedLine
 from quotas.store.redis_store import RedisStore
+from tests.quotas.stores import usage_by_key
 
 FIELDS = {"record": "sealed", "status": "validating", "created_at": "1"}
 USED = Usage(input_tokens=7, output_tokens=5, cached_tokens=3, kv_byte_seconds=2.0)
@@ -70,7 +71,7 @@ async def test_a_line_costs_the_price_of_batches_and_its_result_counts_among_the
     (state,) = await store.states(tenant, "k", (cost,))
     assert state.remaining == 10_000 - (4 * 25 + 3 * 12 + 5 * 100)
     used = USED._replace(batch_input_tokens=7, batch_output_tokens=5, batch_cached_tokens=3)
-    assert await store.usage(tenant, today) == {"k": used}
+    assert await usage_by_key(store, tenant, today) == {"k": used}
     assert await batches.file_bytes(tenant) == 900
     assert await batches.put_results(tenant, "f", 900, 2e9, "r", "b", epoch)
     assert not await batches.put_results(tenant, "g", 900, 2e9, "r", "b", epoch - 1), "of a former holder"
