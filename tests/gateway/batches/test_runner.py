@@ -65,7 +65,7 @@ class Site:
     async def ended(self, name: str) -> dict[str, str]:
         running = asyncio.create_task(self.runner.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(240):
                 while name in await self.store.open_of("t") or name in self.runner.running:
                     await asyncio.sleep(0.01)
         finally:
