@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from admission.backlog import Backlog
 from admission.departures import Departures
+from admission.ledger import AdapterTime
 from admission.output_length import OutputLengths
 from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork
 from backend.scheduler.scheduler import Scheduler
@@ -88,6 +89,7 @@ class _SharedStep(NamedTuple):
     of_prefill: float  # the part of the seconds that is due to prefill
     decodes: int
     decode_context: int
+    adapting: float  # the part of the seconds that is due to the adapters of decodes
 
 
 class Forecaster:
@@ -101,9 +103,10 @@ class Forecaster:
         pipeline: Pipeline,
         model: StepTimeModel,
         lengths: OutputLengths,
+        adapter_time: AdapterTime,
     ) -> None:
         self._scheduler, self._order, self._backlog, self._pipeline = scheduler, order, backlog, pipeline
-        self._model, self._lengths = model, lengths
+        self._model, self._lengths, self._adapter_time = model, lengths, adapter_time
         config = scheduler.config
         self._departures = Departures(lengths, config.max_num_seqs, config.max_num_batched_tokens)
         self._step_number = 0
@@ -121,6 +124,7 @@ class Forecaster:
         step = self._step(sequence, cached)
         a_token = step.seconds / step.prefill_tokens
         prompt = sequence.num_prompt_tokens - cached
+        prefill = prompt * a_token + self._adapter_time.of_prompt(sequence, prompt)
         in_progress, later = 0, order.behind(sequence, due)
         for running, left in self.prefilling():
             running_due = order.due(running)
@@ -132,12 +136,12 @@ class Forecaster:
         place, decodes = self._until_place(ahead.requests, sequence, step)
         wait = _wait(in_progress + ahead.tokens, place, decodes, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
-        first = soonest + wait + prompt * a_token
+        first = soonest + wait + prefill
         output = self._lengths.quantile(sequence.tenant, sequence.request.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, in_progress + self._backlog.total.tokens, sequence, step)
         behind = self._behind(later, in_progress + ahead.tokens + prompt, ahead.requests + 1, soonest, step)
         each = wait / max(1.0, in_progress + ahead.tokens)
-        return Forecast(first, last, wait, ahead.own_tokens * each, each, prompt * a_token, behind)
+        return Forecast(first, last, wait, ahead.own_tokens * each, each, prefill, behind)
 
     def _behind(
         self, later: list[DueRequest], total: float, requests: float, soonest: float, step: _SharedStep
@@ -163,7 +167,8 @@ class Forecaster:
             total += tokens
             if sequence.request.first_token_by is not None:
                 behind.sequences.append(sequence)
-                behind.first_tokens.append(soonest + wait + tokens * a_token)
+                own = tokens * a_token + self._adapter_time.of_prompt(sequence, tokens)
+                behind.first_tokens.append(soonest + wait + own)
         return behind
 
     def prefilling(self) -> list[tuple[Sequence, int]]:
@@ -177,9 +182,11 @@ class Forecaster:
         """Return the prefill seconds on an otherwise idle machine: a lower bound for every schedule."""
         config, model = self._scheduler.config, self._model.fitted
         cached = self._scheduler.num_cached_tokens(sequence)
-        steps, rest = divmod(sequence.num_tokens - cached, config.max_num_batched_tokens)
+        tokens = sequence.num_tokens - cached
+        steps, rest = divmod(tokens, config.max_num_batched_tokens)
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
-        return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
+        adapting = self._adapter_time.of_prompt(sequence, tokens)
+        return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0) + adapting
 
     def _step(self, sequence: Sequence, cached: int) -> _SharedStep:
         scheduler = self._scheduler
@@ -195,12 +202,16 @@ class Forecaster:
         prefill = max(1, budget.fits(mean_context, scheduler.token_budget - decodes))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         seconds, alone = self._model.fitted.seconds(work), self._model.fitted.seconds(StepWork(0, decodes, context))
-        return _SharedStep(prefill, seconds, seconds - alone, decodes, context)
+        adapting = self._adapter_time.of_decodes(
+            scheduled.sequences[: scheduled.batch.num_decodes] if scheduled else ()
+        )
+        return _SharedStep(prefill, seconds + adapting, seconds - alone, decodes, context, adapting)
 
     def _decoding(self, tokens: float, waiting: float, sequence: Sequence, step: _SharedStep) -> float:
         """Return the seconds of an output of `tokens`, in full steps until `waiting` prompt tokens are computed."""
         full = min(tokens, waiting / step.prefill_tokens)
         alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
+        alone += self._adapter_time.of_decodes((sequence,))
         return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
 
     def _until_place(self, requests: float, sequence: Sequence, step: _SharedStep) -> tuple[int, float]:
@@ -223,7 +234,7 @@ class Forecaster:
         context = step.decode_context + round(joining * (self.typical_prompt + self.typical_answer / 2))
         decodes = StepWork(0, step.decodes + joining, context)
         steps = self._departures.steps_until(lacking, requests * self.typical_answer, places, self.typical_answer)
-        return steps, self._model.fitted.seconds(decodes)
+        return steps, self._model.fitted.seconds(decodes) + step.adapting
 
 
 def _wait(tokens: float, place: float, decodes: float, step: _SharedStep) -> float:
