@@ -103,7 +103,7 @@ class PrefixCache:
         self._offered: set[str] = set()  # at least all tenants above their floors, each once in the heap
         self._uses = count(1)
         self.num_idle = 0  # cached blocks without a holder
-        self._num_floored = 0
+        self.num_floored = 0  # idle blocks that floors keep
         self.kept = KeptAccounts()
         self.num_pinned = 0  # idle blocks that are pinned
         self.num_floor_blocks = 0  # idle blocks that floors may come to keep
@@ -120,12 +120,12 @@ class PrefixCache:
     @property
     def num_evictable(self) -> int:
         """The idle blocks that neither floors nor pins keep."""
-        return self.num_idle - self._num_floored - self.num_pinned
+        return self.num_idle - self.num_floored - self.num_pinned
 
     @property
     def num_kept(self) -> int:
         """The idle blocks that floors and pins keep."""
-        return self._num_floored + self.num_pinned
+        return self.num_floored + self.num_pinned
 
     def num_idle_of(self, tenant: str) -> int:
         """Return the number of unpinned idle blocks that the tenant used last."""
@@ -379,7 +379,7 @@ class PrefixCache:
     def _keep(self, tenant: str, blocks: int) -> None:
         """Record that the tenant's floor keeps `blocks` more idle blocks; negative: fewer."""
         if blocks:
-            self._num_floored += blocks
+            self.num_floored += blocks
             self.kept.add(tenant, blocks)
 
     def check_blocks(self, held: Iterable[tuple[int, BlockTable]]) -> None:
@@ -398,7 +398,7 @@ class PrefixCache:
             assert states.count(True) == 1, "a cached block is neither held nor pinned nor idle, or more than one"
         assert sum(map(len, self._idle.values())) + self.num_pinned == self.num_idle, "idle blocks were lost"
         kept = sum(min(len(one), self._floors.get(tenant, 0)) for tenant, one in self._idle.items())
-        assert kept == self._num_floored, "floors keep another number of blocks than is counted"
+        assert kept == self.num_floored, "floors keep another number of blocks than is counted"
         pinned = [cached for cached in self._by_block.values() if cached.pinned_for]
         assert len(pinned) == self.num_pinned, "another number of blocks is pinned than is counted"
         pins = Counter(tenant for cached in pinned for tenant in cached.pinned_for)

@@ -33,7 +33,7 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     """
     config, blocks = scheduler.config, scheduler.kv_manager.blocks
     accounts = KVAccounts(scheduler.kv_manager)
-    swapped, kept = dict(accounts.swapped()), dict(+accounts.kept())
+    swapped, kept = dict(accounts.host.held), dict(+accounts.cache.kept_by_tenant())
     holders = _holders(scheduler)
     held = [(sequence.tenant, list(sequence.block_table.blocks)) for sequence in holders]
     held += [(table.tenant, list(table.blocks)) for one in holders if (table := one.adapter_table) is not None]
@@ -52,7 +52,7 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
         "runs": runs,
         "kept": kept,
         "swapped": swapped,
-        "host_blocks": accounts.num_host_blocks,
+        "host_blocks": accounts.host.num_blocks,
     }
 
 

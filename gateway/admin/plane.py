@@ -67,7 +67,7 @@ async def admin_plane(
     tasks = [history.run(), api.watch(), *([] if database is None else [database.run()])]
     if price is not None:
         accounts = service.core.share.accounts, service.core.ledger.spare.accounts
-        tasks.append(EngineHours(accounts, service.quotas.store, service.telemetry.clock, _today).run())
+        tasks.append(EngineHours(accounts, service.quotas.store.ledger, service.telemetry.clock, _today).run())
     async with serving(AdminServer(settings, app), port.sock), beside(*tasks):
         yield
     if database is not None:

@@ -9,15 +9,16 @@ from admission.share import Account
 from gateway.background import Outages
 from quotas.errors import QuotaError
 from quotas.reservation import Usage
+from quotas.usage_row import NO_KEY
 
 INTERVAL_SECONDS = 2.0
 TENANTS_PER_TURN = 500  # booked in a millisecond or two, so that other tasks of the event loop do not wait
 
 
-class HoursStore(Protocol):
-    """Stores usage that no limit counts, and how long processes ran."""
+class HoursLedger(Protocol):
+    """Books usage that no limit counts, and how long processes ran."""
 
-    def book(self, tenant: str, key: str | None, usage: Usage) -> None: ...
+    def add(self, tenant: str, row: str, usage: Usage) -> None: ...
 
     async def book_running(self, day: date, seconds: float) -> None: ...
 
@@ -30,13 +31,13 @@ class EngineHours:
     def __init__(
         self,
         shares: Iterable[Mapping[str, Account]],
-        store: HoursStore,
+        ledger: HoursLedger,
         clock: Callable[[], float],
         today: Callable[[], date],
     ) -> None:
         """`shares` are the accounts by tenant; `clock` counts seconds and `today` is the day in UTC."""
         self._shares = tuple(shares)
-        self._store = store
+        self._ledger = ledger
         self._clock = clock
         self._today = today
         self._booked: dict[str, int] = {}  # microseconds
@@ -51,7 +52,7 @@ class EngineHours:
             await asyncio.sleep(0)
         now, today = self._clock(), self._today()
         self._ran, self._since = self._ran + now - self._since, now
-        await self._store.book_running(self._day, self._ran)
+        await self._ledger.book_running(self._day, self._ran)
         if today != self._day:
             self._day, self._ran = today, 0.0
 
@@ -60,7 +61,7 @@ class EngineHours:
         total, booked = int(charged * 1e6), self._booked.get(tenant, 0)
         if total > booked:  # a correction may take back a part of a charge ahead
             self._booked[tenant] = total
-            self._store.book(tenant, None, Usage(engine_seconds=(total - booked) / 1e6, requests=0))
+            self._ledger.add(tenant, NO_KEY, Usage(engine_seconds=(total - booked) / 1e6, requests=0))
 
     async def run(self) -> None:
         """Book at intervals for as long as the server runs."""

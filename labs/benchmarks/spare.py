@@ -88,7 +88,7 @@ def _tell_most(report: Report, trace: list[Arrival], policy: SimulatedPolicy, ra
         _Run(policy, ClassTarget(), list(_arrivals(lengths, load * rate, 1, seconds)), [], seconds).served
         for lengths, load in runs
     )
-    rows = [
+    rows: list[dict[str, object]] = [
         {"load": load, "same lengths": full / one, "prompts": 1 + (1 - one / full) * cheapest / one}
         for load, one in zip(LOADS, alone, strict=True)
     ]
