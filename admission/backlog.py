@@ -48,8 +48,8 @@ class Load:
 class Backlog:
     """The waiting work of all tenants; the owner reports every sequence that begins or ceases to wait."""
 
-    def __init__(self, cost: Callable[[int, float, int], float], shares_blocks: bool = False) -> None:
-        """`cost` predicts a request's engine seconds from its prompt tokens, output tokens and cached prompt tokens.
+    def __init__(self, cost: Callable[[Sequence, float, int], float], shares_blocks: bool = False) -> None:
+        """`cost` predicts a request's engine seconds from the request, its output tokens and cached prompt tokens.
         `shares_blocks`: answers to one prompt share one prefill.
         """
         self.total = Load()
@@ -67,17 +67,17 @@ class Backlog:
     def load_of(self, sequence: Sequence, output: float) -> Load:
         """Return the work of a waiting sequence whose expected output is `output` tokens."""
         cached = self.num_cached_tokens(sequence)
-        seconds = self._cost(sequence.num_prompt_tokens, output, cached)
+        seconds = self._cost(sequence, output, cached)
         tokens = sequence.num_tokens - cached
         return Load(1, tokens, sequence.request.body_bytes, seconds, prefill_pairs(cached, tokens))
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
-        """Return the prompt tokens of a sequence, about to wait, that need no computing: its pinned tokens, or all but
+        """Return the prompt tokens of a sequence, about to wait, that need no computing: its cached ones, or all but
         one if another answer to the same prompt waits already.
         """
         group = sequence.prompt_group
         if group is None or not self._shares_blocks or not self._groups[group] or sequence.output:
-            return sequence.num_pinned_tokens
+            return sequence.num_found_tokens
         return sequence.num_prompt_tokens - 1
 
     def add(self, sequence: Sequence, load: Load) -> None:

@@ -1,6 +1,7 @@
 """The core: every decision between a request's arrival and its last token, driven by timed events alone."""
 
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Listed
 from math import inf
 
 from admission.aging import Aging
@@ -46,18 +47,18 @@ class Controller:
         pipeline: Pipeline,
         control: AdmissionControl,
         expiry: Expiry,
-        step_time: StepTimeModel,
+        step_times: Listed[StepTimeModel],
         calibrates: bool,
         observer_failed: Callable[[Exception], object],
     ) -> None:
-        """`calibrates`: the owner of the device is to run calibration steps. `observer_failed` is called with the
-        exception of an observer.
+        """`step_times`: of each model; idle calibration is of the first. `calibrates`: the owner of the device is to
+        run calibration steps. `observer_failed` is called with the exception of an observer.
         """
         self.scheduler = scheduler
         self.calibrates = calibrates
-        self.idle_calibration = IdleCalibration(scheduler.config, step_time)
+        self.idle_calibration = IdleCalibration(scheduler.config, step_times[0])
         self.in_flight = scheduler.in_flight  # planned and not yet accounted for, the oldest first
-        self.lengths, self.step_time = lengths, step_time
+        self.lengths, self.step_times, self.step_time = lengths, step_times, step_times[0]
         self.backlog, self.drain, self.control = backlog, drain, control
         self.observers: list[CoreObserver] = []  # told in this order
         self.order, self._queue = queue.order, queue
@@ -75,13 +76,13 @@ class Controller:
     def arrive(self, sequence: Sequence, now: float) -> Promise:
         """Queue the sequence. Raises an `AdmissionRefused`, and then keeps nothing of the sequence."""
         sequence.arrival = now
-        cached = self.scheduler.look_up(sequence, now)
+        self.scheduler.look_up(sequence, now)
         try:
             load, promise = self.control.admit(sequence, now)
         except AdmissionRefused as refusal:
             self._tell_arrived(sequence, refusal, now)
             raise
-        self.scheduler.pin(sequence, cached, now)
+        self.scheduler.claim(sequence, now)
         self.scheduler.add(sequence)
         self.ledger.admitted(sequence, promise)
         if not sequence.is_spare:
@@ -150,20 +151,21 @@ class Controller:
         """Return the calibration step to run now, if one is due and the engine is idle; no step is planned until
         `calibrated` is called.
         """
-        if not self.calibrates or self.scheduler.has_work:
+        if not self.calibrates or self.scheduler.has_work or self.scheduler.config.awake_bytes:
             return None
         step = self.idle_calibration.next_step(now)
         if step is not None:
             self._tell(lambda observer: observer.calibrating(step, now))
         return step
 
-    def calibrated(self, measured: CalibrationTimes, now: float) -> None:
-        """Record the times of calibration steps, in seconds: of all steps at the start, or of the one run while idle,
-        which may have been lost.
+    def calibrated(self, measured: CalibrationTimes, now: float, model: int = 0) -> None:
+        """Record the times of a model's calibration steps, in seconds: of all steps at the start, or of the one run
+        while idle, which may have been lost.
         """
-        self.idle_calibration.record_times(measured, now)
-        self.step_time.calibrate([(work_of_shape(step), seconds) for step, seconds in measured])
-        self._tell(lambda observer: observer.calibrated(measured, now))
+        if not model:
+            self.idle_calibration.record_times(measured, now)
+        self.step_times[model].calibrate([(work_of_shape(step), seconds) for step, seconds in measured])
+        self._tell(lambda observer: observer.calibrated(measured, now, model))
 
     def credit(self, tenant: str) -> float:
         """Return the tenant's credit in engine seconds per unit of weight; below 0 it is debt."""
@@ -171,7 +173,7 @@ class Controller:
 
     def predicted(self, step: ScheduledStep) -> float:
         """Return the predicted device seconds of the step."""
-        return self.step_time.fitted.seconds(work_of(step))
+        return self.step_times[step.batch.model].fitted.seconds(work_of(step))
 
     @property
     def wakes_at(self) -> float | None:

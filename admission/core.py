@@ -1,6 +1,7 @@
 """The configuration of a core, and the making of one: order, unit of account, and memory gate."""
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -12,9 +13,9 @@ from admission.expiry import DeadlineExpiry, Expiry, NoExpiry
 from admission.forecast import Forecaster
 from admission.keyed_order import KeyedOrder
 from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate
-from admission.kv.retention import BetweenTurnsRule, make_retention
+from admission.kv.retention import BetweenTurnsRule, MeasuredRetention
 from admission.kv.swap_choice import SwapChoice, SwapRule
-from admission.ledger import AdapterTime, EngineTimeTariff, Ledger
+from admission.ledger import AdapterTime, EngineTimeTariff, Ledger, Tariffs
 from admission.order import DueOrder, WaitingOrder
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
@@ -102,7 +103,7 @@ class OrderParts(NamedTuple):
     engine: EngineConfig
     share: Share
     lengths: OutputLengths
-    tariff: EngineTimeTariff
+    tariffs: Tariffs
     backlog: Backlog
 
     def uncached(self, sequence: Sequence) -> int:
@@ -112,7 +113,7 @@ class OrderParts(NamedTuple):
     def cost(self, sequence: Sequence) -> float:
         """Predict the engine seconds of a waiting sequence."""
         output = self.lengths.mean(sequence.tenant, sequence.request.max_tokens, len(sequence.output))
-        return self.tariff.estimate(sequence.num_prompt_tokens, output, sequence.num_pinned_tokens)
+        return self.tariffs.estimate(sequence, output, sequence.num_found_tokens)
 
 
 def _fair(parts: OrderParts) -> DueOrder:
@@ -143,33 +144,34 @@ def make_core(
     engine: EngineConfig,
     model: StepTimeModel | None = None,
     observer_failed: Callable[[Exception], object] = raise_failure,
+    others: Listed[StepTimeModel] = (),
 ) -> Controller:
-    """Make a fresh core; a given `model` keeps its learned state. `observer_failed` is called with the exception of an
-    observer.
+    """Make a fresh core; a given `model` keeps its learned state, and so do the step times of `others`, the further
+    models. `observer_failed` is called with the exception of an observer.
     """
     model = model or StepTimeModel(PRIOR_STEP_TIME)
-    lengths = OutputLengths()
-    tariff = EngineTimeTariff(model)
+    models, lengths = [model, *others], OutputLengths()
+    tariffs = Tariffs(map(EngineTimeTariff, models))
     share = Share(config.weights, config.burst_s)
-    backlog, drain = Backlog(tariff.estimate, engine.shares_blocks), DrainMeter()
+    backlog, drain = Backlog(tariffs.estimate, engine.shares_blocks), DrainMeter()
     spare = Share(config.weights, config.burst_s)
-    parts = OrderParts(config, engine, share, lengths, tariff, backlog)
+    parts = OrderParts(config, engine, share, lengths, tariffs, backlog)
     order = ORDERS[config.order](parts)
     fair = order if isinstance(order, DueOrder) else None
     spare_order = DueOrder(spare, Aging(0.0), parts.cost, parts.uncached)
     queue = SpareLast(order, spare_order)
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
-    ledger = Ledger(share, spare, tariff, model, copy_time, AdapterTime(engine))
-    sizer = PrefillSizer(engine, model, copy_time, config.prefill_share)
+    ledger = Ledger(share, spare, tariffs, copy_time, AdapterTime(engine))
+    sizer = PrefillSizer(engine, model, copy_time, config.prefill_share, others)
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
-    retention = make_retention(config.between_turns)
+    retention = MeasuredRetention() if config.between_turns is BetweenTurnsRule.MEASURED else None
     gate = _gate(config, forecast)
     spare_sizer = SpareSizer(sizer, config.spare_share)
     hooks = TenantHooks(queue.due, ledger, sizer, spare_sizer, gate, forecast, swap_choice, retention, fair)
     scheduler = Scheduler(engine, queue, hooks)
-    forecaster = Forecaster(scheduler, order, backlog, pipeline, model, lengths)
+    forecaster = Forecaster(scheduler, order, backlog, pipeline, models, lengths)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
     expiry = EXPIRIES[config.overload](forecaster)
     return Controller(
@@ -183,7 +185,7 @@ def make_core(
         pipeline,
         control,
         expiry,
-        model,
+        models,
         config.calibration,
         observer_failed,
     )

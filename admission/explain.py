@@ -18,6 +18,7 @@ REASONS = {
     "budget": "the step's token budget was full",
     "slots": "max_num_seqs sequences were running",
     "memory": "KV memory, or what those running may still need of it, had no room",
+    "model": "the step was another model's turn",
     "adapter": "the step brought other adapters to the device",
     "allowance": "its tenant held as much KV memory as its limit allows",
     "tokens": "its tenant's token limit had no more for it yet",

@@ -10,6 +10,7 @@ need more slots or memory than are free, running sequences have to end first (`d
 forecast too, in the same way.
 """
 
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
@@ -18,7 +19,7 @@ from typing import NamedTuple, Protocol
 from admission.backlog import Backlog
 from admission.departures import Departures
 from admission.output_length import OutputLengths
-from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork
+from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork, plain_sum
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
@@ -88,6 +89,7 @@ class _SharedStep(NamedTuple):
     of_prefill: float  # the part of the seconds that is due to prefill
     decodes: int
     decode_context: int
+    others: float = 0.0  # seconds of the other models' steps beside it, which `seconds` hold
 
 
 class Forecaster:
@@ -99,11 +101,11 @@ class Forecaster:
         order: ForecastOrder,
         backlog: Backlog,
         pipeline: Pipeline,
-        model: StepTimeModel,
+        models: Listed[StepTimeModel],
         lengths: OutputLengths,
     ) -> None:
         self._scheduler, self._order, self._backlog, self._pipeline = scheduler, order, backlog, pipeline
-        self._model, self._lengths = model, lengths
+        self._models, self._lengths = models, lengths
         config = scheduler.config
         self._departures = Departures(lengths, config.max_num_seqs, config.max_num_batched_tokens)
         self._step_number = 0
@@ -132,6 +134,7 @@ class Forecaster:
         place, decodes = self._until_place(ahead.requests, sequence, step)
         wait = _wait(in_progress + ahead.tokens, place, decodes, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
+        soonest += self._scheduler.wake_seconds(sequence.request.model)
         first = soonest + wait + prompt * a_token
         output = self._lengths.quantile(sequence.tenant, sequence.request.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, in_progress + self._backlog.total.tokens, sequence, step)
@@ -175,33 +178,51 @@ class Forecaster:
 
     def alone(self, sequence: Sequence) -> float:
         """Return the prefill seconds on an otherwise idle machine: a lower bound for every schedule."""
-        config, model = self._scheduler.config, self._model.fitted
+        config, model = self._scheduler.config, self._models[sequence.request.model].fitted
         cached = self._scheduler.num_cached_tokens(sequence)
         steps, rest = divmod(sequence.num_tokens - cached, config.max_num_batched_tokens)
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
         return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
 
     def _step(self, sequence: Sequence, cached: int) -> _SharedStep:
-        scheduler = self._scheduler
+        scheduler, model, others = self._scheduler, sequence.request.model, 0.0
         scheduled = scheduler.in_flight[-1] if scheduler.in_flight else None
         decodes = context = 0
-        if scheduled:
+        if len(self._models) > 1:
+            decodes, context, others = self._beside(model)
+        elif scheduled:
             decodes = scheduled.batch.num_decodes - scheduled.spare_decodes
             context = scheduled.decode_context - scheduled.spare_context
         running = scheduler.running.values()
         interval = min([each for s in running if (each := s.request.token_interval) is not None], default=None)
         mean_context = (sequence.num_prompt_tokens + cached) // 2
-        budget = scheduler.prefill_budget(decodes, context, interval)
+        budget = scheduler.prefill_budget(decodes, context, interval, model)
         prefill = max(1, budget.fits(mean_context, scheduler.token_budget - decodes))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
-        seconds, alone = self._model.fitted.seconds(work), self._model.fitted.seconds(StepWork(0, decodes, context))
-        return _SharedStep(prefill, seconds, seconds - alone, decodes, context)
+        times = self._models[model].fitted
+        seconds, alone = times.seconds(work), times.seconds(StepWork(0, decodes, context))
+        return _SharedStep(prefill, seconds + others, seconds - alone, decodes, context, others)
+
+    def _beside(self, model: int) -> tuple[int, int, float]:
+        """Return the decodes of a model, the tokens that they attend to, and the seconds of a step of each other model
+        that runs: models take turns.
+        """
+        works: dict[int, StepWork] = {}
+        for one in self._scheduler.running.values():
+            if one.num_computed_tokens >= one.num_admitted_tokens and not one.is_spare:
+                works.setdefault(one.request.model, StepWork())
+                works[one.request.model] += StepWork(0, 1, one.num_computed_tokens)
+        own = works.pop(model, StepWork())
+        others = [self._models[other].fitted.seconds(work) for other, work in works.items()]
+        return own.decode_tokens, own.decode_context, plain_sum(others)
 
     def _decoding(self, tokens: float, waiting: float, sequence: Sequence, step: _SharedStep) -> float:
         """Return the seconds of an output of `tokens`, in full steps until `waiting` prompt tokens are computed."""
         full = min(tokens, waiting / step.prefill_tokens)
-        alone = self._model.fitted.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
-        return full * step.seconds + (tokens - full) * min(step.seconds, max(alone, self._pipeline.typical))
+        times = self._models[sequence.request.model].fitted
+        alone = times.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
+        each = max(alone, self._pipeline.typical) + step.others
+        return full * step.seconds + (tokens - full) * min(step.seconds, each)
 
     def _until_place(self, requests: float, sequence: Sequence, step: _SharedStep) -> tuple[int, float]:
         """Return the steps until it has a slot and memory behind `requests`, and a step's seconds without prefill."""
@@ -223,7 +244,7 @@ class Forecaster:
         context = step.decode_context + round(joining * (self.typical_prompt + self.typical_answer / 2))
         decodes = StepWork(0, step.decodes + joining, context)
         steps = self._departures.steps_until(lacking, requests * self.typical_answer, places, self.typical_answer)
-        return steps, self._model.fitted.seconds(decodes)
+        return steps, self._models[sequence.request.model].fitted.seconds(decodes) + step.others
 
 
 def _wait(tokens: float, place: float, decodes: float, step: _SharedStep) -> float:

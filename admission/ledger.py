@@ -21,15 +21,15 @@ class EngineTimeTariff:
     """The tariff in seconds of the device."""
 
     def __init__(self, model: StepTimeModel) -> None:
-        self._model = model
+        self.model = model
         self._total = self._parts = 0.0  # running means of a step's time, and of the sum of its marginal parts
         self._beyond = 0.0  # the running mean of the share of a step's tokens beyond the knee
 
     def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
-        model = self._model.fitted
+        model = self.model.fitted
         _, _, decode, context, _, _, beyond = model.coefficients
-        if beyond and self._model.is_calibrated:
+        if beyond and self.model.is_calibrated:
             tokens = sum(batch.lengths)
             share = (tokens - model.knee) / tokens if tokens > model.knee else 0.0
             self._beyond += (0.02 if self._parts else 1.0) * (share - self._beyond)
@@ -51,7 +51,7 @@ class EngineTimeTariff:
         """Return the marginal parts of the rows where each token beyond the knee costs `each`: all rows grow alike from
         nothing to their sizes, so that each has its share of the tokens beyond the knee (Aumann and Shapley, 1974).
         """
-        _, prefill, decode, context, prefill_context, pairs, _ = self._model.fitted.coefficients
+        _, prefill, decode, context, prefill_context, pairs, _ = self.model.fitted.coefficients
         decodes, decode, prefill = batch.num_decodes, decode + each, prefill + each
         marginal = [decode + context * (start + 1) for start in batch.starts[:decodes]]
         for start, length in zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True):
@@ -60,17 +60,25 @@ class EngineTimeTariff:
 
     def estimate(self, prompt: int, output: float, cached: int = 0) -> float:
         """Return the cost of a request with its share of the fixed part of steps; no more than in steps of its own."""
-        model = self._model.fitted
+        model = self.model.fitted
         fixed, prefill, decode, context, prefill_context, pairs, beyond = model.coefficients
         own = output * (decode + context * (prompt + output / 2))
         computed = max(0, prompt - cached)  # 0: it is forked from another answer's prompt
-        if beyond and self._model.is_calibrated:
+        if beyond and self.model.is_calibrated:
             own += (output + computed) * beyond * self._beyond + prefill * computed
             own += (prefill_context * cached if computed else 0.0) + pairs * prefill_pairs(cached, computed)
         elif computed > 0:
             own += model.of_prefill(cached, computed)
         shared = own * self._total / self._parts if self._parts else own
         return min(shared, own + (1 + output) * fixed)
+
+
+class Tariffs(list[EngineTimeTariff]):
+    """The tariff of each model."""
+
+    def estimate(self, sequence: Sequence, output: float, cached: int) -> float:
+        """Return the cost of a request of `output` tokens, with `cached` tokens of its prompt."""
+        return self[sequence.request.model].estimate(sequence.num_prompt_tokens, output, cached)
 
 
 def work_of(scheduled: ScheduledStep) -> StepWork:
@@ -114,9 +122,9 @@ class AdapterTime:
         return seconds
 
 
-_Charge = tuple[list[Promise], StepWork, float, list[float], Mapping[Account, float]]
-"""The charge of a step in flight: the promises to its rows, its work, the seconds of its copies and its adapters, and
-the costs of its rows and of accounts.
+_Charge = tuple[list[Promise], StepTimeModel, StepWork, float, list[float], Mapping[Account, float]]
+"""The charge of a step in flight: the promises to its rows, its model's step times, its work, the seconds of its copies
+and its adapters, and the costs of its rows and of accounts.
 """
 
 
@@ -129,14 +137,12 @@ class Ledger:
         self,
         share: Share,
         spare: Share,
-        tariff: EngineTimeTariff,
-        model: StepTimeModel,
+        tariffs: Tariffs,
         copy_time: CopyTime,
         adapter_time: AdapterTime,
     ) -> None:
         self.share, self.spare = share, spare
-        self._tariff = tariff
-        self._model = model
+        self._tariffs = tariffs
         self._copy_time, self._adapter_time = copy_time, adapter_time
         self._open: deque[_Charge] = deque()
         self._corrections: dict[Account, float] = {}  # of completed steps: charged with the next step
@@ -158,7 +164,7 @@ class Ledger:
             return
         promise, prompt = self.promises[sequence], len(sequence.request.prompt)
         cached = prompt - 1 if follows else sequence.num_computed_tokens
-        promise.prepaid = cost = self._tariff.estimate(prompt, 0.0, cached)
+        promise.prepaid = cost = self._tariffs.estimate(sequence, 0.0, cached)
         account = _account_of(promise)
         account.share.spend(account, cost)
 
@@ -171,16 +177,16 @@ class Ledger:
 
     def planned(self, scheduled: ScheduledStep) -> float:
         """Charge a planned step; returns its predicted seconds."""
-        work = work_of(scheduled)
+        work, tariff = work_of(scheduled), self._tariffs[scheduled.batch.model]
         copying = self._copy_time.planned(len(scheduled.batch.swap_out) + len(scheduled.batch.swap_in))
-        seconds = self._model.fitted.seconds(work) + copying
-        costs = self._tariff.costs(scheduled, seconds)
+        seconds = tariff.model.fitted.seconds(work) + copying
+        costs = tariff.costs(scheduled, seconds)
         if adapting := self._adapter_time.of_rows(scheduled):
             added = plain_sum(adapting)
             costs = [cost + own for cost, own in zip(costs, adapting, strict=True)]
             seconds, copying = seconds + added, copying + added
         promises = [self.promises[sequence] for sequence in scheduled.sequences]
-        self._open.append((promises, work, copying, costs, self._charge_rows(promises, costs)))
+        self._open.append((promises, tariff.model, work, copying, costs, self._charge_rows(promises, costs)))
         return seconds
 
     def _charge_rows(self, promises: list[Promise], costs: list[float]) -> Mapping[Account, float]:
@@ -212,7 +218,7 @@ class Ledger:
         """Correct the charges of the oldest planned step, which took `elapsed` seconds: at once if no other is in
         flight, else with the charges of the next.
         """
-        promises, work, copying, costs, by_account = self._open.popleft()
+        promises, model, work, copying, costs, by_account = self._open.popleft()
         total = plain_sum(by_account.values())
         correction = (elapsed - total) / total if total else 0.0
         if correction:
@@ -224,7 +230,7 @@ class Ledger:
         factor = 1 + correction
         for promise, cost in zip(promises, costs):  # noqa: B905 - as in `_charge_rows`
             promise.charged += cost * factor
-        self._model.observe(work, elapsed - copying)
+        model.observe(work, elapsed - copying)
 
     def lost(self) -> None:
         """Return the charges of all steps in flight, none of which took place. Prepaid seconds that they used stay in

@@ -58,8 +58,8 @@ class CoreObserver:
     def calibrating(self, step: CalibrationStep, now: float) -> None:
         """The device is idle, and is to run this step to measure its time."""
 
-    def calibrated(self, measured: CalibrationTimes, now: float) -> None:
-        """Calibration steps took these times, in seconds."""
+    def calibrated(self, measured: CalibrationTimes, now: float, model: int) -> None:
+        """Calibration steps of a model took these times, in seconds."""
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """A step was planned, or none could be. No event while the most steps are in flight."""

@@ -1,6 +1,7 @@
 """The prefill sizer: the prefill that a step may carry so that its decodes get their tokens in time."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from math import inf, sqrt
 
 from admission.step_times.step_time import CopyTime, StepTime, StepTimeModel, StepWork
@@ -128,29 +129,36 @@ class PrefillSizer:
     """
 
     def __init__(
-        self, config: EngineConfig, model: StepTimeModel, copy_time: CopyTime, prefill_share: float = 1.0
+        self,
+        config: EngineConfig,
+        model: StepTimeModel,
+        copy_time: CopyTime,
+        prefill_share: float = 1.0,
+        others: Sequence[StepTimeModel] = (),
     ) -> None:
+        """`others`: the step times of further models, behind those of the first."""
         if not 0 < prefill_share <= 1:
             raise ValueError(f"prefill_share must be above 0 and at most 1, got {prefill_share}")
         self.block_size, self._is_chunked = config.block_size, config.prefill_chunk is not None
         self.most_tokens = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
-        self.model = model
+        self.models = [model, *others]
         self.copy_time = copy_time
 
     def prefill_budget(
-        self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
+        self, num_decodes: int, decode_context: int, interval: float | None, tokens: int, model: int = 0
     ) -> PrefillBudget:
-        decodes, times = StepWork(decode_tokens=num_decodes, decode_context=decode_context), self.model.fitted
+        decodes, times = StepWork(decode_tokens=num_decodes, decode_context=decode_context), self.models[model].fitted
         if interval is None:
             most = min(self.most_tokens, tokens) if num_decodes else tokens
             if not self._is_chunked:
                 return FixedPrefillBudget(most)
             copies = Copies(self.copy_time, self.block_size)
             return TimedPrefillBudget(decodes, LONGEST_STEP_S, times, self.block_size, most, copies)
-        copies, seconds = Copies(self.copy_time, self.block_size), self.seconds_within(interval, times.seconds(decodes))
+        seconds = self.seconds_within(interval, times.seconds(decodes), model)
+        copies = Copies(self.copy_time, self.block_size)
         return TimedPrefillBudget(decodes, seconds, times, self.block_size, tokens, copies)
 
-    def seconds_within(self, interval: float, alone: float) -> float:
+    def seconds_within(self, interval: float, alone: float, model: int = 0) -> float:
         """Return the predicted seconds of a step that keeps a promised interval, `alone` being those of its decodes."""
-        error = max(self.model.relative_error, MIN_RELATIVE_ERROR)
+        error = max(self.models[model].relative_error, MIN_RELATIVE_ERROR)
         return max(interval / (1 + CAUTION_MEAN_ERRORS * error), alone + MIN_PREFILL_SHARE * (interval - alone))

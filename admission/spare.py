@@ -7,7 +7,7 @@ from itertools import accumulate
 from admission.forecast import DueRequest, WorkAhead
 from admission.order import DueOrder, WaitingOrder
 from admission.prefill_sizer import Copies, PrefillSizer, TimedPrefillBudget
-from admission.step_times.step_time import StepWork
+from admission.step_times.step_time import StepTime, StepWork
 from backend.scheduler.scheduled_step import PrefillBudget
 from backend.scheduler.sequence import Sequence
 
@@ -79,23 +79,23 @@ class SpareSizer:
             raise ValueError(f"spare_share must be at least 0, got {share}")
         self._sizer, self._share = sizer, share
 
-    def step(self, num_others: int, others_context: int, interval: float | None) -> "TimedSpareStep":
+    def step(self, num_others: int, others_context: int, interval: float | None, model: int = 0) -> "TimedSpareStep":
         others = StepWork(decode_tokens=num_others, decode_context=others_context)
+        times = self._sizer.models[model].fitted
         if not num_others:
-            return TimedSpareStep(self._sizer, others, SPARE_STEP_S)
-        times = self._sizer.model.fitted
+            return TimedSpareStep(self._sizer, others, SPARE_STEP_S, times)
         alone = times.seconds(others)
         seconds = min((1 + self._share) * alone, times.seconds(others.with_prefill(0, self._sizer.most_tokens)))
         if interval is not None:
-            seconds = min(seconds, max(alone, self._sizer.seconds_within(interval, alone)))
-        return TimedSpareStep(self._sizer, others, seconds)
+            seconds = min(seconds, max(alone, self._sizer.seconds_within(interval, alone, model)))
+        return TimedSpareStep(self._sizer, others, seconds, times)
 
 
 class TimedSpareStep:
     """The part of a step of `seconds` that is left beside the decodes of others."""
 
-    def __init__(self, sizer: PrefillSizer, others: StepWork, seconds: float) -> None:
-        self._sizer, self._others, self._seconds, self._times = sizer, others, seconds, sizer.model.fitted
+    def __init__(self, sizer: PrefillSizer, others: StepWork, seconds: float, times: StepTime) -> None:
+        self._sizer, self._others, self._seconds, self._times = sizer, others, seconds, times
 
     def num_decodes(self, contexts: Listed[int]) -> int:
         sums = [0, *accumulate(contexts)]

@@ -24,7 +24,7 @@ class TenantHooks:
         gate: Gate,
         forecast: FuturePeak,
         swap_choice: SwapChoice,
-        retention: Retention,
+        retention: Retention | None,
         order: DueOrder | None,
     ) -> None:
         """`order`: gives tenants shares of slots and memory; None: they have none."""

@@ -90,6 +90,9 @@ class EngineConfig:
     max_adapter_rank: int = 0  # 0: no adapters
     # seconds that a block of an adapter adds to a step for each decode and each token of a prompt, and to be brought
     adapter_block_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    awake_bytes: int = 0  # of the weights in memory at a time; 0: all models' are
+    weight_bytes: tuple[int, ...] = ()  # of each model, if some sleep
+    wake_seconds: tuple[float, ...] = ()  # until the weights of each are in memory again
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -103,6 +106,11 @@ class EngineConfig:
         _require(
             not self.max_adapter_rank or self.kv_allocation is KVAllocation.PAGED,
             "adapters lie in single blocks of KV memory: leave kv_allocation paged, or serve none",
+        )
+        most = max(self.weight_bytes, default=0)
+        _require(
+            not self.awake_bytes or most <= self.awake_bytes,
+            f"awake_bytes {self.awake_bytes:,} holds no model of {most:,} B of weights: raise it to at least that",
         )
         self._check_chunk()
         self._check_batches()

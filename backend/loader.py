@@ -1,6 +1,6 @@
 """Loads a model, from its name to a runner that can execute batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from backend.paged_kv.block_names import BlockNames
 from backend.paged_kv.kv_cache import block_bytes
 from backend.parallel.loading import load_leading
 from backend.parallel.shard import Shard, pooled
-from backend.placement import check_size, place_model, select_device, select_dtype
+from backend.placement import check_size, place_beside, place_model, select_device, select_dtype
 from backend.sizing import cache_dtype
 from backend.structured_output.masks import TokenMasks
 from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
@@ -51,15 +51,18 @@ class LoadedModel:
 
     @property
     def kv_bytes(self) -> int:
+        """The bytes of the KV memory, which all models share."""
         config = self.engine_config
-        return config.num_blocks * block_bytes(pooled(self.config, self.shard), config.block_size, self.runner.kv.dtype)
+        own = block_bytes(pooled(self.config, self.shard), config.block_size, self.runner.kv.dtype)
+        return config.num_blocks * max(own, self.runner.kv.memory.shape[1])
 
-    def block_names(self, secret: bytes) -> BlockNames:
-        """Make the names of blocks of this model's keys and values. Each revision on a hub has a directory of its own,
-        and so other names.
+    def block_names(self, secret: bytes, beside: BlockNames | None = None, number: int = 0) -> BlockNames:
+        """Make the names of blocks of this model's keys and values, the model of that `number` in the engine. Each
+        revision on a hub has a directory of its own, and so other names.
         """
         identity = (str(self.directory.resolve()), str(self.dtype), str(self.runner.kv.dtype))
-        return BlockNames(secret, self.engine_config.block_size, identity)
+        apart = (str(number),) if number else ()
+        return BlockNames(secret, self.engine_config.block_size, (*identity, *apart), beside)
 
 
 def load_model(
@@ -73,8 +76,11 @@ def load_model(
     chat_control_tokens: ChatControlTokens = "text",
     structured_output: StructuredOutputOptions | None = None,
     progress: Progress = lambda done, total: None,
+    least_block_bytes: int = 0,
+    beside: ModelRunner | None = None,
 ) -> LoadedModel:
-    """Read, check and place a model, on `tensor_parallel` ranks: on a machine with GPUs each has one.
+    """Read, check and place a model, on `tensor_parallel` ranks: on a machine with GPUs each has one. Of several
+    models, all but the first lie `beside` it, in blocks of `least_block_bytes`.
 
     Raises `ModelLoadError` or `ConfigError` before anything is served.
     """
@@ -87,7 +93,8 @@ def load_model(
     target = select_device(device, tensor_parallel)
     precision = select_dtype(dtype, config, target)
     shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
-    check_size(options, config, precision, target, shard)  # contradictions show before the long load
+    if beside is None:
+        check_size(options, config, precision, target, shard)  # contradictions show before the long load
     if target.type == "cuda" or options.kv_cache_dtype != "auto" or options.quantization not in ("auto", "none"):
         # and so does a lack of kernels
         select_ops(target, precision, kernels, cache_dtype(options, precision), options.quantization)
@@ -101,9 +108,31 @@ def load_model(
             keeps_integers = options.quantization == "auto" and target.type == "cpu"
             weights = load_weights(directory, config, precision, target, advance, keeps_integers=keeps_integers)
             num_parameters = weights.num_parameters
-            runner = place_model(config, options, weights, precision, target, kernels)
+            if beside is not None:
+                runner = place_beside(beside, config, options, weights, precision, kernels)
+            else:
+                runner = place_model(config, options, weights, precision, target, kernels, least_block_bytes)
     constrain(runner, directory, config, structured_output or StructuredOutputOptions())
     return LoadedModel(directory, config, runner.config, tokenizer, runner, precision, num_parameters, defaults, shard)
+
+
+def shared_block_bytes(names: Sequence[str], options: EngineOptions, dtype: str, device: str) -> int:
+    """Return the bytes of a block that holds keys and values of each of these models. Raises `ModelLoadError`, and
+    `ConfigError` for options that several models cannot have.
+    """
+    target = select_device(device)
+    if target.type == "cuda" and options.kv_memory_bytes is None:
+        raise ConfigError(
+            "several models on a GPU need --kv-memory-bytes: the memory for their keys and values, of which the first "
+            "model would else take all that is free"
+        )
+    configs = [read_model_config(resolve_model(name)) for name in names]
+    types = [cache_dtype(options, select_dtype(dtype, config, target)) for config in configs]
+    each = [block_bytes(config, options.block_size, one) for config, one in zip(configs, types, strict=True)]
+    return -(-max(each) // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
+
+
+BLOCK_ALIGNMENT_BYTES = 64  # of shared blocks: a line of a CPU's cache
 
 
 def constrain(runner: ModelRunner, directory: Path, config: ModelConfig, options: StructuredOutputOptions) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -61,9 +62,33 @@ def place_model(
     dtype: torch.dtype,
     device: torch.device,
     kernels: str = "auto",
+    least_block_bytes: int = 0,
 ) -> ModelRunner:
-    """Return a runner that takes the weights over."""
-    return place_part(config, options, weights, dtype, device, kernels, None, ModelRunner)
+    """Return a runner that takes the weights over. `least_block_bytes`: of a block, which other models share."""
+    return place_part(config, options, weights, dtype, device, kernels, None, ModelRunner, least_block_bytes)
+
+
+def place_beside(
+    first: ModelRunner,
+    config: ModelConfig,
+    options: EngineOptions,
+    weights: Weights,
+    dtype: torch.dtype,
+    kernels: str = "auto",
+) -> ModelRunner:
+    """Return a runner of a further model, in the KV memory and with the limits of the first; its sequences may be as
+    long as the model allows.
+    """
+    kv_dtype, limits = cache_dtype(options, dtype), first.config
+    longest = min(
+        config.max_position, options.max_model_len or config.max_position, limits.num_blocks * limits.block_size
+    )
+    limits = replace(limits, max_model_len=longest)
+    ops = select_ops(first.device, dtype, kernels, kv_dtype, options.quantization)
+    decoder = Decoder(config, weights, ops, longest)
+    memory = first.kv.memory
+    kv = KVCache(decoder.config, limits.num_blocks, limits.block_size, kv_dtype, first.device, memory=memory)
+    return ModelRunner(decoder, kv, limits, first.device_stream, first.swapper)
 
 
 def place_part(
@@ -75,6 +100,7 @@ def place_part(
     kernels: str,
     parallel: Parallel | None,
     make_runner: Callable[[Decoder, KVCache, EngineConfig], Runner],
+    least_block_bytes: int = 0,
 ) -> Runner:
     """Return a runner of the whole model, or of one rank's part of it; the limits of all ranks are then those of the
     whole model.
@@ -85,14 +111,15 @@ def place_part(
         torch.cuda.set_device(device)  # kernels are launched on the current one
         num_bytes = weights.num_parameters * dtype.itemsize
         decoder = Decoder(config, weights, ops, options.max_model_len or config.max_position, parallel)
-        engine_config = _size_measured(options, config, decoder, num_bytes, dtype, device)
+        engine_config = _size_measured(options, config, decoder, num_bytes, dtype, device, least_block_bytes)
     else:
         free, shard = free_memory(), None
         if parallel is not None:
             free, shard = parallel.group.least(free, device), parallel.shard
-        engine_config = size_engine(options, pooled(config, shard), dtype, free)
+        engine_config = size_engine(options, pooled(config, shard), dtype, free, least_block_bytes=least_block_bytes)
         decoder = Decoder(config, weights, ops, engine_config.max_model_len, parallel)
-    kv = KVCache(decoder.config, engine_config.num_blocks, engine_config.block_size, kv_dtype, device)
+    num_blocks, block_size = engine_config.num_blocks, engine_config.block_size
+    kv = KVCache(decoder.config, num_blocks, block_size, kv_dtype, device, least_block_bytes)
     runner = make_runner(decoder, kv, engine_config)
     runner.measure_copies()
     runner.measure_adapters()
@@ -130,6 +157,7 @@ def _size_measured(
     weight_bytes: int,
     dtype: torch.dtype,
     device: torch.device,
+    least_block_bytes: int = 0,
 ) -> EngineConfig:
     """Return the limits by the bytes that are free beside the weights and beside a step of the most tokens; with
     several ranks, on the rank that has the least.
@@ -143,7 +171,7 @@ def _size_measured(
         return all_bytes if parallel is None else parallel.group.least(all_bytes, device)
 
     free, _ = free_and_total(device)
-    draft = size_engine(options, whole, dtype, shared(free), dedicated=True)
+    draft = size_engine(options, whole, dtype, shared(free), True, least_block_bytes)
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
     kv_dtype = cache_dtype(options, dtype)
     memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size, kv_dtype)
@@ -151,7 +179,7 @@ def _size_measured(
     log.info("%s", memory)
     try:
         free = memory.kv_bytes - _adapter_bytes(options, decoder.config, tokens)
-        return size_engine(options, whole, dtype, shared(free), dedicated=True)
+        return size_engine(options, whole, dtype, shared(free), True, least_block_bytes)
     except ConfigError as error:
         raise ConfigError(f"{error}; {memory}") from None
 

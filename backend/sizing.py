@@ -23,18 +23,24 @@ def cache_dtype(options: EngineOptions, dtype: torch.dtype) -> torch.dtype:
 
 
 def size_engine(
-    options: EngineOptions, model: ModelConfig, dtype: torch.dtype, free_bytes: int, dedicated: bool = False
+    options: EngineOptions,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    free_bytes: int,
+    dedicated: bool = False,
+    least_block_bytes: int = 0,
 ) -> EngineConfig:
     """Return the engine's limits. Raises `ConfigError`, with the arithmetic, if options contradict model or memory.
 
     `dedicated`: the free bytes are those of a device that does nothing else, and may all hold keys and values.
+    `least_block_bytes`: of a block, which other models share.
     """
     if options.max_model_len is not None and options.max_model_len > model.max_position:
         raise ConfigError(
             f"max_model_len {options.max_model_len} exceeds the model's {model.max_position} positions: "
             f"lower it to {model.max_position}"
         )
-    per_block = block_bytes(model, options.block_size, cache_dtype(options, dtype))
+    per_block = max(block_bytes(model, options.block_size, cache_dtype(options, dtype)), least_block_bytes)
     wanted_len = options.max_model_len or model.max_position
     num_blocks = _kv_bytes(options, per_block, wanted_len, free_bytes, dedicated) // per_block
     capacity = num_blocks * options.block_size

@@ -56,7 +56,7 @@ def end_on_signals() -> None:
 
 class _DeferredSignals:
     """While the main thread starts a command, the exceptions of `end_on_signals` wait: one raised within `Popen` would
-    leave a process that runs and that nobody knows.
+    leave a running process without a parent that ends it.
     """
 
     def __init__(self) -> None:

@@ -101,17 +101,17 @@ class FleetEndpoint:
         request_scope = services.active_requests.scope(scope, receive, response.send, services.telemetry.clock)
         async with request_scope:
             response.send = request_scope.send
-            await self._serve(scope, response, body, request)
+            outcome = await self._serve(scope, response, body, request)
         if request_scope.error is not None:
             raise request_scope.error
-        return request_scope.outcome or _outcome_of(response.status)
+        return request_scope.outcome or outcome
 
     def _read(self, policy: EffectivePolicy, body: JsonBody) -> tuple[bytes, RoutedRequest]:
         """A body, and the request as the picker sees it."""
         digests, num_bytes = self._services.keys.fleet.beginnings(body.raw, policy.cache_scope)
         return body.raw, RoutedRequest(policy.name, num_bytes, digests)
 
-    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
+    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> Outcome:
         """Answer the request. Raises `ApiError`."""
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ class FleetEndpoint:
 _OUTCOMES = {429: Outcome.REFUSED, 503: Outcome.REFUSED, OVERLOADED: Outcome.REFUSED, 504: Outcome.EXPIRED}
 
 
-def _outcome_of(status: int) -> Outcome:
+def outcome_of(status: int) -> Outcome:
     if status < 400:
         return Outcome.COMPLETED
     return _OUTCOMES.get(status, Outcome.INVALID if status < 500 else Outcome.FAILED)

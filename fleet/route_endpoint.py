@@ -14,16 +14,17 @@ from typing import NamedTuple
 import httpx
 from starlette.types import Scope
 
-from fleet.endpoint import FleetEndpoint, FleetServices
+from admission.outcome import Outcome
+from fleet.endpoint import FleetEndpoint, FleetServices, outcome_of
 from fleet.errors import NoReplica, ReplicaLost
 from fleet.prediction import RoutedRequest
 from fleet.tracing import AttemptSpan
 from fleet.upstream import Headers, answered, forwarded, send_on
 from fleet.view import ReplicaView
+from gateway import sse
 from gateway.anthropic.errors import OVERLOADED
 from gateway.errors import ApiError
 from gateway.http.responses import ResponseWriter, sends_events
-from gateway.sse import WholeEvents, last_progress
 from quotas.reservation import Attempt, Delivered
 
 MAX_ATTEMPTS = 2
@@ -33,6 +34,13 @@ MAX_TAIL_BYTES = 8_192  # behind a progress comment
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
 """Values of `x-sluice-dropped-reason` in a refusal that another replica might not give."""
 UNAVAILABLE = frozenset({503, OVERLOADED})
+_OUTCOMES = {
+    "invalid_request_error": Outcome.INVALID,
+    "timeout_error": Outcome.EXPIRED,
+    "rate_limit_error": Outcome.REFUSED,
+    "insufficient_quota": Outcome.REFUSED,
+}
+"""Of a stream that ends with an error of this type; others are failures."""
 
 
 class Relayed(NamedTuple):
@@ -41,6 +49,13 @@ class Relayed(NamedTuple):
     status: int
     headers: Headers
     body: bytes
+
+
+class StreamFailure(NamedTuple):
+    """The error event that a replica has ended its stream with, which the client has."""
+
+    outcome: Outcome
+    code: str
 
 
 class SentOn(NamedTuple):
@@ -70,7 +85,15 @@ class StreamTail:
     @property
     def num_tokens(self) -> int | None:
         """The tokens sent, by the replica's progress comment; None without one."""
-        return last_progress(self._tail)
+        return sse.last_progress(self._tail)
+
+    @property
+    def failure(self) -> StreamFailure | None:
+        """The replica's error event; None without one."""
+        if (error := sse.failure(self._tail)) is None:
+            return None
+        kind = error.get("type")
+        return StreamFailure(_OUTCOMES.get(str(kind), Outcome.FAILED), str(error.get("code") or kind))
 
 
 class RouteEndpoint(FleetEndpoint):
@@ -78,7 +101,7 @@ class RouteEndpoint(FleetEndpoint):
         super().__init__(services, scope_needed)
         self._is_repeatable = is_repeatable
 
-    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
+    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> Outcome:
         """Relay the answer of a replica, or of a second one. Raises `ApiError`."""
         fleet, budget, tracing = self._services.fleet, self._services.budget, self._services.tracing
         failure: ApiError | Relayed = NoReplica()
@@ -99,21 +122,23 @@ class RouteEndpoint(FleetEndpoint):
                 sent_on = SentOn(request, view, span, request_id)
                 failed = await self._served(scope, response, headers, body, sent_on)
                 span.error = None if failed is None else _reason(failed)
+            if isinstance(failed, StreamFailure):
+                return failed.outcome
             if failed is None:
                 break
             failure, lost = failed, view.name if isinstance(failed, ReplicaLost) else lost
         if lost is not None and not 200 <= response.status < 300:
             self._cut(request, lost, request_id, None)
-        if response.started is not None:
-            return
-        if isinstance(failure, ApiError):
-            raise failure
-        await response.reply(failure.body, failure.status, failure.headers)
+        if response.started is None:
+            if isinstance(failure, ApiError):
+                raise failure
+            await response.reply(failure.body, failure.status, failure.headers)
+        return outcome_of(response.status)
 
     async def _served(
         self, scope: Scope, response: ResponseWriter, headers: Headers, body: bytes, sent_on: SentOn
-    ) -> ApiError | Relayed | None:
-        """Relay a replica's answer to the client, or return why another replica may be tried.
+    ) -> ApiError | Relayed | StreamFailure | None:
+        """Relay a replica's answer to the client, or return why another replica may be tried, or the replica's error.
 
         Raises `ReplicaLost` if an answer had begun, or may have.
         """
@@ -149,9 +174,10 @@ class RouteEndpoint(FleetEndpoint):
 
     async def _relay(
         self, answer: httpx.Response, response: ResponseWriter, sent_on: SentOn, tail: StreamTail
-    ) -> Relayed | None:
+    ) -> Relayed | StreamFailure | None:
         """Relay an answer, in parts as they come, or whole if its length is known; return a refusal that another
-        replica might not give. A part of an event waits for the rest, for the stream may end with an event of ours.
+        replica might not give, or the error that a stream ends with. A part of an event waits for the rest, for the
+        stream may end with an event of ours.
         """
         parts, headers, status = answer.aiter_raw(), answered(answer), answer.status_code
         if "content-length" in answer.headers:
@@ -162,7 +188,7 @@ class RouteEndpoint(FleetEndpoint):
             await response.reply(whole.body, status, headers)
             return None
         self._services.fleet.answered(sent_on.request, sent_on.view)
-        events = WholeEvents() if sends_events(headers) else None
+        events = sse.WholeEvents() if sends_events(headers) else None
         async for come in parts:
             part = come if events is None else events.add(come)
             if part:
@@ -171,7 +197,7 @@ class RouteEndpoint(FleetEndpoint):
         if response.started is None:
             await response.begin(status, headers, b"")
         await response.end_stream(b"" if events is None else events.rest)
-        return None
+        return None if events is None else tail.failure
 
     def _cut(self, request: RoutedRequest, lost: str, request_id: str, tail: StreamTail | None) -> None:
         """Settle a request of a lost replica by the delivered part of its answer; None: nothing."""
@@ -180,8 +206,10 @@ class RouteEndpoint(FleetEndpoint):
         self._services.settlements.cut(request.tenant, lost, delivered)
 
 
-def _reason(failure: ApiError | Relayed) -> str:
+def _reason(failure: ApiError | Relayed | StreamFailure) -> str:
     """The reason of a failed attempt, in one word."""
     if isinstance(failure, ApiError):
         return failure.code or failure.type
+    if isinstance(failure, StreamFailure):
+        return failure.code
     return dict(failure.headers).get(b"x-sluice-dropped-reason", b"").decode("latin-1")

@@ -16,19 +16,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 
 import torch
 import uvloop
 from tqdm import tqdm
 
 from admission.admission import Admission
+from admission.controller import Controller
 from backend import compiled_core
 from backend.adapter_registry import AdapterRegistry
+from backend.calibration_steps import CalibrationTimes
 from backend.engine import Engine
-from backend.loader import LoadedModel, load_model
+from backend.errors import ConfigError
+from backend.loader import LoadedModel, load_model, shared_block_bytes
 from backend.parallel.runners import LeadingRunner
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.worker.executor import Executor
+from backend.worker.several_runners import SeveralRunners
+from backend.worker.sleeping import SleepingWeights
 from gateway.admin.overview import Process
 from gateway.admin.plane import admin_plane
 from gateway.admin.port import AdminPort, open_admin_port
@@ -43,7 +49,7 @@ from gateway.api.in_process_client import InProcessClient
 from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app, make_probes
-from gateway.api.service import Service
+from gateway.api.service import EngineModel, Service
 from gateway.background import beside
 from gateway.batches.file_bytes import FileBytes
 from gateway.batches.make_runner import make_batch_runner
@@ -90,6 +96,8 @@ from quotas.policy.policy import Policy
 
 log = logging.getLogger(__name__)
 
+NO_MODELS: Mapping[str, LoadedModel] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class TenantSources:
@@ -109,6 +117,7 @@ async def open_service(
     tenants: TenantSources,
     connections: ConnectionCounts,
     encoders: Mapping[str, LoadedEncoder],
+    others: Mapping[str, LoadedModel] = NO_MODELS,
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
@@ -140,8 +149,8 @@ async def open_service(
             quotas.store.on_command.append(record_store_call)
         admission = Admission(engine, core)
         debts = share_debts(settings, quotas.store, admission, core)
-        accounts, prompt_names = KVAccounts(core.scheduler.kv_manager), make_prompt_names(model, core)
-        grammars, masks = make_grammar_compiler(settings, model), model.runner.masks
+        accounts, models = KVAccounts(core.scheduler.kv_manager), _engine_models(settings, model, others, core)
+        grammars, masks, prompt_names = models[0].grammars, model.runner.masks, models[0].prompt_names
         batches = BatchRecords(quotas.store.batches())
         metrics = Metrics(
             Sources(
@@ -166,8 +175,8 @@ async def open_service(
         telemetry.on_end.append(RequestLog(kv_shape.block_bytes, otlp_log))
         yield Service(
             model=settings.served_name,
-            created=int(time.time()),
-            end_tokens=model.end_tokens,
+            created=models[0].created,
+            models=dict(zip([settings.served_name, *others], models, strict=True)),
             engine=engine,
             admission=admission,
             keys=tenants.keys.ring,
@@ -180,35 +189,45 @@ async def open_service(
             cache_limiter=CacheLimiter(admission, kv_pool, tenants.policies.current),
             prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names, adapters.registry.get),
             debts=debts,
-            kept_usage=KeptUsage(accounts.kept_block_seconds, quotas.store, kv_shape.block_bytes, engine.clock),
+            kept_usage=KeptUsage(
+                accounts.cache.kept.all_block_seconds, quotas.store, kv_shape.block_bytes, engine.clock
+            ),
             kv_shape=kv_shape,
             metrics=metrics,
             telemetry=telemetry,
             core=core,
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
-            prompt_names=prompt_names,
             encoding=EncodingService(encoders, engine, core, encoding_limits(settings)),
             adapters=adapters,
-            grammars=grammars,
             seeds=random.Random(settings.seed),
         )
 
 
-def served_model(settings: Settings, model: LoadedModel, service: Service) -> ServedModel:
-    """The model as the API's clients see it."""
+def _engine_models(
+    settings: Settings, model: LoadedModel, others: Mapping[str, LoadedModel], core: Controller
+) -> list[EngineModel]:
+    each, created = [model, *others.values()], int(time.time())
+    return [
+        EngineModel(number, created, one.end_tokens, names, make_grammar_compiler(settings, one))
+        for number, (one, names) in enumerate(zip(each, make_prompt_names(each, core), strict=True))
+    ]
+
+
+def served_model(settings: Settings, name: str, model: LoadedModel, service: Service) -> ServedModel:
+    """A model as the API's clients see it."""
     limits = Limits(
         model.config.vocab_size, model.engine_config.max_model_len, model.sampling_defaults, settings.unknown_fields
     )
     return ServedModel(
-        service.model,
+        name,
         service.created,
         limits,
         settings.default_max_tokens,
         model.end_tokens,
         settings.tool_followup or None,
         service.kv_shape,
-        has_grammars=service.grammars is not None,
+        has_grammars=service.models[name].grammars is not None,
         clamps_max_tokens=settings.max_tokens_beyond_context == "clamp",
     )
 
@@ -236,8 +255,12 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
         open_store(settings) as store_url,
     ):
         tenants = TenantSources(keys, policies, store_url)
-        model = _load(settings)
+        model, *further = _load(settings)
+        others = dict(zip([*settings.models][1:], further, strict=True))
         encoders = load_encoders(settings, model.runner.device, model.dtype)
+        if taken := [name for name in settings.models if name in encoders]:
+            raise ConfigError(f"--model {taken[0]}: an embedding or score model has that name; give the model another")
+        executor = SeveralRunners([one.runner for one in (model, *further)]) if further else model.runner
         ready = _ready(settings, model, socks[0], keys.demo_key, admin)
 
         def started() -> None:
@@ -248,11 +271,21 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
             announce(ready)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(serve(settings, model, model.runner, tenants, socks, started, admin, encoders))
+            status = runner.run(serve(settings, model, executor, tenants, socks, started, admin, encoders, others))
             if status:
                 _leave_within(EXIT_SECONDS, status)
     log.info("stopped with exit status %d", status)
     return status
+
+
+def _calibrated(model: LoadedModel) -> CalibrationTimes:
+    if (weights := model.runner.weights) is None:
+        return model.runner.calibrate(CALIBRATION_SECONDS)
+    weights.wake()
+    try:
+        return model.runner.calibrate(CALIBRATION_SECONDS)
+    finally:
+        weights.sleep()
 
 
 def _leave_within(seconds: float, status: int) -> None:
@@ -272,24 +305,27 @@ async def serve(
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
     encoders: Mapping[str, LoadedEncoder] = NO_ENCODERS,
+    others: Mapping[str, LoadedModel] = NO_MODELS,
 ) -> int:
     """Run one engine and its gateway on this loop. Returns the exit status: 1 if the device failed."""
-    with open_core(settings, model) as core:
-        is_real = executor is model.runner and core.calibrates
+    with open_core(settings, model, others.values()) as core:
+        is_real = (executor is model.runner or isinstance(executor, SeveralRunners)) and core.calibrates
         make_batch = model.runner.calibration_batch if is_real else None
         engine = Engine(core, executor, model.engine_config.steps_in_flight, calibration_batch=make_batch)
         if is_real:
-            core.calibrated(model.runner.calibrate(CALIBRATION_SECONDS), engine.clock())
+            for number, one in enumerate([model, *others.values()]):
+                core.calibrated(_calibrated(one), engine.clock(), number)
         try:
             core_telemetry = CoreTelemetry(core)
             return await serve_engine(
-                settings, model, engine, core_telemetry, tenants, socks, on_started, admin, encoders
+                settings, model, engine, core_telemetry, tenants, socks, on_started, admin, encoders, others
             )
         finally:
             await engine.shut_down()
-            if model.runner.masks is not None:
-                model.runner.masks.processes.end_all()
-            model.tokenizer.close()
+            for one in (model, *others.values()):
+                if one.runner.masks is not None:
+                    one.runner.masks.processes.end_all()
+                one.tokenizer.close()
 
 
 async def serve_engine(
@@ -302,6 +338,7 @@ async def serve_engine(
     on_started: Callable[[], object],
     admin: AdminPort | None = None,
     encoders: Mapping[str, LoadedEncoder] = NO_ENCODERS,
+    others: Mapping[str, LoadedModel] = NO_MODELS,
 ) -> int:
     """Run the gateway over an engine until a signal, or the engine's failure, ends it. Returns the exit status."""
     active_requests = ActiveRequests(settings.write_timeout)
@@ -310,13 +347,13 @@ async def serve_engine(
         WorkerPool(settings, on_started) if settings.num_http_workers else Server(settings, active_requests, on_started)
     )
     async with (
-        open_service(settings, model, engine, core_telemetry, tenants, server.table, encoders) as service,
-        open_body_reader(settings, model.engine_config.max_model_len) as body_reader,
+        open_service(settings, model, engine, core_telemetry, tenants, server.table, encoders, others) as service,
+        open_body_reader(settings, core_telemetry.core.scheduler.config.max_model_len) as body_reader,
         open_guardrails(engine.clock) as guardrails,
     ):
         client = InProcessClient(service, _health(server, engine))
         frontend = Frontend(
-            model=served_model(settings, model, service),
+            model=served_model(settings, service.model, model, service),
             tokenizer=model.tokenizer,
             keys=service.keys,
             effective_policies=service.effective_policies,
@@ -330,6 +367,7 @@ async def serve_engine(
             guardrails=guardrails,
             encoders=served_encoders([(one.setup, one.encoder.tokenizer) for one in encoders.values()]),
             adapters=service.adapters.cards,
+            others={name: (served_model(settings, name, one, service), one.tokenizer) for name, one in others.items()},
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )
@@ -340,8 +378,8 @@ async def serve_engine(
         if isinstance(model.runner, LeadingRunner):
             model.runner.others.on_lost.append(engine.fail_soon)
         engine.start()
-        if service.grammars is not None:
-            service.grammars.prepare()
+        if (grammars := service.models[service.model].grammars) is not None:
+            grammars.prepare()
         await service.follow_policies()
         watchdog = Watchdog(engine, core_telemetry.core, settings.step_timeout, engine.clock)
         device = str(model.runner.device)
@@ -357,7 +395,7 @@ async def serve_engine(
             announcing(settings, service, socks[0], admin, lambda: server.started and not server.should_exit),
         ):
             if isinstance(server, WorkerPool):
-                make_setup = partial(_setup, settings, model, frontend.model, tenants, client, encoders)
+                make_setup = partial(_setup, settings, model, frontend, tenants, client, encoders, others)
                 server.mirror(keys, policies, service)
                 await server.serve(socks, client, make_setup)
             else:
@@ -369,15 +407,16 @@ async def serve_engine(
 def _setup(
     settings: Settings,
     model: LoadedModel,
-    served: ServedModel,
+    frontend: Frontend,
     tenants: TenantSources,
     client: InProcessClient,
     encoders: Mapping[str, LoadedEncoder],
+    others: Mapping[str, LoadedModel],
 ) -> Setup:
     """The setup of an HTTP worker that starts now."""
     return Setup(
         settings=settings,
-        model=served,
+        model=frontend.model,
         model_dir=model.directory,
         vocab_size=model.config.vocab_size,
         encoders=[one.setup for one in encoders.values()],
@@ -387,6 +426,7 @@ def _setup(
         policy=tenants.policies.current,
         refused_tenants={*client.service.refusal_limiter.refused_tenants},
         refused_keys={*client.service.quotas.refused},
+        others=[(frontend.others[name][0], one.directory, one.config.vocab_size) for name, one in others.items()],
     )
 
 
@@ -398,7 +438,8 @@ def _health(server: Server | WorkerPool, engine: Engine) -> Health:
     )
 
 
-def _load(settings: Settings) -> LoadedModel:
+def _load(settings: Settings) -> list[LoadedModel]:
+    """Load all models, which share the KV memory that the first one takes."""
     torch.set_num_threads(settings.threads)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with tqdm(unit="B", unit_scale=True, desc="loading weights", disable=None, leave=False) as bar:
@@ -407,21 +448,29 @@ def _load(settings: Settings) -> LoadedModel:
             bar.total = total
             bar.update(done - bar.n)
 
-        model = load_model(
-            settings.model,
-            engine_options(settings),
-            dtype=settings.dtype,
-            device=settings.device,
-            kernels=settings.kernels,
-            tensor_parallel=settings.tensor_parallel,
-            chat_control_tokens=settings.chat_control_tokens,
-            structured_output=structured_output_options(settings),
-            progress=progress,
-        )
-    model.runner.warm_up()
+        names, options, loaded = [*settings.models.values()], engine_options(settings), list[LoadedModel]()
+        block_bytes = shared_block_bytes(names, options, settings.dtype, settings.device) if len(names) > 1 else 0
+        for name in names:
+            model = load_model(
+                name,
+                options,
+                dtype=settings.dtype,
+                device=settings.device,
+                kernels=settings.kernels,
+                tensor_parallel=settings.tensor_parallel,
+                chat_control_tokens=settings.chat_control_tokens,
+                structured_output=structured_output_options(settings),
+                progress=progress,
+                least_block_bytes=block_bytes,
+                beside=loaded[0].runner if loaded else None,
+            )
+            loaded.append(model)
+            model.runner.warm_up()
+            if settings.awake_bytes is not None and len(names) > 1:
+                model.runner.weights = SleepingWeights(model.runner.decoder, settings.state_dir / "asleep")
     gc.collect()
     gc.freeze()
-    return model
+    return loaded
 
 
 def _show_device(model: LoadedModel) -> str:
@@ -438,7 +487,7 @@ def _ready(
         host=settings.host,
         port=sock.getsockname()[1],
         tls=settings.tls_cert_file is not None,
-        model=settings.served_name,
+        model=", ".join(settings.models),
         num_parameters=model.num_parameters,
         dtype=str(model.dtype).removeprefix("torch."),
         device=_show_device(model),

@@ -32,6 +32,22 @@ def _tell(task: asyncio.Task[None]) -> None:
         log.error("a task beside the server has ended", exc_info=error)
 
 
+class Outages:
+    """A context that suppresses failures of something that is tried at intervals, and logs the first of each outage."""
+
+    def __init__(self, consequence: str, *failures: type[Exception]) -> None:
+        self._consequence, self._failures = consequence, failures
+        self._is_away = False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        was_away, self._is_away = self._is_away, isinstance(error, self._failures)
+        if self._is_away and not was_away:
+            log.warning("%s: %s", self._consequence, error)
+        return self._is_away
+
+
 LOOK_SECONDS = 0.1  # between looks at the clock
 
 

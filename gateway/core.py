@@ -6,9 +6,9 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,7 @@ from admission.controller import Controller
 from admission.core import EXPIRIES, ORDERS, PRIOR_STEP_TIME, CoreConfig, MemoryGate, Overload, make_core
 from admission.event_logs.event_log import make_logged_core
 from admission.step_times.step_time import StepTimeModel
-from backend.config import EngineOptions
+from backend.config import EngineConfig, EngineOptions
 from backend.errors import ConfigError
 from backend.extensions import extensions
 from backend.loader import LoadedModel
@@ -34,29 +34,43 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_core(settings: Settings, model: LoadedModel) -> Iterator[Controller]:
-    """Yield a core for the running event loop; its step times are saved when the block is left. Raises `EventLogError`
-    if its events cannot be recorded.
+def open_core(settings: Settings, model: LoadedModel, others: Iterable[LoadedModel] = ()) -> Iterator[Controller]:
+    """Yield a core for the running event loop; its models' step times are saved when the block is left. Raises
+    `EventLogError` if its events cannot be recorded.
     """
-    name = f"{_file_name(model, settings)}.json"
-    path = settings.state_dir / "step_time" / name
-    step_time = _load(path)
-    with _open_core(settings, model, step_time) as core:
+    models, folder = [model, *others], settings.state_dir / "step_time"
+    paths = [folder / f"{_file_name(one, settings)}.json" for one in models]
+    step_times = [*map(_load, paths)]
+    with _open_core(settings, model, _shared_config(settings, models), step_times) as core:
         try:
             yield core
         finally:
-            _save(path, step_time.to_json())
+            for path, step_time in zip(paths, step_times, strict=True):
+                _save(path, step_time.to_json())
+
+
+def _shared_config(settings: Settings, models: list[LoadedModel]) -> EngineConfig:
+    """The limits of an engine of these models. Raises `ConfigError`."""
+    first, longest = models[0].engine_config, max([one.engine_config.max_model_len for one in models])
+    sleeping = [one.runner.weights for one in models if one.runner.weights is not None]
+    if not sleeping:
+        return replace(first, max_model_len=longest)
+    sizes, seconds = tuple([one.num_bytes for one in sleeping]), tuple([one.seconds for one in sleeping])
+    awake_bytes = settings.awake_bytes or 0
+    return replace(first, max_model_len=longest, awake_bytes=awake_bytes, weight_bytes=sizes, wake_seconds=seconds)
 
 
 @contextmanager
-def _open_core(settings: Settings, model: LoadedModel, step_time: StepTimeModel) -> Iterator[Controller]:
-    config = core_config(settings)
+def _open_core(
+    settings: Settings, model: LoadedModel, engine_config: EngineConfig, step_times: list[StepTimeModel]
+) -> Iterator[Controller]:
+    config, (step_time, *others) = core_config(settings), step_times
     if settings.event_log is None:
-        yield make_core(config, model.engine_config, step_time, _report)
+        yield make_core(config, engine_config, step_time, _report, others)
         return
     later = asyncio.get_running_loop().call_later
     with EventLogFile(settings.event_log, settings.event_log_bytes, later) as file:
-        core, event_log = make_logged_core(config, model.engine_config, step_time, file.write, _report)
+        core, event_log = make_logged_core(config, engine_config, step_time, file.write, _report, others)
         block_bytes = model.kv_bytes // model.engine_config.num_blocks
         event_log.serves(settings.served_name, block_bytes, time.time(), time.monotonic())
         yield core
@@ -120,16 +134,20 @@ def _save(path: Path, state: dict[str, Any]) -> None:
         draft.replace(path)
 
 
-def make_prompt_names(model: LoadedModel, core: Controller) -> PromptNames | None:
-    """The names of prompts' blocks, also applied to answers' blocks; None: no block is shared.
+def make_prompt_names(models: Iterable[LoadedModel], core: Controller) -> list[PromptNames | None]:
+    """The names of each model's prompts' blocks; the first's are also applied to answers' blocks of all, whose roots
+    are their models' own. None: no block is shared.
 
     The secret of the names is private to this process, as is the cache: a name reveals nothing.
     """
-    if not model.engine_config.shares_blocks:
-        return None
-    names = model.block_names(secrets.token_bytes(32))
-    core.scheduler.name_blocks_by(names)
-    return PromptNames(names, model.engine_config.block_size)
+    config, secret, first, found = core.scheduler.config, secrets.token_bytes(32), None, list[PromptNames | None]()
+    for number, model in enumerate(models):
+        names = model.block_names(secret, first, number)
+        first = first or names
+        found.append(PromptNames(names, config.block_size) if config.shares_blocks else None)
+    if first is not None and config.shares_blocks:
+        core.scheduler.name_blocks_by(first)
+    return found
 
 
 def make_grammar_compiler(settings: Settings, model: LoadedModel) -> GrammarCompiler | None:

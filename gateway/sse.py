@@ -1,10 +1,14 @@
 """Server-sent events as bytes (WHATWG HTML, section 9.2)."""
 
 import re
+from typing import Any
+
+import orjson
 
 START, END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]\n\n"
 _PROGRESS = re.compile(rb"(?:^|\n): (\d{1,12}) tokens\n\n")
+_FAILURE = re.compile(rb'(?:^|\n)(?:event: error\ndata: |data: (?={"error":))(.*)\n\n')
 CONTENT_TYPE = b"text/event-stream"
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -33,6 +37,18 @@ def last_progress(stream: bytes) -> int | None:
     """
     said = _PROGRESS.findall(stream)
     return int(said[-1]) if said else None
+
+
+def failure(stream: bytes) -> dict[str, Any] | None:
+    """The error, in any dialect, of the error event in the end of a stream; None without one."""
+    if (said := _FAILURE.search(stream)) is None:
+        return None
+    try:
+        told = orjson.loads(said[1])
+        error: dict[str, Any] = told.get("error", told)
+    except (ValueError, AttributeError):
+        return {}
+    return error if isinstance(error, dict) else {}
 
 
 class WholeEvents:

@@ -107,14 +107,6 @@ class Quotas:
         if since is not None:
             self._durations.observe(grant.name, self._clock() - since)
 
-    async def states(self, name: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
-        """Return the state of each limit now. Raises `StoreUnavailable`."""
-        return await self.store.states(name, key, limits)
-
-    async def states_of_team(self, team: str, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
-        """Return the state of each limit of the team now. Raises `StoreUnavailable`."""
-        return await self.store.states_of_team(team, limits)
-
     def settle(self, grant: Grant) -> None:
         usage = grant.measure()
         if grant.reservation is None:

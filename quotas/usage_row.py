@@ -1,8 +1,8 @@
 """Rows of the ledger: whose use is summed up apart. Pure.
 
 A row is named `KEY|MODEL|CLASS|USER|NAME=VALUE…`: its parts percent-encoded, and left out from the user on if it has
-neither a user nor tags. An older version named it by the key alone. `*` stands for no key, and in place of the user for
-all whom a full ledger does not tell apart.
+neither a user nor tags; use without a model is named by the key alone. `*` stands for no key, and in place of the user
+for all whom a full ledger does not tell apart.
 """
 
 from functools import lru_cache

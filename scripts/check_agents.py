@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Run what agents are built with, untouched, against a live server: `scripts/check_agents.py [--only NAME ...]`.
 
-openai and anthropic for Python and for Node, openai-agents, instructor, pydantic-ai, langchain-openai, litellm, the AI
-SDK and Claude Code, by the programs in scripts/agents: chats, responses and messages, tool calls one and many, whole
-and streamed, their results, pydantic and zod models, log probabilities. Each is installed at first use into an
-environment of its own below the cache directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice), from the package indexes
-that pip and npm are set up for. Writes labs/benchmarks/results/agent_clients.json; exit status 1 when a check failed.
+openai and anthropic for Python and for Node, openai-agents, instructor, pydantic-ai, langchain-openai, LlamaIndex,
+litellm, the AI SDK and Claude Code, by the programs in scripts/agents: chats, responses and messages, tool calls one
+and many, whole and streamed, their results, pydantic and zod models, log probabilities, embeddings. Each is installed
+at first use into an environment of its own below the cache directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice), from
+the package indexes that pip and npm are set up for. Writes labs/benchmarks/results/agent_clients.json; exit status 1
+when a check failed.
 """
 
 import json
@@ -23,6 +24,7 @@ from backend.bound_process import bound
 from backend.timed_run import run_within
 from labs.benchmarks import machine
 from labs.benchmarks.cache import cache_dir
+from labs.benchmarks.embeddings import save_encoder
 from labs.benchmarks.own_environment import own_environment
 from labs.benchmarks.report import RESULTS, Report
 from labs.benchmarks.served import served
@@ -35,6 +37,7 @@ CLIENTS = {
     "instructor_client": "instructor==1.17.0",
     "pydantic_ai_agent": "pydantic-ai-slim[openai]==2.68.0",
     "langchain_client": "langchain-openai==1.7.3",
+    "llama_index_client": "llama-index-embeddings-openai-like==0.4.0",
     "litellm_client": "litellm==1.106.2",
 }
 ALSO = {"litellm_client": ["mcp"]}  # which its tools import, and it does not ask for
@@ -44,7 +47,7 @@ NODE = {  # the first is the client
     "ai_sdk": ("ai@6", "@ai-sdk/openai@3", "@ai-sdk/anthropic@3", "zod@4"),
     "claude_code": ("@anthropic-ai/claude-code@2.1.197",),
 }
-TENANT, MODEL = "agents", "embedded"
+TENANT, MODEL, EMBEDDING_MODEL = "agents", "embedded", "encoder"
 CLIENT_TIMEOUT_SECONDS = 600.0  # for one client: the first import of each takes minutes on a busy machine
 
 
@@ -56,9 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     report = Report("agent_clients")
     core, _ = machine.two_cores()
-    workers = options.http_workers
-    with TemporaryDirectory() as folder, served(core, [TENANT], Path(folder), http_workers=workers) as gateway:
-        rows = [row for name in options.only for row in checked(name, gateway.port, gateway.keys[TENANT])]
+    with TemporaryDirectory() as folder:
+        encoder = save_encoder(Path(folder) / EMBEDDING_MODEL)
+        settings: dict[str, object] = {"http_workers": options.http_workers, "embedding_model": encoder}
+        with served(core, [TENANT], Path(folder) / "state", **settings) as gateway:
+            rows = [row for name in options.only for row in checked(name, gateway.port, gateway.keys[TENANT])]
     report.add_table("agents", rows)
     for row in rows:
         report.at_least(f"{row['client']}: {row['check']}", float(row["problem"] is None), 1.0)
@@ -69,7 +74,12 @@ def checked(name: str, port: int, key: str) -> Iterator[dict[str, object]]:
     """A row for each check of one client."""
     requirement, command = node(name) if name in NODE else (CLIENTS[name], python(name))
     url = f"http://127.0.0.1:{port}"
-    environ = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key, "SLUICE_MODEL": MODEL}
+    environ = {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": key,
+        "SLUICE_MODEL": MODEL,
+        "SLUICE_EMBEDDING_MODEL": EMBEDDING_MODEL,
+    }
     environ |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
     done = run_within(CLIENT_TIMEOUT_SECONDS, command, env=os.environ | environ, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

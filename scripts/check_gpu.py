@@ -118,7 +118,7 @@ PARTS = {
     "qwen3-0.6b": Part(partial(steps.check, plan=steps.QWEN), 60),
     "same": Part(same.check, 40),
     "masks": Part(masks.check, 25),
-    "adapters": Part(adapters.check, 45),
+    "adapters": Part(adapters.check, 100),
     "leak": Part(leak.check, 60),
     "sanitize": Part(sanitize.check, 60),
     "tenants": Part(tenants.check, 180),

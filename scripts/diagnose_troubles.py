@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from labs.benchmarks.processes import free_port
 from labs.benchmarks.redis_server import RedisServer
+from labs.faults.proxy import Proxy
 from scripts.diagnosis.clients import clients, deaf_client
 from scripts.diagnosis.observatory import observatory
-from scripts.diagnosis.slow_proxy import slow_proxy
 
 TROUBLE_SECONDS = 14.0  # of trouble before the diagnosis: more than the dashboard's interval of 10 s
 
@@ -70,9 +70,10 @@ def slow_redis(directory: Path) -> None:
     policy.write_text("defaults: {limits: {requests: 100k/min}}\n")
     with (
         RedisServer(directory, port),
-        slow_proxy("127.0.0.1", port, 0.06) as slow,
-        observatory(directory, "--redis-url", f"redis://127.0.0.1:{slow}/0", "--policy", str(policy)) as seen,
+        Proxy(port) as slow,
+        observatory(directory, "--redis-url", f"redis://127.0.0.1:{slow.port}/0", "--policy", str(policy)) as seen,
     ):
+        slow.latency = 0.03  # seconds, each way
         with clients(seen.server, seen.keys["demo"], 4, max_tokens=20):
             time.sleep(TROUBLE_SECONDS)
             show(seen.panel("Latency, by script"), doctor=seen.doctor())

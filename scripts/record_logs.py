@@ -133,7 +133,7 @@ RUNS: dict[str, Record] = {
     ),
     "swap_always": partial(
         random_run,
-        CoreConfig(swap=SwapRule.ALWAYS, between_turns=BetweenTurnsRule.HOLD),
+        CoreConfig(swap=SwapRule.ALWAYS),
         21,
         losses=0.03,
         rounds=40,
@@ -145,7 +145,7 @@ RUNS: dict[str, Record] = {
     ),
     "swap_never": partial(
         random_run,
-        CoreConfig(swap=SwapRule.NEVER, between_turns=BetweenTurnsRule.DROP),
+        CoreConfig(swap=SwapRule.NEVER, between_turns=BetweenTurnsRule.LRU),
         21,
         rounds=45,
         is_shared=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from admission.event_logs import names as event_log_names
-from gateway.admin import request_database
+from gateway.admin import request_storage
 from gateway.tenants import key_store
 from quotas.policy.schema import fields_of
 from tests.deploy.dashboard import PANELS
@@ -260,6 +260,6 @@ def test_the_versions_of_stored_data_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| [^|]+ \| `([^`]+)` \| (\d+) \|", text, re.MULTILINE)
     assert {place: int(version) for place, version in rows} == {
         "keys.json": json.loads(key_store.FORMAT)["version"],
-        request_database.FILE: request_database.VERSION,
+        request_storage.FILE: request_storage.VERSION,
         "--event-log": event_log_names.VERSION,
     }

@@ -3,7 +3,8 @@
 Each line is a JSON array. A moment t of the engine's clock and an elapsed time are whole nanoseconds, or seconds if
 they have a decimal point; all other times are in seconds. A log of another version is not read.
 
-    ["log", version, engine settings, core settings, coefficients, knee, steps that these count as]   the first line
+    ["log", version, engine settings, core settings, coefficients, knee, steps that these count as]   the first line;
+                with several models, behind the core settings: [[coefficients, knee, steps] of each further one ...]
     ["gateway", t, Unix seconds, model, bytes of a KV block]     the recording gateway, and the time of day
     ["request", t, id, tenant, key, service tier, body bytes, the client's deadlines in seconds of the first token, the
      last, each further one, [[prompt tokens, most tokens, true if the client declared them, and `true` behind that for
@@ -13,7 +14,8 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["arrive", t, id, tenant, prompt tokens, max_tokens, allowed tokens, class, interval, body bytes,
      first token by, done by, first token's target, promised first and last token, refusal or null,
      blocks of the prompt, announced seconds from the answer to the next turn, prompt group or null, name of the grammar
-     or null, and only with an adapter: [its name, the number of its loading, its blocks]]
+     or null, and only with an adapter: [its name, the number of its loading, its blocks], or with a further model:
+     its number]
     ["finish", t, id, reason]
     ["allow", t, tenant, blocks or null]
     ["cache", t, tenant, floor, ceiling or null]     of its idle cached blocks
@@ -25,7 +27,8 @@ they have a decimal point; all other times are in seconds. A log of another vers
     ["policy", t, [weights, offsets, bounds, may_wait]]
     ["calibrate", t, decodes, context of each, prefills, computed tokens before each, tokens of each]
                 the device is idle, and runs a step of this shape to measure its time
-    ["calibrated", t, [[a shape as in `calibrate`, elapsed] ...]]    the times of that step, or of all before the first
+    ["calibrated", t, [[a shape as in `calibrate`, elapsed] ...]]    the times of that step, or of all before the first;
+                with the number of a further model behind them
     ["plan", t, step or null, decodes, checksum, [[id, tokens of prefill] ...], [preempted ...],
      [wait reason, head] | [wait reason, head, 1 if the head takes a slot that sequences due before it may not] | null,
      {tenant: limit of its own at which it is held} or null for the same as before,
@@ -50,6 +53,7 @@ replay with another decision fails at the first step that differs.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Listed
 from contextlib import contextmanager, suppress
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -109,11 +113,11 @@ class EventLog(CoreObserver):
         self._newly_named = NewlyNamed(scheduler.kv_manager.blocks)
         self._findings = CacheFindings(scheduler.kv_manager.blocks)
 
-    def write_header(self, config: CoreConfig, engine: EngineConfig, model: StepTimeModel) -> None:
-        """Write the first line: the configuration and the model that the core was made with."""
-        fitted = model.fitted
-        prior = [list(fitted.coefficients), fitted.knee, model.prior_weight]
-        self._write(_encode(["log", VERSION, engine_entry(engine), core_entry(config), *prior]))
+    def write_header(self, config: CoreConfig, engine: EngineConfig, models: Listed[StepTimeModel]) -> None:
+        """Write the first line: the configuration and the models that the core was made with."""
+        first, *others = [[list(one.fitted.coefficients), one.fitted.knee, one.prior_weight] for one in models]
+        further = [others] if others else []
+        self._write(_encode(["log", VERSION, engine_entry(engine), core_entry(config), *further, *first]))
 
     def serves(self, model: str, block_bytes: int, unix: float, now: float) -> None:
         """Write the gateway's identity, and the time of day in seconds since 1970."""
@@ -175,9 +179,9 @@ class EventLog(CoreObserver):
     def calibrating(self, step: CalibrationStep, now: float) -> None:
         self._log("calibrate", now, *step)
 
-    def calibrated(self, measured: CalibrationTimes, now: float) -> None:
+    def calibrated(self, measured: CalibrationTimes, now: float, model: int) -> None:
         said = [f"[{','.join(map(str, step))},{moment(seconds)}]" for step, seconds in measured]
-        self._write(f'["calibrated",{moment(now)},[{",".join(said)}]]')
+        self._write(f'["calibrated",{moment(now)},[{",".join(said)}]{f",{model}" if model else ""}]')
 
     def scheduled(self, step: ScheduledStep | None, now: float) -> None:
         """Write a plan. Lines of each step and of each request are formatted by hand: twice as fast as the encoder."""
@@ -223,6 +227,7 @@ class EventLog(CoreObserver):
         blocks, adapter = runs_of([name.ordinal for name in sequence.block_names]), sequence.request.adapter
         again, group = _number_of(sequence.request.expects_followup), _text_of(sequence.prompt_group)
         adapted = "" if adapter is None else f",{_encode([adapter.name, adapter.number, adapter.num_blocks])}"
+        adapted += f",{model}" if (model := sequence.request.model) else ""
         return f",{blocks},{again},{group},{_text_of(sequence.request.grammar)}{adapted}"
 
     def _cached(self, said: Iterable[str] = ()) -> str:
@@ -268,12 +273,13 @@ def make_logged_core(
     model: StepTimeModel,
     write: Write,
     observer_failed: Callable[[Exception], object] = raise_failure,
+    others: Listed[StepTimeModel] = (),
 ) -> tuple[Controller, EventLog]:
     """Make a core whose first observer is its log; the log's first line is written."""
-    core = make_core(config, engine, model, observer_failed)
+    core = make_core(config, engine, model, observer_failed, others)
     event_log = EventLog(core.scheduler, write)
     core.observers.insert(0, event_log)
-    event_log.write_header(config, engine, model)
+    event_log.write_header(config, engine, [model, *others])
     return core, event_log
 
 
@@ -342,9 +348,10 @@ class _Replay:
 
     def __init__(self, header: Entry, write: Write, make_model: MakeModel, sequences: dict[str, Sequence]) -> None:
         check_version(header)
-        *_, coefficients, knee, prior_weight = header
-        model = make_model(StepTime(tuple(coefficients), knee), prior_weight)
-        self._core, self._log = make_logged_core(*make_configs(header), model, write)
+        _, _, _, _, *further, coefficients, knee, prior_weight = header
+        known = [(coefficients, knee, prior_weight), *(further[0] if further else ())]
+        model, *others = [make_model(StepTime(tuple(each), knee), weight) for each, knee, weight in known]
+        self._core, self._log = make_logged_core(*make_configs(header), model, write, others=others)
         self._sequences = sequences
         self._names = ReplayedNames()
         self._adapters: dict[int, Adapter] = {}  # by the number of its loading
@@ -393,7 +400,7 @@ class _Replay:
             self._core.calibrate(now)
         elif kind == "calibrated":
             measured = [(CalibrationStep(*shape), in_seconds(elapsed)) for *shape, elapsed in said[0]]
-            self._core.calibrated(measured, now)
+            self._core.calibrated(measured, now, *said[1:])
         elif kind == "policy":
             self._core.set_policy(read_scheduling_policy(said[0]), now)
         elif kind == "gateway":
@@ -411,6 +418,7 @@ class _Replay:
 
     def _sequence_of(self, entry: Entry) -> Sequence:
         _, _, name, tenant, prompt, most, allowed, level, interval, size, by, done_by, target, *rest = entry
+        served = rest.pop() if isinstance(rest[-1], int) else 0
         adapter = self._adapter_of(*rest.pop()) if isinstance(rest[-1], list) else None
         *_, blocks, again, group, grammar = rest
         tokens, sampling, ends = [0] * prompt, SamplingParams(), frozenset([END_TOKEN])
@@ -431,6 +439,7 @@ class _Replay:
             again,
             grammar,
             adapter,
+            served,
         )
         sequence = Sequence(request, prompt_group=group, block_names=self._names.of(blocks))
         sequence.limit_to(allowed)

@@ -61,6 +61,8 @@ ENGINE_FIELDS = Names(
 )  # fmt: skip
 ADAPTER_FIELDS = Names({name: name for name in ("max_adapter_rank", "adapter_block_seconds")})
 """The fields that the log of an engine with adapters has beside."""
+SLEEP_FIELDS = Names({name: name for name in ("awake_bytes", "weight_bytes", "wake_seconds")})
+"""The fields that the log of an engine whose models sleep has beside."""
 
 CORE_FIELDS = Names(
     {
@@ -97,7 +99,8 @@ def core_entry(config: CoreConfig) -> dict[str, Any]:
 
 def engine_entry(config: EngineConfig) -> dict[str, Any]:
     """Return the engine's configuration as the first line of a log has it."""
-    return _entry(config, ENGINE_FIELDS) | (_entry(config, ADAPTER_FIELDS) if config.max_adapter_rank else {})
+    of_adapters = _entry(config, ADAPTER_FIELDS) if config.max_adapter_rank else {}
+    return _entry(config, ENGINE_FIELDS) | of_adapters | (_entry(config, SLEEP_FIELDS) if config.awake_bytes else {})
 
 
 def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
@@ -108,7 +111,8 @@ def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
 def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
     """Read an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` if malformed."""
     of_adapters = _values(entry, ADAPTER_FIELDS) if "max_adapter_rank" in entry else {}
-    return EngineConfig(**(_values(entry, ENGINE_FIELDS) | of_adapters))
+    of_sleep = _values(entry, SLEEP_FIELDS) if "awake_bytes" in entry else {}
+    return EngineConfig(**(_values(entry, ENGINE_FIELDS) | of_adapters | of_sleep))
 
 
 def _entry(config: CoreConfig | EngineConfig, fields: Names[str]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from operator import mul
 
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.idle_blocks import COMMON_CHAIN, PLAIN_CHAIN, WANTED_CHAIN, IdleChain
-from backend.scheduler.retention import KeepRecent, KeepRule, Retention
 
 MIN_RETURN_S = 1.0  # the least time until a return, for the worth of a block
 AWAITED_WORTH = 1e6  # above the worth of every block that may not come back
@@ -180,8 +179,17 @@ HINTED_PRIOR = _spread(
 """The prior with a hint: four in five turns return at about the hinted time."""
 
 
-class ReturnTimes:
-    """The measured return times of turns, by tenant."""
+class BetweenTurnsRule(StrEnum):
+    """The rule by which blocks of a sequence that has ended are kept for its next turn."""
+
+    MEASURED = "measured"  # by the measured return times of the tenant's turns, and its clients' hints
+    LRU = "lru"  # least recently used first, without hints: a baseline to measure by
+
+
+class MeasuredRetention:
+    """Measures the return times of turns, by tenant, and evicts first the blocks least likely to be reused soon, within
+    each tenant.
+    """
 
     def __init__(self) -> None:
         self._logs: dict[tuple[str, bool], _TurnLog] = {}  # by tenant; True for turns with a hint
@@ -189,13 +197,18 @@ class ReturnTimes:
         self._now = 0.0
 
     def left(self, chain: IdleChain, last: BlockName) -> None:
-        """Note that a turn ended with this full block, and left this chain just now."""
+        """Note that a turn ended with this full block, and left this chain just now.
+
+        Chains of one kind have hinted return times within a factor of the root of 2.
+        """
         self._now = chain.left_at
         log = self._log(chain.tenant, chain.expects)
         turn = self._awaited[last] = AwaitedTurn(log, last, chain)
         forgotten = log.left(turn)
         if forgotten is not None and self._awaited.get(forgotten.last) is forgotten:
             del self._awaited[forgotten.last]
+        if chain.expects is not None:
+            chain.kind = PLAIN_CHAIN + 1 + bisect_right(GAP_EDGES_S, chain.expects)
 
     def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
         """Note a prompt that begins with these blocks: it is the next turn of the awaited predecessor with the longest
@@ -212,14 +225,24 @@ class ReturnTimes:
                 return chain
         return None
 
-    def worth(self, tenant: str, expects: float | None, age: float) -> float:
-        """Return the worth of a chain away for `age`: the chance of a return for each second of waiting."""
-        curve, cell, unit = self._log(tenant, expects).at(expects, age, self._now)
+    def worth(self, kind: int, chain: IdleChain, age: float) -> float:
+        """Return the worth of a chain away for `age`: the chance of a return for each second of waiting.
+
+        The expected reuse of a block shared by several conversations is as far away as its last use. Among sequences
+        that wait for their blocks, the first arrival has the highest worth.
+        """
+        if kind == COMMON_CHAIN:
+            return 1.0 / max(age, MIN_RETURN_S)
+        if kind == WANTED_CHAIN:
+            return AWAITED_WORTH + age
+        curve, cell, unit = self._log(chain.tenant, chain.expects).at(chain.expects, age, self._now)
         return curve.worth[cell] / unit
 
-    def probability(self, tenant: str, expects: float | None, age: float) -> float:
+    def probability(self, chain: IdleChain, age: float) -> float:
         """Return the probability that a turn, away for `age` seconds, comes back."""
-        curve, cell, _ = self._log(tenant, expects).at(expects, age, self._now)
+        if chain.kind == WANTED_CHAIN:
+            return 1.0
+        curve, cell, _ = self._log(chain.tenant, chain.expects).at(chain.expects, age, self._now)
         return curve.probability(cell)
 
     def _log(self, tenant: str, expects: float | None) -> _TurnLog:
@@ -228,57 +251,3 @@ class ReturnTimes:
         if log is None:
             log = self._logs[key] = _TurnLog(UNHINTED_PRIOR, HINTED_PRIOR)
         return log
-
-
-class BetweenTurnsRule(StrEnum):
-    """The rule by which blocks of a sequence that has ended are kept for its next turn."""
-
-    MEASURED = "measured"  # by the measured return times of the tenant's turns, and its clients' hints
-    LRU = "lru"  # least recently used first, without hints
-    HOLD = "hold"  # blocks with a follow-up hint are not given to newcomers
-    DROP = "drop"  # no block is kept
-
-
-class MeasuredRetention:
-    """Evicts first the blocks least likely to be reused soon, within each tenant."""
-
-    keep = KeepRule.WHILE_WORTH
-
-    def __init__(self) -> None:
-        self._times = ReturnTimes()
-
-    def left(self, chain: IdleChain, last: BlockName) -> None:
-        """Chains of one kind have hinted return times within a factor of the root of 2."""
-        self._times.left(chain, last)
-        if chain.expects is not None:
-            chain.kind = PLAIN_CHAIN + 1 + bisect_right(GAP_EDGES_S, chain.expects)
-
-    def claim_chain(self, names: list[BlockName], now: float) -> IdleChain | None:
-        return self._times.claim_chain(names, now)
-
-    def worth(self, kind: int, chain: IdleChain, age: float) -> float:
-        """The expected reuse of a block shared by several conversations is as far away as its last use. Among sequences
-        that wait for their blocks, the first arrival has the highest worth.
-        """
-        if kind == COMMON_CHAIN:
-            return 1.0 / max(age, MIN_RETURN_S)
-        return AWAITED_WORTH + age if kind == WANTED_CHAIN else self._times.worth(chain.tenant, chain.expects, age)
-
-    def probability(self, chain: IdleChain, age: float) -> float | None:
-        return 1.0 if chain.kind == WANTED_CHAIN else self._times.probability(chain.tenant, chain.expects, age)
-
-
-class HoldForFollowUp(KeepRecent):
-    keep = KeepRule.HELD
-
-
-class DropAtEnd(KeepRecent):
-    keep = KeepRule.DROPPED
-
-
-def make_retention(rule: BetweenTurnsRule) -> Retention:
-    if rule is BetweenTurnsRule.MEASURED:
-        return MeasuredRetention()
-    return {BetweenTurnsRule.LRU: KeepRecent, BetweenTurnsRule.HOLD: HoldForFollowUp, BetweenTurnsRule.DROP: DropAtEnd}[
-        rule
-    ]()

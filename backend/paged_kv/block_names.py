@@ -7,7 +7,7 @@ own blocks alone (CVE-2025-46570: the time to a first token told which prefixes 
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import count
 from typing import Protocol
@@ -69,15 +69,17 @@ class Tokens(Protocol):
 class BlockNames:
     """Gives each content one name for as long as a cached block or a sequence uses it."""
 
-    def __init__(self, secret: bytes, block_size: int, context: Iterable[str] = ()) -> None:
+    def __init__(
+        self, secret: bytes, block_size: int, context: Iterable[str] = (), beside: "BlockNames | None" = None
+    ) -> None:
         """`secret` has at most 64 bytes. `context` is what keys and values depend on beside tokens: the model and its
-        revision, their type.
+        revision, their type. `beside`: the names of another model in the same cache.
         """
         self._secret = secret
         self._block_size = block_size
         self._context = tuple(context)
-        self._known: dict[bytes, ref[HashedName]] = {}
-        self._ordinals = count(1)
+        self._known: dict[bytes, ref[HashedName]] = {} if beside is None else beside._known
+        self._ordinals: Iterator[int] = count(1) if beside is None else beside._ordinals
 
     def root(self, *salt: str) -> bytes:
         digest = blake2b(digest_size=DIGEST_BYTES, key=self._secret)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks of one sequence, or of the pin that keeps its cached prompt while it waits; compared by identity.
+    """The blocks of one sequence, or of its adapter; compared by identity.
 
-    `Holdings` writes it; `Pins` adds a pin's charge to its sequence's table. A block shared by several sequences of a
-    tenant is on one account at a time, so that the accounts add up to the blocks that the tenant held.
+    `Holdings` writes it; `BlockTables` counts names. A block shared by several sequences of a tenant is on one account
+    at a time, so that the accounts add up to the blocks that the tenant held.
     """
 
     owner: str  # id of the sequence
@@ -19,6 +19,7 @@ class BlockTable:
     peak: int = 0  # most blocks at a time
     block_seconds: float = 0.0  # charged until `counted_at`
     counted_at: float = 0.0  # seconds of the engine's clock
+    num_told_names: int = 0  # of its blocks, names given at arrival or reported by `BlockTables.newly_named`
 
     @property
     def num_unpaid(self) -> int:

@@ -32,17 +32,14 @@ class Block(Protocol):
 class IdleChain:
     """The blocks that one holder left at a time and that no sequence has taken since."""
 
-    __slots__ = ("blocks", "expects", "is_held", "kind", "left_at", "num_stamps", "since", "tenant")
+    __slots__ = ("blocks", "expects", "kind", "left_at", "num_stamps", "since", "tenant")
 
-    def __init__(
-        self, tenant: str, kind: int, expects: float | None, left_at: float, since: int, *, is_held: bool
-    ) -> None:
+    def __init__(self, tenant: str, kind: int, expects: float | None, left_at: float, since: int) -> None:
         self.blocks: dict[int, Block] = {}  # each follows on the next
         self.tenant = tenant
         self.kind, self.expects = kind, expects  # seconds until the announced return; None: none was announced
         self.left_at = left_at  # seconds of the engine's clock
         self.since = since  # by the cache's own count
-        self.is_held = is_held  # newcomers may not take its blocks
         self.num_stamps = 0  # stamps of this time among its tenant's idle blocks
 
 

@@ -32,14 +32,28 @@ def block_bytes(model: KVDimensions, block_size: int, dtype: torch.dtype) -> int
 class KVCache:
     """The keys and values of every block, laid out [block, layer, K/V, kv_head, offset, head_dim].
 
-    A block is contiguous over all layers, so that moving one between device and host is a single copy.
+    A block is contiguous over all layers, so that moving one between device and host is a single copy. Several models
+    may read one memory: each sees a block's first bytes as keys and values of its own shape.
     """
 
     def __init__(
-        self, model: KVDimensions, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        model: KVDimensions,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_block_bytes: int = 0,
+        memory: Tensor | None = None,
     ) -> None:
+        """`num_block_bytes`: at least of each block, for a larger model's keys and values. `memory`: another cache's,
+        to be shared.
+        """
         shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
-        self.blocks = _zeros(shape, dtype, device)
+        own = block_bytes(model, block_size, dtype)
+        # [num_blocks, bytes] uint8
+        self.memory = _zeros((num_blocks, max(own, num_block_bytes)), device) if memory is None else memory
+        self.blocks = self.memory[:, :own].view(dtype).view(shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,13 +65,13 @@ class KVCache:
             self.blocks[other].copy_(self.blocks[block])
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate zeros. On a CPU pages are allocated when first written, huge ones if the kernel has them: an unused pool
-    costs no memory. Shared memory, which `mmap` makes unless told otherwise, has none as a rule.
+def _zeros(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Allocate bytes of zeros. On a CPU pages are allocated when first written, huge ones if the kernel has them: an
+    unused pool costs no memory. Shared memory, which `mmap` makes unless told otherwise, has none as a rule.
     """
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.zeros(shape, dtype=torch.uint8, device=device)
+    memory = mmap.mmap(-1, math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(shape)

@@ -3,7 +3,7 @@
 A block's name stands for its tokens, all tokens before them, and all else that its keys and values depend on (the chain
 of hashes in `block_names`). A named block is full and is not written again. It is in one of four states:
 
-- held: sequences that run, or waiting ones by their `Pins`, count as its holders;
+- held: by the sequences that run with it;
 - idle and evictable: without holders. The victim is the tenant whose idle blocks were used the longest ago, down to its
   floor; `idle_blocks` chooses among the tenant's blocks;
 - idle and floored: as many idle blocks of a tenant as its floor says are not evictable;
@@ -51,11 +51,6 @@ class CachedBlock:
         self.chain: IdleChain | None = None  # in which it is idle, or was idle last
         self.is_common = False  # several held it at a time, or one took it alone from blocks that follow on it
 
-    @property
-    def is_held_back(self) -> bool:
-        """True if it is, or was when it was idle last, in a chain that newcomers may not take."""
-        return self.chain is not None and self.chain.is_held
-
     def payer(self, tenant: str) -> BlockTable | None:
         """Return the holder on whose account the tenant is charged for the block: the first that it has."""
         for holder in self.holders:
@@ -95,7 +90,7 @@ class PrefixCache:
         self._pool = pool
         self._aged_worth = worth
         self._features: list[KVFeature] = []  # called in this order
-        self._chain = IdleChain("", PLAIN_CHAIN, None, 0.0, 0, is_held=False)  # the chain that is being left
+        self._chain = IdleChain("", PLAIN_CHAIN, None, 0.0, 0)  # the chain that is being left
         self._by_name: dict[BlockName, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
         self.completed_step = -1  # the newest step that is no longer in flight
@@ -108,10 +103,9 @@ class PrefixCache:
         self._offered: set[str] = set()  # at least all tenants above their floors, each once in the heap
         self._uses = count(1)
         self.num_idle = 0  # cached blocks without a holder
-        self._num_floored = 0
+        self.num_floored = 0  # idle blocks that floors keep
         self.kept = KeptAccounts()
         self.num_pinned = 0  # idle blocks that are pinned
-        self.num_held_back = 0  # idle blocks of chains that newcomers may not take
         self.num_floor_blocks = 0  # idle blocks that floors may come to keep
         self.evictions = 0  # idle blocks given up so far
 
@@ -126,12 +120,12 @@ class PrefixCache:
     @property
     def num_evictable(self) -> int:
         """The idle blocks that neither floors nor pins keep."""
-        return self.num_idle - self._num_floored - self.num_pinned
+        return self.num_idle - self.num_floored - self.num_pinned
 
     @property
     def num_kept(self) -> int:
         """The idle blocks that floors and pins keep."""
-        return self._num_floored + self.num_pinned
+        return self.num_floored + self.num_pinned
 
     def num_idle_of(self, tenant: str) -> int:
         """Return the number of unpinned idle blocks that the tenant used last."""
@@ -155,10 +149,6 @@ class PrefixCache:
 
     def named(self, name: BlockName) -> CachedBlock | None:
         return self._by_name.get(name)
-
-    def num_held_back_from(self, found: Iterable[CachedBlock]) -> int:
-        """Return the number of idle blocks held back from a newcomer that hits `found`."""
-        return self.num_held_back and self.num_held_back - sum(not one.holders and one.is_held_back for one in found)
 
     def at(self, block: int) -> CachedBlock | None:
         """Return the cached block in this block of the pool; None: it has no name."""
@@ -233,9 +223,9 @@ class PrefixCache:
                 feature.reused(cached)
         cached.holders[holder] = None
 
-    def begin_chain(self, tenant: str, now: float, expects: float | None = None, is_held: bool = False) -> IdleChain:
+    def begin_chain(self, tenant: str, now: float, expects: float | None = None) -> IdleChain:
         """Begin the chain of the blocks that one holder leaves together: the blocks that become idle next are in it."""
-        self._chain = IdleChain(tenant, PLAIN_CHAIN, expects, now, next(self._uses), is_held=is_held)
+        self._chain = IdleChain(tenant, PLAIN_CHAIN, expects, now, next(self._uses))
         return self._chain
 
     def change_kind(self, chain: IdleChain, kind: int, now: float) -> None:
@@ -268,7 +258,6 @@ class PrefixCache:
         now, floor = len(idle), self._floors.get(tenant, 0)
         self.num_idle += now - before + pinned
         self.num_pinned += pinned
-        self.num_held_back += (now - before) * chain.is_held
         self._keep(tenant, min(now, floor) - min(before, floor))
         if not idle:
             del self._idle[tenant]
@@ -301,15 +290,6 @@ class PrefixCache:
         """Evict every idle block that is not pinned, floors included."""
         for tenant, idle in list(self._idle.items()):
             self._evict_first(tenant, len(idle))
-
-    def drop_chain(self) -> None:
-        """Free the idle blocks of the chain begun last; no feature is called."""
-        blocks: list[CachedBlock] = list(self._chain.blocks.values())  # type: ignore[arg-type]
-        for cached in blocks:
-            self._no_longer_idle(cached)
-            del self._by_name[cached.name], self._by_block[cached.block]  # type: ignore[index]
-        self.evictions += len(blocks)
-        self._pool.release([cached.block for cached in blocks])
 
     def _is_pinned(self, cached: CachedBlock) -> bool:
         """Return True if a feature pins the block, after every feature was asked."""
@@ -364,8 +344,6 @@ class PrefixCache:
             assert cached.name is not None
             blocks.append(cached.block)
             del by_name[cached.name], by_block[cached.block]
-            if self.num_held_back:
-                self.num_held_back -= cached.is_held_back
             for feature in features:
                 feature.evicted(cached)
         self._keep(tenant, min(floor, len(idle)) - min(floor, before))
@@ -379,7 +357,7 @@ class PrefixCache:
     def _become_idle(self, cached: CachedBlock) -> None:
         tenant = cached.tenant
         idle = self._idle_of(tenant)
-        idle.add([cached], IdleChain(tenant, PLAIN_CHAIN, None, self.kept.now, next(self._uses), is_held=False))
+        idle.add([cached], IdleChain(tenant, PLAIN_CHAIN, None, self.kept.now, next(self._uses)))
         self._keep(tenant, len(idle) <= self._floors.get(tenant, 0))
         self._keep_ceiling(tenant)
         self._offer(tenant)
@@ -394,7 +372,6 @@ class PrefixCache:
     def _leave_idle(self, cached: CachedBlock) -> None:
         idle = self._idle[cached.tenant]
         idle.take(cached)
-        self.num_held_back -= cached.is_held_back
         self._keep(cached.tenant, -(len(idle) < self._floors.get(cached.tenant, 0)))
         if not idle:
             del self._idle[cached.tenant]
@@ -402,7 +379,7 @@ class PrefixCache:
     def _keep(self, tenant: str, blocks: int) -> None:
         """Record that the tenant's floor keeps `blocks` more idle blocks; negative: fewer."""
         if blocks:
-            self._num_floored += blocks
+            self.num_floored += blocks
             self.kept.add(tenant, blocks)
 
     def check_blocks(self, held: Iterable[tuple[int, BlockTable]]) -> None:
@@ -421,13 +398,12 @@ class PrefixCache:
             assert states.count(True) == 1, "a cached block is neither held nor pinned nor idle, or more than one"
         assert sum(map(len, self._idle.values())) + self.num_pinned == self.num_idle, "idle blocks were lost"
         kept = sum(min(len(one), self._floors.get(tenant, 0)) for tenant, one in self._idle.items())
-        assert kept == self._num_floored, "floors keep another number of blocks than is counted"
+        assert kept == self.num_floored, "floors keep another number of blocks than is counted"
         pinned = [cached for cached in self._by_block.values() if cached.pinned_for]
         assert len(pinned) == self.num_pinned, "another number of blocks is pinned than is counted"
         pins = Counter(tenant for cached in pinned for tenant in cached.pinned_for)
         assert self.kept.blocks() == self.kept_by_tenant() + pins, "a tenant is not charged for what is kept for it"
         assert self.num_evictable == 0 or self._least_recent() is not None, "no idle block can be given up"
         assert all(self._by_block.get(cached.block) is cached for cached in self._uncomputed), "a block was forgotten"
-        assert self.num_held_back == sum(cached.is_held_back for cached in idle.values()), "a chain is miscounted"
         for one in self._idle.values():
             one.check_integrity()

@@ -56,6 +56,8 @@ class Batch:
     forks: list[tuple[int, int]] = field(default_factory=list)  # index in `sampled`, slot
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # source block, destination block; after the rows
     padding: list[tuple[int, int, int]] = field(default_factory=list)  # discarded rows: slot, start, length
+    model: int = 0  # all rows are of one model; other models' blocks may be swapped
+    asleep: tuple[int, ...] = ()  # models whose weights are not in memory from this step on
     stores: bool = True  # False: keys and values are computed only for timing, and not stored
 
     @property

@@ -20,9 +20,8 @@ from backend.scheduler.batch import Batch, Counters
 from backend.scheduler.holdings import Holdings
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.pinned_prefixes import PinnedPrefixes
-from backend.scheduler.pins import Pins
 from backend.scheduler.prefix_hit import NO_HIT, PrefixHit
-from backend.scheduler.retention import BetweenTurns, KeepRule
+from backend.scheduler.retention import BetweenTurns
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.swapping import Swapping
@@ -53,7 +52,7 @@ class BlockTables:
     def __init__(self, config: EngineConfig, hooks: SchedulerHooks, counters: Counters) -> None:
         retention = hooks.retention
         self.pool: BlockPool = POOLS[config.kv_allocation](config.num_blocks)
-        self.cache = PrefixCache(self.pool, retention.worth if retention.keep is KeepRule.WHILE_WORTH else None)
+        self.cache = PrefixCache(self.pool, None if retention is None else retention.worth)
         self.allowances = Allowances()
         self.holdings = Holdings(self.pool, self.cache, self.allowances)
         self.pinned_prefixes = PinnedPrefixes(self.cache, self.allowances)
@@ -72,14 +71,6 @@ class BlockTables:
         self.adapters = AdapterBlocks(self.pool, self.cache, self.holdings, self._unused, self._most_copied)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
-        self.pins = Pins(
-            config,
-            self.cache,
-            self.holdings,
-            self.allowances,
-            self.pinned_prefixes,
-            lambda sequence, step: self.find(sequence, step).blocks,
-        )
         self.between_turns = BetweenTurns(self.cache, self.holdings, retention, config.block_size)
 
     @property
@@ -201,7 +192,7 @@ class BlockTables:
         return hit
 
     def permits(self, tenant: str, blocks: int, hit: PrefixHit = NO_HIT) -> bool:
-        """Return True if the tenant may hold `blocks` more. Its pins, except those of the hit, give way for that."""
+        """Return True if the tenant may hold `blocks` more. Its pinned prefixes, except those of the hit, give way."""
         if self.cache.num_pinned:
             self.pinned_prefixes.give_way(tenant, blocks, hit.blocks)
         return self.allowances.permits(tenant, blocks)
@@ -262,27 +253,10 @@ class BlockTables:
             found.append(host_block)
         return found
 
-    def unpin(self, sequence: Sequence) -> None:
-        """Drop the pin of a sequence, which has been admitted or has ended."""
-        self.between_turns.settled(sequence)
-        self.pins.unpin(sequence)
-
-    def expect(self, sequence: Sequence) -> None:
-        """Have pins leave room for the adapter of a sequence that has come."""
-        if self.pins.expect(sequence):
-            self.unpin_surplus()
-
-    def unpin_surplus(self) -> None:
-        """Unpin waiting sequences, the newest first, while the rest that is kept leaves too little room."""
-        while (newest := self.pins.surplus()) is not None:
-            self.unpin(newest)
-
     def allow(self, tenant: str, blocks: int | None) -> None:
         """Set the tenant's allowance, of which only running sequences may take blocks; None: no limit."""
         self.allowances.allow(tenant, blocks)
         if blocks is not None:
-            for sequence in self.pins.of(tenant):
-                self.unpin(sequence)
             self.pinned_prefixes.allowed(tenant)
 
     def publish(self, sequence: Sequence, start: int, step: int) -> None:
@@ -294,7 +268,7 @@ class BlockTables:
         if not names or not self.shares_blocks:
             return
         size = self.block_size
-        first, last = start // size, min(sequence.num_told_names, sequence.num_computed_tokens // size)
+        first, last = start // size, min(sequence.block_table.num_told_names, sequence.num_computed_tokens // size)
         if first < last:
             filled = names[first:last]
             self.cache.publish_all(filled, table.blocks[first:last], step, table)
@@ -302,8 +276,8 @@ class BlockTables:
                 self.swapping.computed(filled)
 
     def undo_from(self, step: int, forks: Iterable[Fork], holders: Iterable[Sequence]) -> None:
-        """Undo the effects of this lost step and all later ones on block tables, of `holders` and of pins. Their rows
-        are undone already.
+        """Undo the effects of this lost step and all later ones on the block tables of `holders`, whose rows are undone
+        already.
 
         A holder of a block that a lost step was to fill loses it and all blocks behind it; a sequence forked by a lost
         step returns to its earlier blocks.
@@ -321,14 +295,12 @@ class BlockTables:
         self.cache.invalidate(lost)
         for table, index in cut.items():
             self.holdings.count_seconds(table)
-            self.pins.cut(table, index)
             self.cache.begin_chain(table.tenant, self.holdings.now)
             self.holdings.leave(table, index)
         for holder in holders:
             kept = len(holder.block_table.blocks) * self.block_size
             holder.num_computed_tokens = min(holder.num_computed_tokens, kept)
         self.pinned_prefixes.unpin_excess()
-        self.pins.were_cut()
         for _, sequence, before, after in self._found:
             undone = after - max(before, cut.get(sequence.block_table, maxsize) * self.block_size)
             if undone > 0:
@@ -358,10 +330,10 @@ class BlockTables:
         known = sequence.num_prompt_tokens + len(sequence.output)
         full = min(sequence.num_computed_tokens, known) // self.block_size
         self._name(sequence, full)
-        names, told = sequence.block_names, sequence.num_told_names
+        names, told = sequence.block_names, sequence.block_table.num_told_names
         if len(names) > told:
             self.newly_named.append((sequence, told))
-            sequence.num_told_names = len(names)
+            sequence.block_table.num_told_names = len(names)
         last = min(full, len(names))
         table = sequence.block_table
         self.cache.publish_all(names[:last], table.blocks[:last], sequence.last_step, table)
@@ -375,7 +347,6 @@ class BlockTables:
         self.between_turns.leaves(sequence, is_named=self.shares_blocks)
         self.holdings.leave(sequence.block_table)
         self.pinned_prefixes.unpin_excess()
-        self.between_turns.has_left(sequence)
         if sequence.adapter_table is not None:  # last: its blocks are a chain of their own
             self.adapters.leave(sequence)
 
@@ -384,13 +355,10 @@ class BlockTables:
         self.cache.invalidate([one for one in cached if one is not None])
 
     def check_blocks(self, sequences: Collection[Sequence]) -> None:
-        """Assert that every block is free, idle, or held by some of these sequences and pins; and the integrity of
-        each part.
-        """
+        """Assert that every block is free, idle, or held by some of these sequences; and the integrity of each part."""
         adapters = [table for sequence in sequences if (table := sequence.adapter_table) is not None]
-        holders = [*(sequence.block_table for sequence in sequences), *adapters, *self.pins.all]
+        holders = [*(sequence.block_table for sequence in sequences), *adapters]
         self.adapters.check_integrity(sequences)
-        self.pins.check_integrity()
         self.pool.check_integrity()
         self.holdings.check_charges(holders, self.pinned_prefixes.idle_by_tenant())
         self.pinned_prefixes.check_integrity()

@@ -105,7 +105,7 @@ class Forking:
             self._blocks.shares_blocks
             and leader.status is SequenceStatus.RUNNING
             and (leader.tenant, leader.num_prompt_tokens) == (sequence.tenant, length)
-            and leader.num_told_names >= length // self._block_size
+            and leader.block_table.num_told_names >= length // self._block_size
             and sequence.num_tokens == length
             and sequence.num_computed_tokens == len(sequence.block_table.blocks) * self._block_size
             and sequence.num_computed_tokens <= leader.num_computed_tokens

@@ -30,9 +30,7 @@ class Holdings:
                 first = next(iter(holders))
                 first.num_shared += 1
                 self.num_shared += 1
-                cached.is_common |= first.owner != table.owner  # otherwise it was pinned for this sequence
-            else:
-                cached.is_common = True
+            cached.is_common = True
             table.num_shared += 1
         if cached.payer(table.tenant) is None:
             table.num_charged += 1

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from backend.config import EngineConfig
-from backend.scheduler.retention import KeepRecent, Retention
+from backend.scheduler.retention import Retention
 from backend.scheduler.scheduled_step import FixedPrefillBudget, FixedSpareStep, PrefillBudget, SpareStep
 from backend.scheduler.sequence import Sequence
 
@@ -12,18 +12,20 @@ from backend.scheduler.sequence import Sequence
 class SchedulerHooks(Protocol):
     """Called by the scheduler while it plans or predicts a step; none may block."""
 
-    retention: Retention  # of the blocks of finished sequences
+    retention: Retention | None  # of the blocks of finished sequences
 
     def prefill_budget(
-        self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
+        self, num_decodes: int, decode_context: int, interval: float | None, tokens: int, model: int = 0
     ) -> PrefillBudget:
-        """Return the prefill budget, at most `tokens`, of a step with these decodes over `decode_context` tokens in
-        total. `interval` is the tightest time between tokens promised to a running sequence, in seconds.
+        """Return the prefill budget, at most `tokens`, of a model's step with these decodes over `decode_context`
+        tokens in total. `interval` is the tightest time between tokens promised to a running sequence, in seconds.
         """
         ...
 
-    def spare_step(self, num_others: int, others_context: int, interval: float | None) -> SpareStep:
-        """Return what a step has for the spare class beside the decodes of others, over `others_context` tokens."""
+    def spare_step(self, num_others: int, others_context: int, interval: float | None, model: int = 0) -> SpareStep:
+        """Return what a model's step has for the spare class beside the decodes of others, over `others_context`
+        tokens.
+        """
         ...
 
     def due(self, sequence: Sequence) -> float:
@@ -82,14 +84,14 @@ class DefaultHooks:
 
     def __init__(self, config: EngineConfig) -> None:
         self._blocks_for = config.blocks_for
-        self.retention: Retention = KeepRecent()
+        self.retention: Retention | None = None  # the least recently used is evicted first
 
     def prefill_budget(
-        self, num_decodes: int, decode_context: int, interval: float | None, tokens: int
+        self, num_decodes: int, decode_context: int, interval: float | None, tokens: int, model: int = 0
     ) -> PrefillBudget:
         return FixedPrefillBudget(tokens)
 
-    def spare_step(self, num_others: int, others_context: int, interval: float | None) -> SpareStep:
+    def spare_step(self, num_others: int, others_context: int, interval: float | None, model: int = 0) -> SpareStep:
         return FixedSpareStep()
 
     def due(self, sequence: Sequence) -> float:

@@ -31,6 +31,8 @@ class Joining:
         self._is_contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self._lacking: Sequence | None = None  # the sequence that lacked something in this plan
         self._num_available = self._num_running = 0  # blocks and sequences, when it did
+        # for sequences of other models than the step's, which come before those that are asked about
+        self.num_set_aside = self.blocks_set_aside = 0  # slots, and blocks
 
     def begin_plan(self) -> None:
         self._lacking = None
@@ -57,6 +59,10 @@ class Joining:
         has_allowance = self._kv_manager.allowances.allowed(sequence.tenant) is not None
         if has_allowance and not self._limits.allows(sequence, hit, scheduled):
             return WaitReason.ALLOWANCE
+        if sequence.request.model != scheduled.batch.model:
+            self.num_set_aside += 1
+            self.blocks_set_aside += self._kv_manager.blocks.blocks_to_start(sequence)
+            return WaitReason.MODEL
         return rule.why_closed(sequence, scheduled) or self._why_no_room(sequence, hit, length, scheduled)
 
     def _why_no_room(
@@ -72,7 +78,8 @@ class Joining:
         is_full = length == 0 and not hit.is_being_computed
         if is_full and (not self._is_static or not scheduled.sequences):
             return WaitReason.BUDGET
-        if len(self._kv_manager.free_slots) <= (self._kept_slots if sequence.is_spare else 0):
+        kept = self.num_set_aside + (self._kept_slots if sequence.is_spare else 0)
+        if len(self._kv_manager.free_slots) <= kept:
             return WaitReason.RELEASE if is_being_freed else WaitReason.SLOTS
         if self._kv_manager.blocks.adapters.has_to_wait(sequence):
             return WaitReason.ADAPTER
@@ -83,9 +90,7 @@ class Joining:
     def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
         """Return True if all its tokens fit now, running sequences can grow, and the hooks expect memory to last."""
         tables, running = self._kv_manager.blocks, self._kv_manager.running
-        watermark = tables.watermark_blocks(sequence, running.values())
-        if running:
-            watermark += tables.cache.num_held_back_from(hit.blocks)
+        watermark = tables.watermark_blocks(sequence, running.values()) + self.blocks_set_aside
         if not tables.can_allocate(sequence, hit, watermark):
             return False
         if not running or self._is_contiguous:

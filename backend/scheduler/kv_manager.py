@@ -71,7 +71,6 @@ class KVManager:
         self.begin_event(now)
         self.cache.limit(tenant, floor, ceiling)
         self.blocks.swapping.limit(tenant, floor)
-        self.blocks.unpin_surplus()
 
     def pin_prefixes(self, tenant: str, names: Iterable[BlockName], now: float = 0.0) -> None:
         """Pin idle blocks of these names for the tenant and unpin its others; a block's name comes behind the name of
@@ -79,7 +78,6 @@ class KVManager:
         """
         self.begin_event(now)
         self.blocks.pinned_prefixes.pin(tenant, names)
-        self.blocks.unpin_surplus()
         self._held_tenants.resume(tenant)
 
     def running_of(self, tenant: str) -> list[Sequence]:
@@ -111,7 +109,7 @@ class KVManager:
 
     def finish_sequence(self, sequence: Sequence, reason: FinishReason) -> None:
         """End the sequence, running or not."""
-        self.blocks.unpin(sequence)
+        self.blocks.between_turns.settled(sequence)
         if self.running.pop(sequence.id, None) is not None:
             self.num_spare -= sequence.is_spare
         self.freeing.pop(sequence.id, None)

@@ -62,19 +62,24 @@ class DeviceResync:
         self.out_of_sync = list(running)
 
     def tell_hits(self, scheduled: ScheduledStep) -> None:
-        """Add unsent hits to the step, for the sequences that still run with them."""
-        hits, self.untold = self.untold, []
+        """Add unsent hits to the step, for the sequences of its model that still run with them."""
+        model = scheduled.batch.model
+        hits, self.untold = self.untold, [hit for hit in self.untold if hit[0].request.model != model]
         for sequence, index, blocks in hits:
+            if sequence.request.model != model:
+                continue
             held = sequence.block_table.blocks[index : index + len(blocks)]
             if sequence.status is SequenceStatus.RUNNING and held == blocks:
                 scheduled.add_hit(sequence, index, blocks)
 
     def add_to(self, scheduled: ScheduledStep) -> None:
-        """Add to the step, ahead of its own changes, the block tables of sequences that still hold a slot, and the
-        sequences themselves where nothing was sampled yet.
+        """Add to the step, ahead of its own changes, the block tables of its model's sequences that still hold a slot,
+        and the sequences themselves where nothing was sampled yet.
         """
-        kept = [s for s in self.out_of_sync if s.slot >= 0 and s not in scheduled.admitted]
+        model = scheduled.batch.model
+        told = [s for s in self.out_of_sync if s.request.model == model]
+        kept = [s for s in told if s.slot >= 0 and s not in scheduled.admitted]
         prefilling = [s for s in kept if s.num_prompt_tokens + len(s.output) == s.num_admitted_tokens]
         scheduled.batch.admitted[:0] = [new_sequence(s) for s in prefilling]
         scheduled.batch.new_blocks[:0] = [(s.slot, 0, list(s.block_table.blocks)) for s in kept]
-        self.out_of_sync = []
+        self.out_of_sync = [s for s in self.out_of_sync if s.request.model != model]

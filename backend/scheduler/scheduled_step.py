@@ -24,6 +24,7 @@ class WaitReason(StrEnum):
     BUDGET = "budget"  # the step is full
     SLOTS = "slots"  # max_num_seqs run
     MEMORY = "memory"  # its tokens, or the remaining need of running sequences, do not fit
+    MODEL = "model"  # the step is another model's turn
     ADAPTER = "adapter"  # the step brings other adapters to the device already
     ALLOWANCE = "allowance"  # its tenant's allowance of blocks is used up
     TOKENS = "tokens"  # it has reached its `token_limit`
@@ -116,9 +117,11 @@ class ScheduledStep:
     planning: float = 0.0  # seconds spent planning it, for measurements
 
     @classmethod
-    def empty(cls, step: int) -> "ScheduledStep":
+    def empty(cls, step: int, model: int = 0) -> "ScheduledStep":
         """Return a step without rows. Its lists are made here: default factories take twice as long."""
-        return cls(Batch(step, 0, [], [], [], [], [], [], []), [], [], [], [], {}, [], [], {}, [], {}, [])
+        batch = Batch(step, 0, [], [], [], [], [], [], [])
+        batch.model = model
+        return cls(batch, [], [], [], [], {}, [], [], {}, [], {}, [])
 
     @property
     def num_tokens(self) -> int:

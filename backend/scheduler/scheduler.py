@@ -8,7 +8,6 @@ from collections import deque
 
 from backend.config import EngineConfig
 from backend.paged_kv.block_pool import BlockPool
-from backend.paged_kv.prefix_cache import CachedBlock
 from backend.scheduler.accounting import Accounting
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
@@ -33,10 +32,11 @@ from backend.scheduler.scheduled_step import (
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.step_rows import StepRows
 from backend.scheduler.tenant_limits import TenantLimits
+from backend.scheduler.turns import Turns
 from backend.scheduler.waiting_queue import WaitingQueue
 
 _RUNNING, _FINISHED = SequenceStatus.RUNNING, SequenceStatus.FINISHED  # see `kv_manager`: looking them up takes time
-_PASSED_OVER = (WaitReason.TOKENS, WaitReason.ALLOWANCE, WaitReason.ADAPTER)
+_PASSED_OVER = (WaitReason.TOKENS, WaitReason.ALLOWANCE, WaitReason.MODEL, WaitReason.ADAPTER)
 _LACKS = (WaitReason.SLOTS, WaitReason.MEMORY)
 
 
@@ -79,6 +79,7 @@ class Scheduler:
         self._none_takes_a_slot_at: tuple[tuple[int, int], int] | None = None  # changes until the last vain search
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
+        self._turns: Turns | None = None  # of several models; None: all sequences are of the first
         self._spare: SpareStep | None = None  # of the step being planned; None: it is not open to the spare class
         parts = StepParts(
             config,
@@ -98,23 +99,24 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
         assert 0 < sequence.num_prompt_tokens < sequence.request.most_tokens <= self.config.max_model_len
-        sequence.num_told_names = len(sequence.block_names)
-        self.kv_manager.blocks.expect(sequence)
+        if self._turns is None and (sequence.request.model or self.config.awake_bytes):
+            self._turns = Turns(self.config, self.hooks.weight)
+        sequence.block_table.num_told_names = len(sequence.block_names)
         sequence.admission_number = self.counters.admissions
         self.waiting.add(sequence)
         self._rule.arrived(sequence)
         self._held_tenants.resume(sequence.tenant)
 
-    def look_up(self, sequence: Sequence, now: float = 0.0) -> list[CachedBlock]:
-        """Return the cached prompt blocks that may be pinned while the sequence queues."""
+    def look_up(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Count the prompt tokens of a newcomer that are cached, by which its first token is forecast. Nothing keeps
+        them: the newcomer may be refused.
+        """
         self.kv_manager.begin_event(now)
-        return self.kv_manager.blocks.pins.look_up(sequence, self._next_step)
+        sequence.num_found_tokens = self.num_cached_tokens(sequence)
 
-    def pin(self, sequence: Sequence, found: list[CachedBlock], now: float = 0.0) -> None:
-        """Pin the blocks just looked up until the sequence has a slot or has ended."""
-        self.kv_manager.begin_event(now)
+    def claim(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Evict the cached blocks of the turn before the sequence last, until it has a slot or has ended."""
         self.kv_manager.blocks.between_turns.claim(sequence, now)
-        self.kv_manager.blocks.pins.pin(sequence, found)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the prefix tokens of a waiting sequence that are cached or computed by steps in flight."""
@@ -182,9 +184,16 @@ class Scheduler:
         """The most tokens of a step, less than configured after lost steps."""
         return self._budget.tokens
 
-    def prefill_budget(self, num_decodes: int, decode_context: int, interval: float | None) -> PrefillBudget:
-        """Return the prefill budget of a step beside these decodes."""
-        return self.hooks.prefill_budget(num_decodes, decode_context, interval, self._budget.tokens - num_decodes)
+    def prefill_budget(
+        self, num_decodes: int, decode_context: int, interval: float | None, model: int = 0
+    ) -> PrefillBudget:
+        """Return the prefill budget of a step of a model beside these decodes."""
+        tokens = self._budget.tokens - num_decodes
+        return self.hooks.prefill_budget(num_decodes, decode_context, interval, tokens, model)
+
+    def wake_seconds(self, model: int) -> float:
+        """Return the seconds until a model's weights are in memory, if it sleeps."""
+        return 0.0 if self._turns is None else self._turns.wake_seconds(model)
 
     def takes_a_slot(self, sequence: Sequence) -> bool:
         """Return True if a running sequence would give its slot to this waiting one."""
@@ -226,7 +235,30 @@ class Scheduler:
         return scheduled.batch
 
     def _plan_step(self, now: float) -> ScheduledStep:
-        scheduled = ScheduledStep.empty(self._next_step)
+        """Plan a step of the model whose turn it is; without a row of it, of the next that has one."""
+        if self._turns is None:
+            return self._plan_rows(now, 0)
+        paused, models = dict[Sequence, WaitReason](), self._turns.order(self.running.values(), self.waiting.head())
+        while True:
+            model = models.pop(0) if models else 0
+            scheduled = self._plan_rows(now, model)
+            scheduled.paused |= paused
+            if scheduled.sequences:
+                scheduled.batch.asleep = self._turns.planned(model, scheduled.batch.step)
+            self._release_passed_over()
+            if scheduled.sequences or not models:
+                return scheduled
+            self._resync.untold += scheduled.hits
+            paused = scheduled.paused
+
+    def _release_passed_over(self) -> None:
+        """Let the queue offer again what waits for another model's step."""
+        if self._joining.num_set_aside:
+            self._joining.num_set_aside = self._joining.blocks_set_aside = 0
+            self._held_tenants.resume_all(WaitReason.MODEL)
+
+    def _plan_rows(self, now: float, model: int) -> ScheduledStep:
+        scheduled = ScheduledStep.empty(self._next_step, model)
         scheduled.planned_at = now
         if self._resync.untold:
             self._resync.tell_hits(scheduled)
@@ -244,7 +276,7 @@ class Scheduler:
         slots, starts, sequences = batch.slots, batch.starts, scheduled.sequences
         block_size = self.config.block_size
         prefilling, jumping = list[Sequence](), list[Sequence]()
-        for sequence in self._served():
+        for sequence in self._served(batch.model):
             start, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
             if start < sequence.num_admitted_tokens:
                 (jumping if sequence.jumps else prefilling).append(sequence)
@@ -276,11 +308,13 @@ class Scheduler:
             self._rows.add_jumps(jumping, scheduled, self._budget.tokens)
         return prefilling
 
-    def _served(self) -> list[Sequence]:
-        """Return the running sequences that may have rows in this step: of the spare class, as many decodes as there is
-        time for, earliest due first, and all prefills if those are all of its decodes.
+    def _served(self, model: int) -> list[Sequence]:
+        """Return the running sequences that may have rows in this step of a model: of the spare class, as many decodes
+        as there is time for, earliest due first, and all prefills if those are all of its decodes.
         """
         self._spare, running = None, list(self.running.values())
+        if self._turns is not None:
+            running = [s for s in running if s.request.model == model]
         if not self.kv_manager.num_spare:
             return running
         others, head = [s for s in running if not s.is_spare], self.waiting.head()
@@ -288,7 +322,7 @@ class Scheduler:
             return others
         spare = sorted([s for s in running if s.is_spare], key=self.hooks.due)
         decodes = [s for s in spare if s.num_computed_tokens >= s.num_admitted_tokens]
-        count = self._open_spare(others).num_decodes([s.num_computed_tokens + 1 for s in decodes])
+        count = self._open_spare(others, model).num_decodes([s.num_computed_tokens + 1 for s in decodes])
         if count < len(decodes):
             return [*others, *decodes[:count]]
         return [*others, *decodes, *(s for s in spare if s.num_computed_tokens < s.num_admitted_tokens)]
@@ -297,10 +331,11 @@ class Scheduler:
         head = self.waiting.head()
         return head is not None and head.is_spare
 
-    def _open_spare(self, others: list[Sequence]) -> SpareStep:
+    def _open_spare(self, others: list[Sequence], model: int) -> SpareStep:
         """Open the step to the spare class, beside the decodes of others."""
         interval = min([each for s in others if (each := s.request.token_interval) is not None], default=None)
-        self._spare = step = self.hooks.spare_step(len(others), sum([s.num_computed_tokens for s in others]), interval)
+        context = sum([s.num_computed_tokens for s in others])
+        self._spare = step = self.hooks.spare_step(len(others), context, interval, model)
         return step  # mypyc takes the attribute for None where it was set to that before
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
@@ -315,12 +350,12 @@ class Scheduler:
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
         room = self._rule.prefill_room(prefilling, self._budget.tokens - len(batch.slots))
         if not (prefilling or self._spare or self.kv_manager.num_spare) and self._head_is_spare():
-            self._open_spare(scheduled.sequences)
+            self._open_spare(scheduled.sequences, batch.model)
         if self._spare is not None:
             spare, tokens = scheduled.spare_decodes, self._budget.tokens - len(batch.slots)
             budget = self._spare.prefill_budget(spare, scheduled.spare_context, tokens)
         elif room is None:
-            budget = self.prefill_budget(len(batch.slots), context, interval)
+            budget = self.prefill_budget(len(batch.slots), context, interval, batch.model)
         else:
             budget = FixedPrefillBudget(room)
         for row in jumps:
@@ -355,8 +390,9 @@ class Scheduler:
         """Admit heads of the queue, all or, with `before`, the heads due before that running sequence.
 
         A head that does not fit stops admission: if smaller requests overtook it, a large one would starve. It is
-        overtaken only at a limit of its own tenant, which must not delay other tenants, in a step that brings other
-        adapters, and, where all slots are taken, by a sequence that may take a slot from another tenant.
+        overtaken only at a limit of its own tenant, which must not delay other tenants, in a step of another model,
+        which sets aside what it needs, or that brings other adapters, and, where all slots are taken, by a sequence
+        that may take a slot from another tenant.
         """
         order = self._prefill_order
         while (sequence := self._head(scheduled)) is not None:
@@ -373,7 +409,7 @@ class Scheduler:
                 self._held_tenants.hold(sequence.tenant, self.wait_reason)
                 self.wait_reason = None
                 continue
-            if self.wait_reason in _LACKS:
+            if self.wait_reason in _LACKS and not self._joining.num_set_aside:
                 self._preemption.preempt_for_head(sequence, hit.num_held, scheduled)
             if self.wait_reason is not None:
                 self.waiting_head = sequence
@@ -413,7 +449,8 @@ class Scheduler:
         if sequence.adapter_table is not None:  # behind the hit, whose blocks it might evict
             self.kv_manager.blocks.adapters.take(sequence, scheduled.batch.step)
         scheduled.add_admission(sequence)
-        self.kv_manager.blocks.unpin(sequence)
+        self.kv_manager.blocks.between_turns.settled(sequence)
+        sequence.num_found_tokens = 0
         self.hooks.admitted(sequence, follows=hit.follows_leader)
 
     # lost steps
@@ -439,6 +476,8 @@ class Scheduler:
         feasible = self._budget.halve(failed.num_tokens)
         self._preemption.shrink_batch(self._budget.tokens)
         self._resync.mark_out_of_sync(self.running.values())
+        if self._turns is not None:
+            self._turns.lost()
         return feasible
 
     # accounting
@@ -452,6 +491,8 @@ class Scheduler:
         if self._budget.is_cut:
             self._budget.computed()
         self._rule.completed(output.elapsed)
+        if self._turns is not None:
+            self._turns.completed(scheduled.batch.model, output.step, output.elapsed)
         return self._accounting.account(scheduled, output)
 
     def check_integrity(self) -> None:

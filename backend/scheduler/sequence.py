@@ -56,6 +56,7 @@ class PromptRequest:
     expects_followup: float | None = None  # seconds from its end to an announced next turn; None: not announced
     grammar: str | None = None  # the name of its grammar in logs; None: free text
     adapter: Adapter | None = None  # None: the model alone
+    model: int = 0  # of those that the engine serves, in the order of their settings
 
     @property
     def most_tokens(self) -> int:
@@ -78,7 +79,6 @@ class Sequence:
 
     request: PromptRequest
     tenant: str = field(init=False)  # of the request
-    is_spare: bool = field(init=False)  # of the request
     arrival: float = 0.0  # seconds on the engine's clock; `arrive` sets it
     prompt_group: str | None = None  # a tenant's sequences of one group have one prompt and fork from one prefill
     cache_root: bytes = b""  # of its block names; sequences with equal roots may share blocks; empty: no sharing
@@ -96,9 +96,8 @@ class Sequence:
     num_preemptions: int = 0  # to free memory or a slot for other sequences
     num_yields: int = 0  # preemptions at a limit of its own tenant, or after a lost step
     num_kept_tokens: int = 0  # output tokens at its last preemption
-    num_pinned_tokens: int = 0  # prompt tokens pinned in the prefix cache when it arrived
+    num_found_tokens: int = 0  # prompt tokens that were cached when it arrived; 0 once it has a slot
     num_lost_tokens: int = 0  # most computed tokens at any preemption
-    num_told_names: int = 0  # of `block_names`, names given at arrival or reported by `BlockTables.newly_named`
     watermark: int = 1  # free blocks for each running sequence that its admission requires; see `BlockTables`
     admission_number: int = 0  # count of admissions of all sequences at its arrival, or at its own last admission
 
@@ -114,7 +113,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         request = self.request
-        self.tenant, self.is_spare = request.tenant, request.is_spare
+        self.tenant = request.tenant
         self.logprobs = None if request.sampling.logprobs is None else []
         self.prompt_logprobs = None if request.sampling.prompt_logprobs is None else []
         self.num_tokens, self.token_limit = len(request.prompt), request.most_tokens
@@ -124,6 +123,10 @@ class Sequence:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def is_spare(self) -> bool:
+        return self.request.is_spare
 
     @property
     def num_prompt_tokens(self) -> int:

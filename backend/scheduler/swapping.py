@@ -16,7 +16,6 @@ from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.batch import Batch, Counters
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.prefix_hit import PrefixHit
-from backend.scheduler.retention import KeepRule
 from backend.scheduler.scheduled_step import PrefillBudget
 
 RETURN_RATE_WEIGHT_PER_BLOCK = 0.02  # of each block in its tenant's rate of return
@@ -140,10 +139,10 @@ class Swapping:
         """Return the block's probability of reuse: by retention where it has learned of the chain, else by tenant."""
         if cached.is_wanted:
             return 1.0
-        retention, chain, probability = self._hooks.retention, cached.chain, None
-        if retention.keep is KeepRule.WHILE_WORTH and chain is not None and not cached.is_common:
-            probability = retention.probability(chain, self._cache.kept.now - chain.left_at)
-        return self._returns.get(cached.tenant, PRIOR_RETURN_RATE) if probability is None else probability
+        retention, chain = self._hooks.retention, cached.chain
+        if retention is not None and chain is not None and not cached.is_common:
+            return retention.probability(chain, self._cache.kept.now - chain.left_at)
+        return self._returns.get(cached.tenant, PRIOR_RETURN_RATE)
 
     def _remember(self, name: BlockName, tenant: str) -> None:
         """Watch for a request of a block that the host declined, for as long as the pool would have kept it."""

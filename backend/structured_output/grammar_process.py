@@ -1,7 +1,8 @@
 """A grammar process holds the vocabulary in llguidance's format and forks compiling and matching processes.
 
 `GrammarProcesses` starts it. Loading a large vocabulary takes seconds and a fork some milliseconds, so any fork can be
-killed at any time. This process only forks, and ends with its link; its forks end with it.
+killed at any time. This process only forks, and ends with its link; its forks end with it, but for its reserve, which
+takes its place.
 """
 
 import ctypes
@@ -60,6 +61,10 @@ def main() -> None:
     shared = mmap.mmap(shared_fd, 0)
     gc.freeze()
     send_frame(link, json.dumps({"error": None}).encode())
+    _serve_forks(link, setup, tokenizer, shared)
+
+
+def _serve_forks(link: socket.socket, setup: ProcessSetup, tokenizer: LLTokenizer, shared: mmap.mmap) -> None:
     while True:
         try:
             message, fds, _, _ = socket.recv_fds(link, 256, 3)
@@ -95,6 +100,9 @@ def _fork(
     status, links = 1, [socket.socket(fileno=fd) for fd in fds[:2]]
     try:
         link.close()
+        if command["role"] == "reserve":
+            _serve_forks(links[0], setup, tokenizer, shared)
+            return
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if command["role"] == "compile":
             _compile_for(links[0], setup, tokenizer)

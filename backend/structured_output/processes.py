@@ -138,6 +138,7 @@ class GrammarProcesses:
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
+        self._reserve: socket.socket | None = None  # to a fork of the forking process, which takes its place
         self._compiling: set[ForkedProcess] = set()
         self._matching: list[MatchingProcess | None] = [None] * self.num_matching
 
@@ -153,40 +154,52 @@ class GrammarProcesses:
             return self._memory
 
     def start_forking(self) -> None:
-        """Start the forking process, unless it runs. Raises `GrammarInvalid` if it cannot use the tokenizer, and
-        `NoGrammarProcess` if it does not start.
+        """Start the forking process, unless it runs. Its reserve takes its place if it has ended: steps do not wait for
+        a vocabulary. Raises `GrammarInvalid` if it cannot use the tokenizer, `NoGrammarProcess` if it does not start,
+        and `EOFError` or `OSError` if it has ended meanwhile.
         """
         with self._lock:
             if self._link is not None:
                 return
-            self._link, theirs = socket.socketpair()
-            try:
-                with theirs:
-                    fds = (theirs.fileno(), self.memory.fd)
-                    self._process = subprocess.Popen(  # noqa: S603
-                        module_command("backend.structured_output.grammar_process", *fds),
-                        env=module_environment(),
-                        stdin=subprocess.DEVNULL,
-                        pass_fds=fds,
-                    )
-                self._link.settimeout(START_TIMEOUT_SECONDS)
-                send_frame(self._link, json.dumps(asdict(self.setup)).encode())
-                error = json.loads(receive_frame(self._link))["error"]
-            except BaseException as failure:
-                self._end_all()
-                if not isinstance(failure, EOFError | OSError):
-                    raise
-                why = str(failure) or "it ends, and has written why"
-                raise NoGrammarProcess(f"{NONE_STARTS} ({why})") from failure
-            if error is not None:
-                self._end_all()
-                raise GrammarInvalid(f"answers of this model cannot be constrained: {error}")
-            self._link.settimeout(FORK_TIMEOUT_SECONDS)
+            if self._reserve is not None:
+                self._link, self._reserve = self._reserve, None
+            else:
+                self._start()
+            _, (self._reserve,) = self._try_fork({"role": "reserve"}, 1)
+            self._reserve.settimeout(FORK_TIMEOUT_SECONDS)
+
+    def _start(self) -> None:
+        self._link, theirs = socket.socketpair()
+        try:
+            with theirs:
+                fds = (theirs.fileno(), self.memory.fd)
+                self._process = subprocess.Popen(  # noqa: S603
+                    module_command("backend.structured_output.grammar_process", *fds),
+                    env=module_environment(),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=fds,
+                )
+            self._link.settimeout(START_TIMEOUT_SECONDS)
+            send_frame(self._link, json.dumps(asdict(self.setup)).encode())
+            error = json.loads(receive_frame(self._link))["error"]
+        except BaseException as failure:
+            self._end_all()
+            if not isinstance(failure, EOFError | OSError):
+                raise
+            why = str(failure) or "it ends, and has written why"
+            raise NoGrammarProcess(f"{NONE_STARTS} ({why})") from failure
+        if error is not None:
+            self._end_all()
+            raise GrammarInvalid(f"answers of this model cannot be constrained: {error}")
+        self._link.settimeout(FORK_TIMEOUT_SECONDS)
 
     def end_all(self) -> None:
         """End all processes, matching and compiling."""
         with self._lock:
             self._end_all()
+            if self._reserve is not None:
+                self._reserve.close()
+                self._reserve = None
             if self._memory is not None:
                 self._memory.close()
                 self._memory = None
@@ -246,21 +259,28 @@ class GrammarProcesses:
             return status
 
     def _fork(self, command: dict[str, Any], num_links: int, *fds: int) -> tuple[int, list[socket.socket]]:
-        """Fork a process; if the forking process is gone, with all its forks, it is started again."""
-        for _ in range(2):
-            self.start_forking()
-            pairs = [socket.socketpair() for _ in range(num_links)]
+        """Fork a process; if the forking process is gone, with all its forks, by its reserve or one that is started."""
+        for _ in range(3):
             try:
-                pid: int = self._ask(command, [*(theirs.fileno() for _, theirs in pairs), *fds])
-                return pid, [ours for ours, _ in pairs]
+                self.start_forking()
+                return self._try_fork(command, num_links, *fds)
             except (EOFError, OSError):
                 log.exception("the process that forks grammar processes is gone")
-                for ours, _ in pairs:
-                    ours.close()
-            finally:
-                for _, theirs in pairs:
-                    theirs.close()
         raise NoGrammarProcess(NONE_STARTS)
+
+    def _try_fork(self, command: dict[str, Any], num_links: int, *fds: int) -> tuple[int, list[socket.socket]]:
+        """Fork a process. Raises `EOFError` or `OSError` if the forking process is gone."""
+        pairs = [socket.socketpair() for _ in range(num_links)]
+        try:
+            pid: int = self._ask(command, [*(theirs.fileno() for _, theirs in pairs), *fds])
+        except BaseException:
+            for ours, _ in pairs:
+                ours.close()
+            raise
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        return pid, [ours for ours, _ in pairs]
 
     def _ask(self, command: dict[str, Any], fds: list[int]) -> Any:
         """Ask the forking process. Any interruption ends it: a late answer would be taken for the answer to the next

@@ -170,7 +170,7 @@ class ChatTemplate:
     ) -> str:
         context: dict[str, Any] = {"tools": None, "documents": None, **variables}
         context |= {"messages": [dict(message) for message in messages], "add_generation_prompt": add_generation_prompt}
-        return cast(GuardedEnvironment, template.environment).guard.rendering(lambda: template.render(context))
+        return cast(GuardedEnvironment, template.environment).guard.rendering(partial(template.render, context))
 
 
 _GREETING: list[Message] = [{"role": "user", "content": "Hi"}]

@@ -31,6 +31,7 @@ from backend.worker.graph_shapes import GraphShapes, StepShape
 from backend.worker.logits_processors import where_allowed
 from backend.worker.logprobs import AskedLogprobs, StepLogprobs
 from backend.worker.sampler import SlotSampler, TokenChoice
+from backend.worker.sleeping import SleepingWeights
 from backend.worker.staging import Layout, StagedStep, Stager
 from backend.worker.swapper import Swapper
 
@@ -107,21 +108,27 @@ class ModelRunner:
     """
 
     def __init__(
-        self, decoder: Decoder, kv: KVCache, config: EngineConfig, device_stream: DeviceStream | None = None
+        self,
+        decoder: Decoder,
+        kv: KVCache,
+        config: EngineConfig,
+        device_stream: DeviceStream | None = None,
+        swapper: Swapper | None = None,
     ) -> None:
+        """`device_stream` and `swapper`: those of another model's runner on the device, whose memory `kv` shares."""
         self.decoder = decoder
         self.kv = kv
         self.config = config
         self.device = kv.blocks.device
         self.graphs: StepGraphs | None = None
-        self._device_stream = device_stream or make_device_stream(self.device, decoder.ops.captures)
-        self.runs_ahead = self._device_stream.runs_ahead
+        self.device_stream = device_stream or make_device_stream(self.device, decoder.ops.captures)
+        self.runs_ahead = self.device_stream.runs_ahead
         layout = Layout.of(config)
         self.adapters: AdapterTables | None = None
         if config.max_adapter_rank:
             self.adapters = AdapterTables(decoder.config, kv, config, decoder.embedding.dtype)
         rows = None if self.adapters is None else self.adapters.rows
-        self.stager = Stager(config, layout, self._device_stream.staging, rows)
+        self.stager = Stager(config, layout, self.device_stream.staging, rows)
         self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self.device)
         self._received = layout.views(self._memory)
         self._num_head_bytes = layout.num_head_bytes
@@ -131,13 +138,15 @@ class ModelRunner:
         self._last_tokens = torch.zeros(seqs, dtype=torch.int64, device=self.device)
         # [seqs, vocab] fp32, to which graphs and all other steps write; None without graphs
         self._logits: Tensor | None = None
-        if self._device_stream.captures:
+        if self.device_stream.captures:
             self._logits = torch.zeros((seqs, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
         self._sampler = self._make_sampler()
         self._asked_logprobs = AskedLogprobs(decoder.config.vocab_size, self.device)
-        self._swapper = Swapper(kv, config.num_host_blocks) if config.num_host_blocks else None
+        self.swapper = swapper or (Swapper(kv, config.num_host_blocks) if config.num_host_blocks else None)
+        self.weights: SleepingWeights | None = None  # None: they are always in memory
+        self.before: Callable[[Batch], object] | None = None  # the first part of each step's work
         self.masks: TokenMasks | None = None  # of sequences with a grammar; None: grammars are refused
-        self._mask_buffers = MaskBuffers(config, decoder.config.vocab_size, self._device_stream)
+        self._mask_buffers = MaskBuffers(config, decoder.config.vocab_size, self.device_stream)
         self._launched: StepAhead | None = None  # the last step, if steps run before they are waited for
         self._staged: deque[StagedStep] = deque()  # steps launched and not completed
         self._newest = -1  # step number
@@ -145,7 +154,7 @@ class ModelRunner:
     def launch(self, batch: Batch) -> LaunchedStep:
         try:
             if batch.step <= self._newest:
-                self._forget_unfinished()
+                self.forget_unfinished()
             self._newest = batch.step if batch.stores else sys.maxsize  # none is in flight behind a calibration step
             return self._launch_step(batch)
         except Exception as error:
@@ -161,21 +170,21 @@ class ModelRunner:
         """Return the error for a failed step; after most of CUDA's errors the device cannot be trusted again."""
         if not is_out_of_memory(error):
             return DeviceError(explained(f"step {step} failed on {self.device}", error))
-        self._device_stream.recover()
+        self.device_stream.recover()
         return MemoryExhausted(f"no memory on {self.device} for step {step}: {error}")
 
-    def _forget_unfinished(self) -> None:
+    def forget_unfinished(self) -> None:
         """Forget all staged steps: they are lost, or belong to a generation that was interrupted."""
         if self.stager.in_use:
-            self._device_stream.recover()  # the device may be reading it
+            self.device_stream.recover()  # the device may be reading it
             self.stager.release_all()
         self._staged.clear()
         self._launched = None
 
     def measure_copies(self) -> None:
         """Measure the time of a block's copy to the host, before any step: the planner decides by it."""
-        if self._swapper is not None:
-            seconds = self._swapper.measure()
+        if self.swapper is not None:
+            seconds = self.swapper.measure()
             self.config = replace(self.config, block_copy_seconds=seconds, copies_run_ahead=self.runs_ahead)
 
     def measure_adapters(self) -> None:
@@ -197,7 +206,7 @@ class ModelRunner:
         Torch keeps a handle of a GPU's libraries for each thread, and passes the handle of a thread that has ended to
         the next thread that asks. So warming up has a thread of its own, whose handle the launching thread takes over.
         """
-        if not self._device_stream.captures:
+        if not self.device_stream.captures:
             self._rehearse(warm_up.sampling(self.config))
             return
         with ThreadPoolExecutor(1) as thread:
@@ -205,7 +214,7 @@ class ModelRunner:
 
     def calibrate(self, seconds: float) -> calibration.Measured:
         """Run steps of many shapes for about `seconds`, before any other step; return the time of each."""
-        if self._device_stream.captures:
+        if self.device_stream.captures:
             with ThreadPoolExecutor(1) as thread:  # as in `warm_up`
                 return thread.submit(self._calibrate, seconds).result()
         return self._calibrate(seconds)
@@ -260,7 +269,7 @@ class ModelRunner:
         assert self._logits is not None
         self._memory.zero_()  # an empty batch, with nothing left of earlier staging
         try:
-            return StepGraphs(GraphShapes(self.config), self._device_stream, self._compute_padded, self._logits)
+            return StepGraphs(GraphShapes(self.config), self.device_stream, self._compute_padded, self._logits)
         except Exception as error:
             if not is_device_error(error):
                 raise
@@ -287,9 +296,9 @@ class ModelRunner:
         work = self._work(
             given, partial(self._run, staged, choice, graphs, batch.block_copies, logprobs, constrained, bring)
         )
-        copies = partial(self._swapper.copy, batch) if self._swapper is not None and batch.num_copies else None
+        copies = partial(self.swapper.copy, batch) if self.swapper is not None and batch.num_copies else None
         try:
-            running = self._device_stream.launch(work, copies)
+            running = self.device_stream.launch(work, copies)
         finally:
             if constrained is not None and self.runs_ahead:
                 constrained.release_waiter()
@@ -299,7 +308,8 @@ class ModelRunner:
 
     def _work(self, batch: Batch, run: Work) -> Work:
         """Return the work of the device's stream for a batch, `run` or more."""
-        return run
+        before = self.before
+        return run if before is None else lambda: (before(batch), run())
 
     def _constrain(self, batch: Batch) -> ConstrainedStep | None:
         """Return the constrained rows of a batch; None if it has none."""

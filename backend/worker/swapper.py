@@ -36,7 +36,7 @@ class Swapper:
 
     def __init__(self, kv: KVCache, num_host_blocks: int, gathers: bool | None = None) -> None:
         """`gathers`: blocks go through staging memory; None: whichever is faster on the device."""
-        self._blocks = _rows(kv.blocks)
+        self._blocks = _rows(kv.memory)
         on_gpu = kv.blocks.device.type == "cuda"
         shape = (num_host_blocks, self._blocks.shape[1])
         self._host = torch.empty(shape, dtype=self._blocks.dtype)
@@ -115,9 +115,10 @@ def _unpin(memory: Tensor, device: torch.device) -> None:
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
-def _rows(blocks: Tensor) -> Tensor:
-    """Return the blocks as [num_blocks, words], of the widest words that make up a block: kernels copy by the word."""
-    rows = blocks.view(len(blocks), -1).view(torch.uint8)
+def _rows(rows: Tensor) -> Tensor:
+    """Return blocks [num_blocks, bytes] as [num_blocks, words], of the widest words that make up a block: kernels copy
+    by the word.
+    """
     return rows.view(torch.int64) if rows.shape[1] % 8 == 0 else rows
 
 

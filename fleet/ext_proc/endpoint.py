@@ -12,8 +12,9 @@ from math import inf
 
 from starlette.types import Scope
 
+from admission.outcome import Outcome
 from fleet.app import ROUTES
-from fleet.endpoint import FleetEndpoint, FleetServices
+from fleet.endpoint import FleetEndpoint, FleetServices, outcome_of
 from fleet.errors import NoReplica
 from fleet.ext_proc.exchange import AnswerHead, GatewayExchange
 from fleet.prediction import RoutedRequest
@@ -36,7 +37,7 @@ class PickEndpoint(FleetEndpoint):
         super().__init__(services, ROUTES.get((scope["method"], scope["path"]), "inference"))
         self._exchange = exchange
 
-    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> None:
+    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> Outcome:
         """Name the replica and its fallback. Raises `NoReplica` and `DeadlineUnmeetable`."""
         fleet, exchange = self._services.fleet, self._exchange
         self._services.budget.requested(request.tenant)
@@ -58,6 +59,7 @@ class PickEndpoint(FleetEndpoint):
                 attempts.enter_context(fleet.attempt(request, served))
             self._answered(request, served, head)
             await self._follow()
+        return outcome_of(response.status)
 
     def _pick(self, scope: Scope, request: RoutedRequest) -> ReplicaView:
         """The replica for a request; if that one would be late for the client, the earliest one.

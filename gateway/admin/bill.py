@@ -94,7 +94,7 @@ class BillReader:
         store, tokens = self._service.quotas.store, 0
         async with self._reading:
             with explained(MAX_LEDGERS):
-                running = await store.running(names)
+                running = await store.ledger.running(names)
                 days = {day: MachineDay(round(s * 1e6), {}) for day, s in zip(names, running, strict=True)}
                 async for page in read_ledgers(store, None, period.first, period.last, MAX_LEDGERS):
                     tokens += await asyncio.to_thread(_add, days, page)

@@ -22,9 +22,8 @@ class Use(IntEnum):
 
     HELD = 0  # by one sequence
     SHARED = 1  # by several sequences, perhaps of several tenants: shown as the first one's
-    RESERVED = 2  # kept for a queued sequence
-    CACHED = 3  # idle, shown as its last holder's
-    PINNED = 4  # idle and pinned by the policy, perhaps for several tenants: shown as the first one's
+    CACHED = 2  # idle, shown as its last holder's
+    PINNED = 3  # idle and pinned by the policy, perhaps for several tenants: shown as the first one's
 
 
 async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
@@ -34,16 +33,14 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     """
     config, blocks = scheduler.config, scheduler.kv_manager.blocks
     accounts = KVAccounts(scheduler.kv_manager)
-    swapped, kept = dict(accounts.swapped()), dict(+accounts.kept())
+    swapped, kept = dict(accounts.host.held), dict(+accounts.cache.kept_by_tenant())
     holders = _holders(scheduler)
     held = [(sequence.tenant, list(sequence.block_table.blocks)) for sequence in holders]
     held += [(table.tenant, list(table.blocks)) for one in holders if (table := one.adapter_table) is not None]
-    reserved = [(pin.tenant, list(pin.blocks)) for pin in blocks.pins.all]
     idle, pinned = list(blocks.cache.idle_blocks()), list(blocks.pinned_prefixes.idle_blocks())
     layers = (
         (idle, Use.CACHED, 0),
         (pinned, Use.PINNED, 0),
-        (reserved, Use.RESERVED, 1),
         (held, Use.HELD, 1),
     )
     owners, runs = await asyncio.to_thread(_drawn, config.num_blocks, layers)
@@ -55,7 +52,7 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
         "runs": runs,
         "kept": kept,
         "swapped": swapped,
-        "host_blocks": accounts.num_host_blocks,
+        "host_blocks": accounts.host.num_blocks,
     }
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
+from importlib import import_module
 
 from gateway.admin.actions import Actions
 from gateway.admin.adapters import Adapters
@@ -17,9 +18,10 @@ from gateway.admin.page_files import page_files
 from gateway.admin.policy_editor import PolicyEditor
 from gateway.admin.port import AdminPort
 from gateway.admin.recent_traffic import RecentTraffic
-from gateway.admin.request_database import FILE as DATABASE_FILE
 from gateway.admin.request_database import RequestDatabase
 from gateway.admin.request_search import RequestLogReader
+from gateway.admin.request_storage import FILE as REQUESTS_FILE
+from gateway.admin.request_storage import RequestStorage, SqliteStorage
 from gateway.admin.server import AdminServer, serving
 from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
@@ -65,7 +67,7 @@ async def admin_plane(
     tasks = [history.run(), api.watch(), *([] if database is None else [database.run()])]
     if price is not None:
         accounts = service.core.share.accounts, service.core.ledger.spare.accounts
-        tasks.append(EngineHours(accounts, service.quotas.store, service.telemetry.clock, _today).run())
+        tasks.append(EngineHours(accounts, service.quotas.store.ledger, service.telemetry.clock, _today).run())
     async with serving(AdminServer(settings, app), port.sock), beside(*tasks):
         yield
     if database is not None:
@@ -80,8 +82,11 @@ def open_request_log(settings: Settings, metrics: ProcessMetrics) -> RequestData
     """The log of ended requests; None if the settings turn it off."""
     if not settings.request_log_bytes:
         return None
-    database = RequestDatabase(
-        settings.state_dir / DATABASE_FILE, settings.request_log_bytes, settings.request_log_retention
-    )
+    if settings.request_log_url is None:
+        storage: RequestStorage = SqliteStorage(settings.state_dir / REQUESTS_FILE, settings.request_log_bytes)
+    else:
+        postgres = import_module("gateway.admin.request_postgres")  # needs an extra
+        storage = postgres.PostgresStorage(settings.request_log_url.get_secret_value(), settings.request_log_bytes)
+    database = RequestDatabase(storage, settings.request_log_retention)
     metrics.bind("sluice.request_log.lost", lambda: database.num_lost)
     return database

@@ -13,7 +13,7 @@ from gateway.tenants.live_policy import MAX_CHANGE_LINES, Check, Edition, LivePo
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.policy.policy_diff import policy_diff, shortened
 from quotas.policy.policy_file import PolicyError, parse_policy
-from quotas.policy.policy_text import class_fields, policy_parts, sharing_groups, tenant_fields
+from quotas.policy.policy_text import alias_fields, class_fields, policy_parts, sharing_groups, tenant_fields
 from quotas.policy.problems import Problem
 from quotas.policy.units import show_size
 
@@ -65,6 +65,7 @@ def effective(policy: Policy, tenants: Iterable[str]) -> Plain:
         "defaults": _tenant(tenant_fields(policy.default)),
         "tenants": {name: _tenant(tenant_fields(policy.tenants[name])) for name in tenants},
         "prefix_sharing": sharing_groups(policy),
+        "aliases": alias_fields(policy),
     }
 
 

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from gateway.admin.endpoint import Json
 from gateway.admin.live_requests import detailed
-from gateway.admin.request_database import LogPosition, RequestDatabase, RequestSearch
+from gateway.admin.request_database import RequestDatabase
+from gateway.admin.request_storage import LogPosition, RequestSearch
 from gateway.admin.rows import ended_row
 from gateway.errors import BadRequest, RequestLogUnavailable, RequestNotFound
 from quotas.policy import units

@@ -81,7 +81,6 @@ class RequestSummary:
     reserving: float | None
     reserved: float | None
     settling: float | None
-    queued: float | None
     admitted: float | None
     first_token: float | None
     ended: float | None
@@ -116,7 +115,6 @@ class RequestSummary:
             record.engine.reserving,
             record.engine.reserved,
             record.engine.settling,
-            record.engine.queued,
             record.engine.admitted,
             record.engine.first_token,
             record.ended,
@@ -137,7 +135,9 @@ class RequestSummary:
     @property
     def queue_seconds(self) -> float | None:
         """Seconds from joining the queue until all sequences were in a step; None while one was not."""
-        return None if self.admitted is None or self.queued is None else self.admitted - self.queued
+        if self.admitted is None or not self.sequences:
+            return None
+        return self.admitted - min([sequence.queued for sequence in self.sequences])
 
     @property
     def ttft(self) -> float | None:

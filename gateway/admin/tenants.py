@@ -91,7 +91,7 @@ class Tenants:
         limits = policy.limits_of()
         charged = tuple(limit for limit in limits if limit.is_charged)
         try:
-            states = await self._service.quotas.states(name, None, charged) if charged else ()
+            states = await self._service.quotas.store.states(name, None, charged) if charged else ()
         except QuotaError:  # the store does not answer
             states = ()
         known = {state.limit: state for state in states}
@@ -135,10 +135,10 @@ class _TenantCounts:
         self.prompt_tokens = Counter({name: totals.prompt_tokens for name, totals in ended.items()})
         self.output_tokens = Counter({name: totals.output_tokens for name, totals in ended.items()})
         kv = KVAccounts(service.core.scheduler.kv_manager)
-        self.kv_held, self.kv_charged, self.kv_cached = kv.held(), kv.charged(), kv.idle()
-        self.kv_kept, self.kv_pinned = kv.kept(), kv.pinned()
+        self.kv_held, self.kv_charged, self.kv_cached = kv.held(), kv.charged(), kv.cache.idle_by_tenant()
+        self.kv_kept, self.kv_pinned = kv.cache.kept_by_tenant(), kv.pinned()
         self.pinned = service.core.scheduler.kv_manager.blocks.pinned_prefixes.pinned_by_tenant()
-        self.kv_swapped, self.unused_slots = kv.swapped(), kv.unused_slots()
+        self.kv_swapped, self.unused_slots = kv.host.held, kv.unused_slots()
         for record in requests.records():
             for timeline in record.engine.timelines:
                 sequence = timeline.sequence

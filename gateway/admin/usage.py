@@ -165,9 +165,9 @@ class UsageReader:
         quotas, limits = self._service.quotas, owner.limits
         try:
             if owner.tenant is None:
-                states: Sequence[LimitState] = await quotas.states_of_team(owner.team or "", limits)
+                states: Sequence[LimitState] = await quotas.store.states_of_team(owner.team or "", limits)
             else:
-                states = await quotas.states(owner.tenant, owner.key, limits)
+                states = await quotas.store.states(owner.tenant, owner.key, limits)
         except QuotaError:
             states = ()
         known = {state.limit: state for state in states}

@@ -58,8 +58,11 @@ class BodyReader:
         """Read the body and return what `parse` makes of it. Raises `ApiError` and `ClientGone`."""
         parts = BodyParts(scope, receive, self._max_body_bytes, self._timeout)
         try:
-            if parts.max_size <= INLINE_BYTES:
-                return parse(await _read_small(parts))
+            if parts.max_size <= INLINE_BYTES:  # too short to have more elements than a body may have
+                raw = b""
+                while parts.more:
+                    raw += await parts.next()
+                return parse(JsonBody(raw))
             if parts.max_size <= BLOCK_BYTES:  # a connection buffers this much of any request
                 return await self._read(parts, tenant, parse)
             async with self._reserve_bytes(tenant, key, parts.max_size):
@@ -127,14 +130,6 @@ async def _run(pool: ThreadPoolExecutor, function: Callable[[], T], release: Cal
         raise
     work.add_done_callback(ended)
     return await asyncio.wrap_future(work)
-
-
-async def _read_small(parts: BodyParts) -> JsonBody:
-    """Read a body too short to have more elements than a body may have."""
-    raw = b""
-    while parts.more:
-        raw += await parts.next()
-    return JsonBody(raw)
 
 
 @asynccontextmanager

@@ -70,12 +70,12 @@ class StoredConversation:
         self.lines += map(orjson.dumps, items)
 
     def item(self, name: str) -> Json:
-        """Raises `ConversationNotFound`."""
+        """Return the item with this id. Raises `ConversationNotFound`."""
         item: Json = orjson.loads(self.lines[self._place(name)])
         return item
 
     def remove(self, name: str) -> None:
-        """Raises `ConversationNotFound`."""
+        """Remove the item with this id. Raises `ConversationNotFound`."""
         place = self._place(name)
         del self.fields["items"][place], self.lines[place]
 

@@ -29,7 +29,6 @@ from gateway.openai.embeddings import (
     scores_list,
 )
 from gateway.quoting import quoted
-from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 
 MAX_INPUT_CHARS = 2**22  # of all texts of a request
@@ -51,11 +50,11 @@ class EncodingEndpoint(TokensEndpoint):
     async def reply(self, call: Call, request: Any, encoder: ServedEncoder, policy: EffectivePolicy) -> bytes:
         raise NotImplementedError
 
-    async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
+    async def serve(self, call: Call, policy: EffectivePolicy) -> Outcome:
         frontend, has_come = self.frontend, has_come_whole(call.response.exchange)
         request = await self.read(call, policy, partial(self._parse, limits=frontend.encoding_limits))
         call.record.body_read, call.record.model = frontend.telemetry.clock(), masked(request.params.model)
-        policy = self.present_policy(call, principal, has_come)
+        policy = self.present_policy(call, policy, has_come)
         encoder = self._encoder(request.params, policy)
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:

@@ -117,26 +117,22 @@ class EncodingService:
         # no paused answer is waited for
         running = [one for step in self._core.in_flight for one in step.sequences]
         others = {one.tenant for one in running if not one.is_spare}
-        at = min([queue.taken_at(now) for queue in self.queues.values()])
-        if at <= now:
-            return self._job(self.queues, now, others)
+        at, due = _due(self.queues, now)
+        if due:
+            return self._job(due, others)
         if at < math.inf:
             self._wake = asyncio.get_running_loop().call_later(at - now, self._engine.side_work_soon)
             return None
         head = self._core.scheduler.waiting.head()
         if others or not (head is None or head.is_spare):
             return None
-        return self._job(self.spare_queues, now, {one.tenant for one in running})
+        _, due = _due(self.spare_queues, now)
+        return self._job(due, {one.tenant for one in running}) if due else None
 
-    def _job(
-        self, queues: Mapping[str, EncodingQueue], now: float, running: Set[str]
-    ) -> SideJob[list[Vector | None]] | None:
+    def _job(self, due: Mapping[str, EncodingQueue], running: Set[str]) -> SideJob[list[Vector | None]] | None:
         """Return a batch of the tenant that is owed most; None if one of these `running` tenants is owed more."""
-        due = [(queue.least_payback(), name) for name, queue in queues.items() if queue.taken_at(now) <= now]
-        if not due:
-            return None
-        payback, name = min(due)
-        queue = queues[name]
+        payback, name = min([(queue.least_payback(), name) for name, queue in due.items()])
+        queue = due[name]
         if running and payback > min(map(queue.share.payback_of, running)):
             return None  # asked again after the next step
         batch = queue.take_batch(is_beside=bool(running))
@@ -167,6 +163,12 @@ class EncodingService:
                         waiting.done.set_result(None)
 
         return done
+
+
+def _due(queues: Mapping[str, EncodingQueue], now: float) -> tuple[float, dict[str, EncodingQueue]]:
+    """Return when a batch of any queue is taken next, and the queues of which one is now."""
+    times = {name: queue.taken_at(now) for name, queue in queues.items()}
+    return min(times.values()), {name: queues[name] for name, at in times.items() if at <= now}
 
 
 def _failure(error: Exception) -> Exception:

@@ -145,27 +145,26 @@ class TokensEndpoint(Endpoint):
 
     operation: str  # of the GenAI conventions
 
-    async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
-        """As `answer`, for a principal that may use the engine."""
+    async def serve(self, call: Call, policy: EffectivePolicy) -> Outcome:
+        """As `answer`, for a key that may use the engine."""
         raise NotImplementedError
 
     async def answer(self, call: Call) -> Outcome:
         call.record.operation = self.operation
-        principal = self.authenticate(call)
-        policy = self.frontend.policy(principal, "inference")
+        policy = self.frontend.policy(self.authenticate(call), "inference")
         try:
             if policy.charged:
                 await self.frontend.engine.refuse_unread(policy, call.record.request_id)
-            return await self.serve(call, principal, policy)
+            return await self.serve(call, policy)
         except ApiError as error:
             if error.outcome is Outcome.INVALID and call.response.started is None and policy.charged:
                 await self.frontend.engine.refuse_spent(policy)
             raise
 
-    def present_policy(self, call: Call, principal: Principal, had_come: bool) -> EffectivePolicy:
-        """The key's policy after the body was read, which may have taken minutes. Raises `InvalidApiKey` if the key was
-        revoked meanwhile, and `Forbidden` if it may not use the engine any more.
+    def present_policy(self, call: Call, policy: EffectivePolicy, had_come: bool) -> EffectivePolicy:
+        """The key's policy after the body was read: a body that had not come yet may have taken minutes. Raises
+        `InvalidApiKey` if the key was revoked meanwhile, and `Forbidden` if it may not use the engine any more.
         """
-        if not had_come:
-            principal = self.frontend.keys.authenticate(call.response.credentials)
-        return self.frontend.policy(principal, "inference")
+        if had_come:
+            return policy
+        return self.frontend.policy(self.frontend.keys.authenticate(call.response.credentials), "inference")

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import orjson
@@ -85,6 +84,13 @@ class ModelsEndpoint(Endpoint):
     def _cards(self) -> list[dict[str, Any]]:
         model, encoders = self.frontend.model, [one.setup for one in self.frontend.encoders.values()]
         cards = [model_card(model.name, model.created, model.limits.max_model_len, _capabilities(self.frontend))]
+        for name, (other, _) in self.frontend.others.items():
+            can = _capabilities(self.frontend.of(name))
+            cards.append(model_card(name, other.created, other.limits.max_model_len, can))
+        for alias, models in self.frontend.effective_policies.aliases.items():
+            served = self.frontend.of(models[0].model)
+            length, can = served.model.limits.max_model_len, _capabilities(served)
+            cards.append(model_card(alias, model.created, length, can, served.model.name))
         for one in encoders:
             can = {"embeddings": one.kind == "embed", "score": True}
             cards.append(model_card(one.name, one.created, one.max_tokens, can))
@@ -149,19 +155,23 @@ class TokenizerEndpoint(Endpoint):
         """Returns a request that has `model` and `ignored`. Raises `ApiError`."""
         raise NotImplementedError
 
-    async def reply(self, request: Any, tenant: str) -> bytes:
+    async def reply(self, request: Any, tenant: str, frontend: Frontend) -> bytes:
+        """The body of the answer, by the tokenizer of a model's frontend."""
         raise NotImplementedError
 
     async def answer(self, call: Call) -> Outcome:
         frontend = self.frontend
         policy = frontend.policy(self.authenticate(call), "inference")
         with closing(await self.charge(call, policy)) as charge:
-            request = await self.read(call, policy, partial(self.parse, limits=frontend.model.limits))
+            request = await self.read(call, policy, self._parsed)
             frontend.check_model(request.model, policy)
-            body = await self.reply(request, policy.name)
+            body = await self.reply(request, policy.name, frontend.of(request.model))
             charge.was_served = True
         self.tell_ignored(call, request.ignored)
         return await self.complete(call, body)
+
+    def _parsed(self, body: JsonBody) -> Any:
+        return self.parse(body, self.frontend.of(self.frontend.model_in(body)).model.limits)
 
 
 class TokenizeEndpoint(TokenizerEndpoint):
@@ -170,8 +180,8 @@ class TokenizeEndpoint(TokenizerEndpoint):
     def parse(self, body: JsonBody, limits: Limits) -> TokenizeRequest:
         return parse_tokenize_request(body, limits)
 
-    async def reply(self, request: TokenizeRequest, tenant: str) -> bytes:
-        frontend, text, param = self.frontend, request.prompt or "", "prompt"
+    async def reply(self, request: TokenizeRequest, tenant: str, frontend: Frontend) -> bytes:
+        text, param = request.prompt or "", "prompt"
         if request.conversation is not None:
             text, param = await frontend.render(tenant, request.conversation), "messages"
         token_ids = await frontend.encode(tenant, text, request.add_special_tokens, param)
@@ -185,8 +195,8 @@ class DetokenizeEndpoint(TokenizerEndpoint):
     def parse(self, body: JsonBody, limits: Limits) -> DetokenizeRequest:
         return parse_detokenize_request(body, limits)
 
-    async def reply(self, request: DetokenizeRequest, tenant: str) -> bytes:
-        return detokenized(await self.frontend.decode(tenant, request.tokens, skip_special_tokens=False))
+    async def reply(self, request: DetokenizeRequest, tenant: str, frontend: Frontend) -> bytes:
+        return detokenized(await frontend.decode(tenant, request.tokens, skip_special_tokens=False))
 
 
 class CountTokensEndpoint(TokenizerEndpoint):
@@ -195,9 +205,9 @@ class CountTokensEndpoint(TokenizerEndpoint):
     def parse(self, body: JsonBody, limits: Limits) -> CountRequest:
         return parse_count_request(body, limits)
 
-    async def reply(self, request: CountRequest, tenant: str) -> bytes:
-        text = await self.frontend.render(tenant, request.conversation, is_cut=True)
-        token_ids = await self.frontend.encode(tenant, text, False, "messages", is_cut=True)
+    async def reply(self, request: CountRequest, tenant: str, frontend: Frontend) -> bytes:
+        text = await frontend.render(tenant, request.conversation, is_cut=True)
+        token_ids = await frontend.encode(tenant, text, False, "messages", is_cut=True)
         return orjson.dumps({"input_tokens": len(token_ids)})
 
 

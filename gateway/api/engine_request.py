@@ -51,12 +51,18 @@ class EngineRequest:
     attempt: Attempt | None = None  # set by a router, which may send a request to several replicas
     usage_row: str | None = None  # of the ledger, in which its use is booked
     adapter: str | None = None  # its name; None: the model alone
+    model: str | None = None  # its name in the API; None: the first
 
     def sequences(
-        self, end_tokens: frozenset[int], draw_seed: Callable[[], int], adapter: Adapter | None = None
+        self,
+        end_tokens: frozenset[int],
+        draw_seed: Callable[[], int],
+        adapter: Adapter | None = None,
+        number: int = 0,
     ) -> list[Sequence]:
-        """A sequence for each prompt. `end_tokens` are the model's; `draw_seed` supplies a seed if the request has
-        none. Of several answers to a prompt, each has its predecessor's seed plus one. `adapter` is the named one.
+        """A sequence for each prompt. `end_tokens` and `number` are the model's; `draw_seed` supplies a seed if the
+        request has none. Of several answers to a prompt, each has its predecessor's seed plus one. `adapter` is the
+        named one.
         """
         sampling, num_answers = self.sampling, self.num_answers
         ends = frozenset(sampling.stop_token_ids)
@@ -80,6 +86,7 @@ class EngineRequest:
                 expects_followup=self.expects_followup,
                 grammar=None if sampling.grammar is None else sampling.grammar.name,
                 adapter=adapter,
+                model=number,
             )
             for index, (prompt, max_tokens) in enumerate(zip(self.prompts, self.max_tokens, strict=True))
         )

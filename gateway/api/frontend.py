@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
+
+import orjson
 
 from backend.errors import InvalidRequest, TooManyTokens
 from backend.sampling_params import MAX_BAD_WORD_TOKENS
@@ -16,6 +18,7 @@ from gateway.api.guardrail import Guardrails
 from gateway.batches.file_bytes import FileBytes
 from gateway.errors import BadRequest, ContextLengthExceeded, ModelNotFound, context_exceeded
 from gateway.http.cors import Cors
+from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import ActiveRequests
 from gateway.openai.conversation import Conversation
 from gateway.openai.limits import MAX_CUT_CONTEXTS, Limits, check_in_vocabulary
@@ -146,9 +149,16 @@ def served_encoders(models: Iterable[tuple[EncoderSetup, Tokenizer]]) -> dict[st
     return served
 
 
+def longest_context(first: ServedModel, others: Mapping[str, tuple[ServedModel, Tokenizer]]) -> int:
+    """The tokens of the longest context of all models."""
+    return max([first.limits.max_model_len, *(one.limits.max_model_len for one, _ in others.values())])
+
+
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """One model behind one engine, which may run in another process and is reached through `engine`."""
+    """One model behind one engine, which may run in another process and is reached through `engine`; with several
+    models the first, and `of` is the frontend of another.
+    """
 
     model: ServedModel
     tokenizer: Tokenizer
@@ -164,6 +174,7 @@ class Frontend:
     guardrails: Guardrails
     encoders: Mapping[str, ServedEncoder] = field(default_factory=dict)  # by name
     adapters: Mapping[str, AdapterCard] = field(default_factory=dict)  # by name, as they are loaded now
+    others: Mapping[str, tuple[ServedModel, Tokenizer]] = field(default_factory=dict)  # further models, by name
     cors: Cors | None = None  # None: no web page of another origin may call
     public_models: bool = False  # /v1/models needs no key
 
@@ -179,6 +190,23 @@ class Frontend:
         policy.require(scope)
         return policy
 
+    def of(self, name: str | None) -> "Frontend":
+        """The frontend of the model of that name; this one for any other name."""
+        if name is None or (found := self.others.get(name)) is None:
+            return self
+        return replace(self, model=found[0], tokenizer=found[1])
+
+    def model_in(self, body: JsonBody) -> str | None:
+        """The model that a body names, by whose limits it is parsed; None where there is but one."""
+        if not (self.others or self.effective_policies.aliases):
+            return None
+        try:
+            given = orjson.loads(body.raw)
+        except orjson.JSONDecodeError:
+            return None
+        model = given.get("model") if isinstance(given, dict) else None
+        return model if isinstance(model, str) else None
+
     def check_model(self, model: str | None, policy: EffectivePolicy | None) -> None:
         """Raise `ModelNotFound` for a model that is not served, or that the tenant may not use.
 
@@ -186,20 +214,24 @@ class Frontend:
         """
         if model is not None and policy is not None:
             policy.check_model(model)
-        if model == self.model.name or (model is not None and model in self.adapters):
+        if model == self.model.name or (model is not None and (model in self.adapters or model in self.others)):
             return
         is_known = policy is None or policy.allows_model(self.model.name)
         if model is not None:
-            rest = f"; this server has {self.model.name!r}" if is_known else " or you have no access to it"
+            known = [one for one in (self.model.name, *self.others) if policy is None or policy.allows_model(one)]
+            rest = f"; this server has {', '.join(map(repr, known))}" if is_known else " or you have no access to it"
             raise ModelNotFound(f"The model {quoted(model, 200)} does not exist{rest}.", "model")
         if not is_known:
             raise ModelNotFound("This server has no model that you have access to.", "model")
 
-    def adapter_of(self, model: str | None, policy: EffectivePolicy) -> AdapterCard | None:
+    def adapter_of(self, model: str | None, policy: EffectivePolicy, is_aliased: bool = False) -> AdapterCard | None:
         """Return the adapter of a request for `model`: the one of that name or, for the served model, the tenant's
-        default; None: the model alone. Raises `ModelNotFound`.
+        default; None: the model alone. A model that `is_aliased` need not be allowed by its name. Raises
+        `ModelNotFound`.
         """
-        self.check_model(model, policy)
+        self.check_model(model, None if is_aliased else policy)
+        if model is not None and model in self.others:
+            return None
         name = policy.tenant.default_adapter if model in (None, self.model.name) else model
         if name is not None and name not in self.adapters:
             raise ModelNotFound(f"The adapter {quoted(name, 200)}, your tenant's default, is not loaded.", "model")

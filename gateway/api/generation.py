@@ -18,6 +18,7 @@ from gateway.api.frontend import Frontend
 from gateway.api.generation_request import GenerationParams
 from gateway.api.guardrail import AnswerGuardrail
 from gateway.api.text_stream import TextStream
+from gateway.errors import BadRequest, DeadlineUnmeetable, Overloaded
 from gateway.grammar_errors import GrammarsExceeded, GrammarsUnavailable, InvalidGrammar
 from gateway.http.json_body import JsonBody
 from gateway.http.request_scope import RequestScope, has_come_whole
@@ -28,8 +29,8 @@ from gateway.openai.replies import Identity, StreamEncoder, TokenUsage
 from gateway.openai.requests import GenerationRequest
 from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER, UNKNOWN, Beginnings
 from gateway.telemetry.request_record import RequestRecord, num_cached_tokens
-from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.reservation import Attempt
 
 Result = TypeVar("Result")
 
@@ -45,19 +46,40 @@ class GenerationEndpoint(TokensEndpoint):
         super().__init__(frontend)
         self._dialect, self.operation = dialect, dialect.operation
 
-    async def serve(self, call: Call, principal: Principal, policy: EffectivePolicy) -> Outcome:
-        frontend, dialect = self.frontend, self._dialect
+    async def serve(self, call: Call, policy: EffectivePolicy) -> Outcome:
         has_come = has_come_whole(call.response.exchange)
-        attempt = frontend.keys.fleet.attempt(call.response.request_headers.get(ATTEMPT_HEADER))
-        parse = partial(self._parse, scope=None if attempt is None else policy.cache_scope)
-        request, beginnings = await self.read(call, policy, parse)
-        self._record_request(call.record, request)
-        policy = self.present_policy(call, principal, has_come)
+        attempt = self.frontend.keys.fleet.attempt(call.response.request_headers.get(ATTEMPT_HEADER))
+        parse = partial(self._parse, policy=policy, scope=None if attempt is None else policy.cache_scope)
+        tries, is_aliased, beginnings = await self.read(call, policy, parse)
+        self._record_request(call.record, tries[0][1])
+        policy = self.present_policy(call, policy, has_come)
+        for number, (frontend, request) in enumerate(tries, 1):
+            try:
+                return await self._serve_by(frontend, call, policy, request, beginnings, attempt, is_aliased)
+            except (Overloaded, DeadlineUnmeetable):
+                if number == len(tries) or call.response.started is not None:
+                    raise
+        raise AssertionError("a body names at least one model")
+
+    async def _serve_by(
+        self,
+        frontend: Frontend,
+        call: Call,
+        policy: EffectivePolicy,
+        request: GenerationRequest,
+        beginnings: Beginnings,
+        attempt: Attempt | None,
+        is_aliased: bool,
+    ) -> Outcome:
+        """Serve a request by the model of this frontend."""
+        dialect = self._dialect
+        call.record.model = request.model and masked(request.model)
         headers, arrived, arrived_unix = call.scope["headers"], call.record.began, call.record.began_ns / 1e9
-        if request.is_in_background:  # its client's patience is about the answer to the call
+        is_in_background = request.is_in_background
+        if is_in_background:  # its client's patience is about the answer to the call
             headers = [header for header in headers if header[0] != READ_TIMEOUT]
         deadlines, followup = read_deadlines(headers, request.stream, arrived_unix), read_expected_followup(headers)
-        adapter = frontend.adapter_of(request.model, policy)
+        adapter = self.frontend.adapter_of(request.model, policy, is_aliased)
         policy.check_answers(request.num_answers, request.answers_field)
         for size, field in request.grammar_sizes():
             policy.check_grammar(size, field)
@@ -78,7 +100,7 @@ class GenerationEndpoint(TokensEndpoint):
             beginnings,
             adapter=adapter,
         )
-        if not request.is_in_background:  # else its router sees the beginning alone, and settles nothing
+        if not is_in_background:  # else its router sees the beginning alone, and settles nothing
             params.attempt = attempt
         scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
         async with scope:
@@ -97,30 +119,46 @@ class GenerationEndpoint(TokensEndpoint):
                 params.guardrail = guardrail if guardrail.judges("answer") else None
             each = [prompt for prompt in prompts for _ in range(request.num_answers)]
             identity = dialect.identify(request)
-            if request.is_in_background:
+            if is_in_background:
                 async with dialect.in_background(call, scope, policy, request, identity) as run:
                     params.on_admitted = run.begin
-                    await self._generate(call, scope, params, identity, each)
+                    await self._generate(frontend, call, scope, params, identity, each)
             else:
-                await self._generate(call, scope, params, identity, each)
+                await self._generate(frontend, call, scope, params, identity, each)
         if scope.error is not None:
             raise scope.error
         return scope.outcome or Outcome.COMPLETED
 
-    def _parse(self, body: JsonBody, scope: str | None) -> tuple[GenerationRequest, Beginnings]:
-        """Parse a body into the request and the beginnings of its prompt, which no router needs without a scope."""
-        request = self._dialect.parse(body, self.frontend.model.limits)
-        return request, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
+    def _parse(
+        self, body: JsonBody, policy: EffectivePolicy, scope: str | None
+    ) -> tuple[list[tuple[Frontend, GenerationRequest]], bool, Beginnings]:
+        """Parse a body into the request for the frontend of each model to try, whether it named an alias of them, and
+        the beginnings of its prompt, which no router needs without a scope. Raises `BadRequest` if it is no request for
+        the first.
+        """
+        tries, asked = list[tuple[Frontend, GenerationRequest]](), self.frontend.model_in(body)
+        for model in policy.models_of(asked):
+            frontend = self.frontend.of(model)
+            try:
+                request = self._dialect.parse(body, frontend.model.limits)
+            except BadRequest:
+                if not tries:
+                    raise
+                continue  # what it asks is not within another model's limits
+            request.model = model or request.model
+            tries.append((frontend, request))
+        is_aliased = asked in self.frontend.effective_policies.aliases
+        return tries, is_aliased, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
 
     def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
         """Copy the request's parameters into its record."""
         record.body_read = self.frontend.telemetry.clock()
-        record.model = request.model and masked(request.model)
         record.sampling, record.streams = request.sampling, request.stream
         record.policy_version = self.frontend.effective_policies.version
 
     async def _generate(
         self,
+        frontend: Frontend,
         call: Call,
         scope: RequestScope,
         params: GenerationParams,
@@ -128,12 +166,12 @@ class GenerationEndpoint(TokensEndpoint):
         prompts: list[Prompt],
     ) -> None:
         """Have the engine generate, within what it reserves for the request, and deliver the answer."""
-        frontend, record, request = self.frontend, call.record, params.request
+        record, request = call.record, params.request
         record.response_id, record.service_class = identity.id, params.service_class.name
         record.num_answers = request.num_answers
         messages = [self._dialect.message(request, prompt, frontend) for prompt in prompts]
         detokenizers = [
-            self._detokenizer(request, prompt, message is not None)
+            _detokenizer(frontend, request, prompt, message is not None)
             for prompt, message in zip(prompts, messages, strict=True)
         ]
         asked = params.engine_request(identity.id, prompts, frontend.model)
@@ -215,17 +253,20 @@ class GenerationEndpoint(TokensEndpoint):
             usage = _token_usage(texts, request.num_answers)
             await response.reply(await dialect.whole(policy, identity, choices, usage))
 
-    def _detokenizer(self, request: GenerationRequest, prompt: Prompt, in_message: bool) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(
-            self.frontend.tokenizer,
-            request.sampling.stop,
-            include_stop=request.include_stop,
-            skip_special_tokens=request.skip_special_tokens,
-            prompt_tail=prompt.tail,
-            min_tokens=request.sampling.min_tokens,
-            in_message=in_message,
-            keeps_spaces=request.keeps_spaces,
-        )
+
+def _detokenizer(
+    frontend: Frontend, request: GenerationRequest, prompt: Prompt, in_message: bool
+) -> IncrementalDetokenizer:
+    return IncrementalDetokenizer(
+        frontend.tokenizer,
+        request.sampling.stop,
+        include_stop=request.include_stop,
+        skip_special_tokens=request.skip_special_tokens,
+        prompt_tail=prompt.tail,
+        min_tokens=request.sampling.min_tokens,
+        in_message=in_message,
+        keeps_spaces=request.keeps_spaces,
+    )
 
 
 def _check_details(request: GenerationRequest, policy: EffectivePolicy) -> None:

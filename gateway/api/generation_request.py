@@ -69,6 +69,7 @@ class GenerationParams:
             beginnings=self.beginnings,
             attempt=self.attempt,
             adapter=None if self.adapter is None else self.adapter.name,
+            model=model.name,
             usage_row=self.policy.usage_row(
                 model.name if self.adapter is None else self.adapter.name,
                 self.service_class.name,

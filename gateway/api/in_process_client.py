@@ -23,7 +23,7 @@ from gateway.api.engine_request import EngineRequest, ask_of
 from gateway.api.grammars import hold_grammar
 from gateway.api.quota_extender import QuotaExtender
 from gateway.api.refusals import name_in_log, queue_full, refusal_of, unmeetable
-from gateway.api.service import Service
+from gateway.api.service import EngineModel, Service
 from gateway.errors import ApiError, DeadlineExceeded
 from gateway.replica.state import LoadTotals
 from gateway.telemetry.request_record import RequestRecord, current
@@ -66,11 +66,6 @@ class InProcessGeneration:
         self._extender: QuotaExtender | None = None  # of answers that may outgrow their reservation
         self._num_delivered: dict[TokenStream, int] = {}  # tokens, of stopped streams
         self._held = held
-
-    def admit(self, sequence: Sequence, make_stream: MakeStream) -> None:
-        """Queue one of the request's sequences. Raises `AdmissionRefused` and `DeviceError`."""
-        self.streams.append(self._client.service.engine.submit(sequence, make_stream))
-        self._record.engine.timelines.append(self._client.service.core_telemetry.timeline(sequence))
 
     def begin(self, fail: Callable[[ApiError], object]) -> None:
         """Start charging the sequences' use, and extending the reservations of answers of undeclared length."""
@@ -138,8 +133,9 @@ class InProcessClient:
         self.refused_tenants: AbstractSet[str] = service.refusal_limiter.refused_tenants
         self._health = health
         self._unpaid: dict[str, float] = {}  # by tenant, seconds of a processor for its grammars
-        if service.grammars is not None:
-            service.grammars.on_compiled.append(self._compiled)
+        for one in service.models.values():
+            if one.grammars is not None:
+                one.grammars.on_compiled.append(self._compiled)
 
     async def generate(
         self,
@@ -167,10 +163,10 @@ class InProcessClient:
     ) -> InProcessGeneration:
         with ExitStack() as held:
             if (grammar := request.sampling.grammar) is not None:
-                await self._hold_grammar(grammar, request.key, record, held)
+                await self._hold_grammar(request, grammar, record, held)
             sequences = self._prepare(request, policy)
-            if self.service.prompt_names is not None:
-                await self.service.prompt_names.name(sequences)
+            if (names := self._model_of(request).prompt_names) is not None:
+                await names.name(sequences)
             grant, headers = None, _NONE
             limits = policy.charged_in(record.session)
             if limits or request.attempt is not None:  # a router's request is settled where its replica is lost
@@ -178,12 +174,17 @@ class InProcessClient:
                 headers = policy.rate_headers.of(grant.states)
             return self._admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
 
-    async def _hold_grammar(self, grammar: Grammar, key: str, record: RequestRecord, held: ExitStack) -> None:
+    def _model_of(self, request: EngineRequest) -> EngineModel:
+        return self.service.models[self.service.model if request.model is None else request.model]
+
+    async def _hold_grammar(
+        self, request: EngineRequest, grammar: Grammar, record: RequestRecord, held: ExitStack
+    ) -> None:
         """Have the request's grammar compiled and kept until `held` is closed. Raises `ApiError`."""
         record.engine.grammar = grammar
         began = self.service.telemetry.clock()
         try:
-            await hold_grammar(self.service.grammars, grammar, key, held)
+            await hold_grammar(self._model_of(request).grammars, grammar, request.key, held)
         finally:
             record.engine.grammar_wait = self.service.telemetry.clock() - began
 
@@ -192,9 +193,9 @@ class InProcessClient:
 
         Announces the tenant, and its longest sequence if its KV memory is limited or was at its last request.
         """
-        service = self.service
-        adapter = service.adapters.named(request.adapter)
-        sequences = request.sequences(service.end_tokens, partial(service.seeds.getrandbits, 63), adapter)
+        service, model = self.service, self._model_of(request)
+        adapter, draw = service.adapters.named(request.adapter), partial(service.seeds.getrandbits, 63)
+        sequences = request.sequences(model.end_tokens, draw, adapter, model.number)
         if request.sampling.max_tokens is None:
             for one in sequences:
                 expected = service.admission.expected_tokens(one.tenant, one.request.max_tokens)
@@ -205,11 +206,11 @@ class InProcessClient:
             blocks = blocks_for(longest, service.kv_shape.block_tokens) + (adapter.num_blocks if adapter else 0)
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks)
         service.cache_limiter.use(policy.name)
-        if service.prompt_names is not None:
+        if (names := model.prompt_names) is not None:
             if request.sampling.prompt_logprobs is None:
-                service.prompt_names.begin(sequences, policy.cache_scope, request.cache_salt, adapter)
+                names.begin(sequences, policy.cache_scope, request.cache_salt, adapter)
             else:
-                service.prompt_names.begin_apart(sequences, policy.cache_scope)
+                names.begin_apart(sequences, policy.cache_scope)
         return sequences
 
     async def _reserve(
@@ -259,7 +260,8 @@ class InProcessClient:
                 record.engine.reserving = now
             service.core.requested(request.as_recorded(), now)
             for sequence in sequences:
-                generation.admit(sequence, make_stream)
+                generation.streams.append(service.engine.submit(sequence, make_stream))
+                record.engine.timelines.append(service.core_telemetry.timeline(sequence))
             if self._unpaid:
                 self._charge_compiling(request.tenant, is_line)
             generation.begin(fail)
@@ -283,9 +285,9 @@ class InProcessClient:
 
     def charge_masks(self, tenant: str) -> None:
         """Charge the processor time of masks for the tenant's rows since the last charge."""
-        grammars = self.service.grammars
-        if grammars is not None and (seconds := grammars.processes.mask_time.take_seconds(tenant)):
-            self.service.admission.charge_side_work(tenant, seconds)
+        for one in self.service.models.values():
+            if one.grammars is not None and (seconds := one.grammars.processes.mask_time.take_seconds(tenant)):
+                self.service.admission.charge_side_work(tenant, seconds)
 
     async def refuse_unread(self, policy: EffectivePolicy, request_id: str) -> None:
         if not self.service.quotas.was_refused(policy.name, policy.key):
@@ -397,7 +399,7 @@ class InProcessClient:
 
     async def limit_states(self, policy: EffectivePolicy, session: str | None) -> tuple[LimitState, ...]:
         try:
-            return await self.service.quotas.states(policy.name, policy.key, policy.charged_in(session))
+            return await self.service.quotas.store.states(policy.name, policy.key, policy.charged_in(session))
         except QuotaError as error:
             raise refusal_of(error) from None
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from admission.admission import Admission
@@ -31,12 +32,23 @@ from quotas.store.responses import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
+class EngineModel:
+    """One of the engine's models."""
+
+    number: int  # in the order of the settings
+    created: int  # Unix seconds
+    end_tokens: frozenset[int]
+    prompt_names: PromptNames | None  # None: the prefix cache is off
+    grammars: GrammarCompiler | None  # None: no answer can be constrained
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """One engine with its quotas, policy and caches. It knows nothing of HTTP."""
 
     model: str  # the served name
     created: int  # Unix seconds
-    end_tokens: frozenset[int]
+    models: Mapping[str, EngineModel]  # by name, the first one first
     engine: Engine
     admission: Admission
     keys: KeyRing
@@ -56,16 +68,14 @@ class Service:
     core: Controller
     core_telemetry: CoreTelemetry
     refusal_limiter: RefusalLimiter
-    prompt_names: PromptNames | None  # None: the prefix cache is off
     encoding: EncodingService
     adapters: ServedAdapters
-    grammars: GrammarCompiler | None  # None: no answer can be constrained
     seeds: random.Random
 
     @property
     def model_names(self) -> frozenset[str]:
         """The names of all models, adapters apart."""
-        return frozenset((self.model, *self.encoding.queues))
+        return frozenset((*self.models, *self.encoding.queues))
 
     async def follow_policies(self) -> None:
         """Apply the present policy to the engine (weights, classes, bounds, cached memory), and each later one."""

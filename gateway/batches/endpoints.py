@@ -13,7 +13,7 @@ from starlette.routing import Route
 from admission.outcome import Outcome
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.frontend import Frontend
-from gateway.batches.multipart import FormReader, Part, boundary_of
+from gateway.batches.multipart import FormPart, FormReader, boundary_of
 from gateway.batches.objects import (
     BATCH,
     BATCH_ID,
@@ -156,7 +156,7 @@ class _Upload:
         self._filename: str | None = None
         self._fields: dict[str, str] = {}
 
-    async def take(self, part: Part) -> None:
+    async def take(self, part: FormPart) -> None:
         """Read a part to its end. Raises `BadRequest` and `Unsatisfiable`."""
         if part.name in FORM_FIELDS:
             self._fields[part.name] = await part.text(MAX_FIELD_BYTES)
@@ -168,7 +168,7 @@ class _Upload:
             self._filename = part.filename or "file"
             await self._write(part)
 
-    async def _write(self, part: Part) -> None:
+    async def _write(self, part: FormPart) -> None:
         tenant, offload = self._policy.name, self._frontend.body_reader.offload
         uploaded = self._frontend.files.uploaded
         with self._frontend.files.create(tenant, self.name) as writer:

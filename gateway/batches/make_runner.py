@@ -21,7 +21,7 @@ def make_batch_runner(frontend: Frontend, service: Service, settings: Settings) 
         return endpoints.policies.of(principal)
 
     def models(endpoint: str, policy: EffectivePolicy) -> frozenset[str]:
-        generating = [frontend.model.name, *frontend.adapters]
+        generating = [frontend.model.name, *frontend.others, *frontend.adapters]
         served = frontend.encoders if endpoint == "/v1/embeddings" else generating
         return frozenset(filter(policy.allows_model, served))
 

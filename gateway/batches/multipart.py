@@ -18,7 +18,7 @@ _PARAMETER = re.compile(rb';\s*(name|filename)="((?:[^"\\]|\\.)*)"', re.IGNORECA
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FormPart:
     """One field of a form. `chunks` has to be read to its end before the next part."""
 
     name: str
@@ -54,7 +54,7 @@ class FormReader:
         self._body = body
         self._rest = b"\r\n"  # the first boundary has no line before it
 
-    async def parts(self) -> AsyncGenerator[Part, None]:
+    async def parts(self) -> AsyncGenerator[FormPart, None]:
         """Yield each part. Raises `BadRequest` for a form that is malformed or ends too early."""
         async for _ in self._until_mark():
             pass  # the preamble
@@ -67,7 +67,7 @@ class FormReader:
             if end != b"\r\n":
                 raise BadRequest("The form is malformed: a boundary is not followed by a line's end.", "body")
             name, filename = _named(await self._head())
-            yield Part(name, filename, self._until_mark())
+            yield FormPart(name, filename, self._until_mark())
         raise BadRequest(f"The form has more than {MAX_PARTS} parts: send purpose, expires_after and file.", "body")
 
     async def _more(self) -> None:

@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 
 import orjson
 
+from gateway.api.body_reader import RoundRobinLock
+from gateway.background import Outages
 from gateway.batches.file_bytes import FileBytes, LostFile, SealedWriter
 from gateway.batches.line_endpoints import LineAnswer, LineEndpoints
-from gateway.batches.lines import Line, check_lines, problem_object, read_line, split_lines
+from gateway.batches.lines import Line, check_lines, paced, problem_object, read_line, split_lines
 from gateway.batches.objects import file_object, opened_record, sealed_record
 from gateway.telemetry.metrics.batches import BatchCounts
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -76,6 +78,7 @@ class BatchRunner:
         self.running: dict[str, BatchRun] = {}  # by the batch's id
         self.running_of: Counter[str] = Counter()  # batches, by tenant
         self.slots = asyncio.Semaphore(parts.width)
+        self.files_lock = RoundRobinLock()  # of the batch whose file is gone through as a whole
         self._changed = asyncio.Event()
         self._swept = -SWEEP_SECONDS
         self._passed: dict[str, float] = {}  # batches that were not to be had here, each until it is looked at again
@@ -88,16 +91,15 @@ class BatchRunner:
             self.running[name].changed.set()
 
     async def run(self) -> None:
+        outages = Outages("batches are not looked for", QuotaError, OSError)
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
-                try:
+                with outages:
                     await self._take(group)
                     if time.monotonic() - self._swept >= SWEEP_SECONDS:
                         self._swept = time.monotonic()
                         await self._sweep()
-                except (QuotaError, OSError) as error:
-                    log.warning("batches are not looked for: %s", error)
                 try:
                     async with asyncio.timeout(POLL_SECONDS):
                         await self._changed.wait()
@@ -241,13 +243,14 @@ class BatchRun:
         endpoint = self._record["endpoint"]
         check = partial(
             check_lines,
-            self._parts.files.chunks(self._tenant, self._record["input_file_id"]),
+            paced(split_lines(self._chunks(), self._parts.most_line_bytes)),
             endpoint,
             most_lines=policy.tenant.batches.lines,
             most_bytes=self._parts.most_line_bytes,
             models=self._parts.models(endpoint, policy),
         )
-        checked = await asyncio.to_thread(check)
+        async with self._runner.files_lock.hold(self._tenant):
+            checked = await asyncio.to_thread(check)
         if checked.problems:
             await self._fail(checked.problems)
             return False
@@ -305,9 +308,11 @@ class BatchRun:
         most = self._parts.policy(self._tenant, self._record["key"]).tenant.batches.file_bytes
         return await self._persistently(partial(self._store.file_bytes, self._tenant)) >= most
 
+    def _chunks(self) -> Iterator[bytes]:
+        return self._parts.files.chunks(self._tenant, self._record["input_file_id"])
+
     def _lines(self) -> Iterator[Line]:
-        chunks = self._parts.files.chunks(self._tenant, self._record["input_file_id"])
-        for number, raw in enumerate(split_lines(chunks, CHECKED_LINE_BYTES)):
+        for number, raw in enumerate(split_lines(self._chunks(), CHECKED_LINE_BYTES)):
             yield read_line(raw, number, self._record["endpoint"], CHECKED_LINE_BYTES)
 
     async def _settle_line(self, line: Line) -> None:
@@ -365,7 +370,9 @@ class BatchRun:
                 if await self._persistently(partial(self._store.delete_file, self._tenant, name)):
                     await asyncio.to_thread(self._parts.files.delete, self._tenant, name)
         names, done = self._output_names(self._epoch), await self._done()
-        sizes = await asyncio.to_thread(self._write_results, names, done, end, has_begun="in_progress_at" in fields)
+        write = partial(self._write_results, names, done, end, has_begun="in_progress_at" in fields)
+        async with self._runner.files_lock.hold(self._tenant):
+            sizes = await asyncio.to_thread(write)
         stamp = {"status": end, f"{end}_at": _now()}
         for what, size in sizes.items():
             if size:
@@ -390,7 +397,7 @@ class BatchRun:
         """Write the files of results and of errors. Returns their sizes; an empty one is deleted."""
         files, tenant = self._parts.files, self._tenant
         with files.create(tenant, names["output"]) as output, files.create(tenant, names["error"]) as error:
-            for line in self._lines() if has_begun else ():
+            for line in paced(self._lines()) if has_begun else ():
                 one = done.get(line.number)
                 writer: SealedWriter = output if one is not None and one.is_completed else error
                 told = {"code": f"batch_{end}", "message": f"The batch was {end} before this line was answered."}

@@ -37,13 +37,17 @@ class Plan:
 
 
 def model(settings: Settings) -> list[Check]:
-    """Check a model's files and memory. For a hub name, config.json alone is downloaded."""
-    try:
-        directory = resolve_config(settings.model)
-        config = read_model_config(directory)
-    except BackendError as error:
-        return [problem("model", str(error))]
-    return [_files(settings.model, directory), _memory(settings, config)]
+    """Check the files of each model, and memory for the first. For a hub name, config.json alone is downloaded."""
+    found: list[Check] = []
+    for number, name in enumerate(settings.models.values()):
+        try:
+            directory = resolve_config(name)
+            config = read_model_config(directory)
+        except BackendError as error:
+            found.append(problem("model", str(error)))
+        else:
+            found += [_files(name, directory), *([] if number else [_memory(settings, config)])]
+    return found
 
 
 def _files(name: str, directory: Path) -> Check:
@@ -105,7 +109,9 @@ def floors(settings: Settings) -> list[Check]:
         current = LivePolicy(settings.policy).current
         if not any(current.cache_limits(tenant).floor for tenant in current.tenants):
             return []
-        plan = plan_memory(settings, read_model_config(resolve_config(settings.model)), free_memory())
+        plan = plan_memory(
+            settings, read_model_config(resolve_config(settings.models[settings.served_name])), free_memory()
+        )
     except (PolicyError, BackendError):
         return []  # another check reports it
     longest = blocks_for(plan.max_model_len, settings.block_size)

@@ -31,6 +31,7 @@ REMEDIES = {
     "budget": "raise --max-num-batched-tokens, or add replicas",
     "slots": "raise --max-num-seqs if KV memory has room, or add replicas",
     "memory": "give KV memory more (--kv-memory-bytes), lower --default-max-tokens, or add replicas",
+    "model": "this passes with each step; serve the models by replicas of their own, or add replicas",
     "adapter": "give KV memory more (--kv-memory-bytes), so that more adapters stay in it",
     "allowance": "raise the tenant's kv_bytes in the policy, if it may have more",
     "tokens": "raise the tenant's token limits in the policy, if it may have more",

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
 SEND_BUFFER_BYTES = 64 * 1024  # bounds the kernel memory of a stalled reader
-DEAD_PEER_SECONDS = 20  # unacknowledged data, or unanswered probes, for this long: the peer is gone
+DEAD_PEER_SECONDS = 20  # without an answer to probes; the shortest TCP_USER_TIMEOUT of a connection
 FREE_DISCARD_BYTES = 256 * 1024  # of a connection, discarded without delay
 DISCARDED_PER_SECOND = 32 * 2**20  # bytes, of all connections; it takes some 3 % of a core
 PROBE_SECONDS = 5  # between probes of a client that closed its sending half
@@ -56,7 +56,6 @@ def bound_socket(host: str, port: int, shared: bool = False) -> socket.socket:
             (socket.TCP_KEEPIDLE, DEAD_PEER_SECONDS // 2),
             (socket.TCP_KEEPINTVL, DEAD_PEER_SECONDS // 4),
             (socket.TCP_KEEPCNT, 2),
-            (socket.TCP_USER_TIMEOUT, DEAD_PEER_SECONDS * 1000),
         ):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.bind(address)

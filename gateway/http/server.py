@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import math
 import signal
 import socket
 import ssl
@@ -14,7 +15,7 @@ import uvicorn
 from gateway.background import wait_awake
 from gateway.errors import ShuttingDown
 from gateway.http.acceptor import Acceptor
-from gateway.http.connection import DiscardPace, HangupWatcher, HttpConnection, bound_socket
+from gateway.http.connection import DEAD_PEER_SECONDS, DiscardPace, HangupWatcher, HttpConnection, bound_socket
 from gateway.http.connection_table import ConnectionEntry, ConnectionTable
 from gateway.http.request_scope import ActiveRequests
 from gateway.settings.settings import Settings
@@ -134,6 +135,9 @@ class HttpServer(uvicorn.Server):
 
     def _listen(self, sock: socket.socket) -> Acceptor:
         """Accept connections. Raises `ListenError`: of two processes that have bound a port only one can listen."""
+        # of unacknowledged data or unanswered probes: to Linux a reader that stops is one of these, and has its time
+        timeout_s = max(DEAD_PEER_SECONDS, self._write_timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * timeout_s))
         try:
             sock.listen(BACKLOG)
         except OSError as error:

@@ -170,8 +170,8 @@ def parse_chat_request(raw: JsonBody, limits: Limits) -> ChatRequest:
             body.get("prompt_logprobs"),
         ),
         ignored=ignored,
-        add_special_tokens=_default(body.get("add_special_tokens"), False),
-        shows_reasoning=_default(body.get("include_reasoning"), True),
+        add_special_tokens=bool(body.get("add_special_tokens")),
+        shows_reasoning=body.get("include_reasoning") is not False,
         thinking_budget=body.get("thinking_token_budget"),
     )
 
@@ -196,7 +196,7 @@ def parse_completion_request(raw: JsonBody, limits: Limits) -> CompletionRequest
             top_of_prompt,
         ),
         ignored=ignored,
-        add_special_tokens=_default(body.get("add_special_tokens"), True),
+        add_special_tokens=body.get("add_special_tokens") is not False,
         prompts=_prompts(body["prompt"], limits, body.get("truncate_prompt_tokens") is not None),
         echo=echo,
         is_prompt_alone=body.get("max_tokens") == 0,
@@ -247,8 +247,8 @@ def parse_tokenize_request(raw: JsonBody, limits: Limits | None = None) -> Token
         prompt=prompt,
         conversation=None if messages is None else read_conversation(body, ignored),
         ignored=ignored,
-        add_special_tokens=_default(body.get("add_special_tokens"), messages is None),
-        return_token_strs=_default(body.get("return_token_strs"), False),
+        add_special_tokens=messages is None if (special := body.get("add_special_tokens")) is None else special,
+        return_token_strs=bool(body.get("return_token_strs")),
     )
 
 
@@ -281,8 +281,8 @@ def shared_fields(
             grammar=asked and asked.grammar,
         ),
         "stream": bool(body.get("stream")),
-        "include_stop": _default(body.get("include_stop_str_in_output"), False),
-        "skip_special_tokens": _default(body.get("skip_special_tokens"), True),
+        "include_stop": bool(body.get("include_stop_str_in_output")),
+        "skip_special_tokens": body.get("skip_special_tokens") is not False,
         "service_tier": body.get("service_tier"),
         "user": body.get("user") or body.get("safety_identifier"),
         "metadata": body.get("metadata"),
@@ -369,7 +369,3 @@ def _prompt(prompt: Any, param: str, limits: Limits, most: int) -> PromptInput:
         case list():
             return token_ids(prompt, param, limits, most)
     raise BadRequest(f"{param} must be a string or an array of token ids, got {shown(prompt)}.", param)
-
-
-def _default(value: bool | None, default: bool) -> bool:
-    return default if value is None else value

@@ -1,7 +1,6 @@
 """Announces a replica to routers in the quota store, for as long as it takes requests."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from socket import socket
@@ -12,11 +11,9 @@ import orjson
 
 from gateway.admin.port import AdminPort
 from gateway.api.service import Service
-from gateway.background import beside
+from gateway.background import Outages, beside
 from gateway.settings.settings import Settings
 from quotas.errors import QuotaError
-
-log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0  # between two announcements
 LOOK_SECONDS = 0.1  # between checks for the server's start
@@ -48,19 +45,14 @@ class Announcer:
     ) -> None:
         self._announcements, self._name, self._said = announcements, name, said
         self._is_serving = is_serving
-        self._is_there = self._is_away = False
+        self._is_there = False
 
     async def run(self) -> None:
         """Announce as long as the server runs. A store that is away is tried again a period later."""
+        outages = Outages("this replica is not announced to routers", QuotaError)
         while True:
-            try:
+            with outages:
                 await self.tell()
-            except QuotaError as error:
-                if not self._is_away:
-                    log.warning("this replica is not announced to routers: %s", error)
-                self._is_away = True
-            else:
-                self._is_away = False
             await asyncio.sleep(PERIOD_SECONDS if self._is_there else LOOK_SECONDS)
 
     async def tell(self) -> None:

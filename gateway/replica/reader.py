@@ -62,7 +62,7 @@ class ReplicaReader:
         ]
         tokens, pairs = sum(length for _, length in left), sum(prefill_pairs(*one) for one in left)
         fitted, size = core.step_time.fitted, config.block_size
-        held, idle = self._kv.num_held, self._kv.num_idle
+        held, idle = self._kv.num_held, self._kv.cache.num_idle
         return ReplicaState(
             instance=self._instance,
             model=self._model,

@@ -27,13 +27,22 @@ OPTIONS = EngineOptions()
 class ModelFields(SettingRecord):
     """These settings choose the model that generates, and the models that embed and score beside it."""
 
-    model: str = setting(
+    model: NameList = setting(
         "model",
-        "MODEL",
-        "embedded",
+        "[NAME=]MODEL",
+        ("embedded",),
         "embedded, smollm2, a local directory in Hugging Face layout, a .gguf file, or a hub name such as "
-        "Qwen/Qwen3-0.6B, with or without hf: before it",
+        "Qwen/Qwen3-0.6B, with or without hf: before it; repeated with a NAME= for requests to choose from, several "
+        "models share the device and its KV memory",
         min_length=1,
+    )
+    awake_bytes: BytesOrAuto = setting(
+        "model",
+        "BYTES",
+        None,
+        "memory for weights where several models share a CPU: models that had no request for longest sleep in a file "
+        "of the page cache, in the state directory, and wake with the next; auto: all are in memory",
+        gt=0,
     )
     served_model_name: NameOrAuto = setting(
         "model", "NAME", None, "the model's name in the API; auto: its own name", min_length=1, max_length=256

@@ -273,12 +273,19 @@ class LoggingFields(SettingRecord):
         "size at which the event log is rotated; 8 old segments are kept",
         ge=65_536,
     )
+    request_log_url: UrlOrAuto = setting(
+        "logging",
+        "URL",
+        None,
+        "Postgres database that gateways keep the log of requests in, postgresql://USER:PASSWORD@HOST/DB, by the extra "
+        "postgres; auto: DIR/requests.sqlite",
+    )
     request_log_bytes: ByteSize = setting(
         "logging",
         "BYTES",
         ByteSize(256 * 2**20),
-        "size of the searchable log of ended requests, DIR/requests.sqlite, whose oldest go first; it holds neither "
-        "prompts nor answers; 0: none is kept",
+        "size of the searchable log of ended requests, whose oldest go first; it holds neither prompts nor answers; 0: "
+        "none is kept",
         ge=0,
     )
     request_log_retention: float = setting(

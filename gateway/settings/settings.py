@@ -4,13 +4,16 @@ import os
 import re
 import resource
 from collections.abc import Callable
+from importlib.util import find_spec
 from ipaddress import ip_address
+from operator import itemgetter
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
 from pydantic import ByteSize, SecretStr, field_validator, model_validator
 
+from backend.config import Batching, KVAllocation
 from gateway.settings.machine import MAX_DEFAULT_CONNECTIONS, MIN_DEFAULT_CONNECTIONS, SPARE_FILES, most_http_workers
 from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, placeholder, rule, weakness, webhook_secret
 from gateway.settings.setting_fields import SettingFields
@@ -22,11 +25,23 @@ FEW_FILES = (
     f"this process may not open more files; for {MAX_DEFAULT_CONNECTIONS} connections raise its limit to {OPEN_FILES} "
     "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
 )
+POSTGRES = ("postgresql://", "postgres://")
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
 
 
 class Settings(SettingFields):
     """The checked settings, frozen and read once at start. Raises `ValidationError` if they cannot be served."""
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The directories, files or names of the models, by their names in the API; a directory or a file goes by its
+        own name, not by its path. The first is the one that requests without a model get.
+        """
+        named = {(name or _own_name(path)): path for name, path in map(_named, self.model)}
+        if self.served_model_name:
+            (_, path), *others = named.items()
+            named = {self.served_model_name: path, **dict(others)}
+        return named
 
     @property
     def named_adapters(self) -> dict[str, Path]:
@@ -59,22 +74,20 @@ class Settings(SettingFields):
 
     @property
     def served_name(self) -> str:
-        """The model's name in the API; a directory or a file goes by its own name, not by its path."""
-        if self.served_model_name:
-            return self.served_model_name
-        path = Path(self.model).expanduser()
-        if path.suffix == ".gguf":
-            return path.stem
-        return path.resolve().name if path.is_dir() else self.model.removeprefix("hf:")
+        """The name of the first model in the API."""
+        return next(iter(self.models))
 
     @field_validator("state_dir", "model")
     @classmethod
-    def _home_is_known(cls, path: Path | str) -> Path | str:
+    def _home_is_known(cls, given: Path | tuple[str, ...]) -> Path | tuple[str, ...]:
         try:
-            expanded = Path(path).expanduser()
+            if isinstance(given, Path):
+                return given.expanduser()
+            for one in given:
+                Path(_named(one)[1]).expanduser()
         except RuntimeError:
             raise ValueError("begins with a home directory that is not known: name the whole path") from None
-        return expanded if isinstance(path, Path) else path
+        return given
 
     @field_validator("demo_key")
     @classmethod
@@ -96,6 +109,18 @@ class Settings(SettingFields):
                 "must be redis://[[USER]:PASSWORD@]HOST[:PORT][/DB] with a port up to 65535; in a password / # ? @ are "
                 "percent-encoded (%2F %23 %3F %40)"
             )
+        return url
+
+    @field_validator("request_log_url")
+    @classmethod
+    def _request_log_url_is_one(cls, url: SecretStr | None) -> SecretStr | None:
+        if url and not (url.get_secret_value().startswith(POSTGRES) and _has_good_port(url.get_secret_value())):
+            raise ValueError(
+                "must be postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DB with a port up to 65535; in a password / # ? @ "
+                "are percent-encoded (%2F %23 %3F %40)"
+            )
+        if url and find_spec("psycopg") is None:
+            raise ValueError("needs psycopg: pip install 'sluice-gateway[postgres]'")
         return url
 
     @field_validator("otlp_endpoint")
@@ -194,6 +219,42 @@ def _default_answer_leaves_room(settings: Settings) -> str | None:
     )
 
 
+def _named(given: str) -> tuple[str, str]:
+    """The name, which may be empty, and the model of a `--model`. A path may hold a = behind a slash."""
+    name, is_named, path = given.partition("=")
+    return (name, path) if is_named and "/" not in name else ("", given)
+
+
+def _own_name(model: str) -> str:
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return path.stem
+    return path.resolve().name if path.is_dir() else model.removeprefix("hf:")
+
+
+def _models_have_names(settings: Settings) -> str | None:
+    names = [name for name, _ in map(_named, settings.model) if name]
+    if not all(map(itemgetter(1), map(_named, settings.model))) or not all(re.fullmatch(MODEL, name) for name in names):
+        return "--model (SLUICE_MODEL): must be a model, or a name of at most 256 characters and a model, as in a=dir/a"
+    if len(settings.models) < len(settings.model):
+        return "--model: two models have the same name in the API; give each another, as in a=dir/a"
+    return None
+
+
+def _models_have_one_rank_and_no_adapters(settings: Settings) -> str | None:
+    if len(settings.model) == 1:
+        return None
+    unfit = {
+        f"--tensor-parallel {settings.tensor_parallel}": settings.tensor_parallel > 1,
+        "--adapter and --adapter-dir": settings.serves_adapters,
+        f"--batching {settings.batching}": settings.batching is not Batching.CONTINUOUS,
+        f"--kv-allocation {settings.kv_allocation}": settings.kv_allocation is not KVAllocation.PAGED,
+        "--prefill-chunk off": settings.prefill_chunk == "off",
+    }
+    found = [flag for flag, is_unfit in unfit.items() if is_unfit]
+    return f"{found[0]} is for one --model, and {len(settings.model)} are given: leave it out" if found else None
+
+
 def _adapters_have_names(settings: Settings) -> str | None:
     names = [name for name, _, path in (given.partition("=") for given in settings.adapter) if path]
     if len(names) < len(settings.adapter) or not all(re.fullmatch(MODEL, name) and len(name) <= 256 for name in names):
@@ -258,6 +319,8 @@ _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _budget_holds_chunk,
     _budget_holds_whole_prompt,
     _default_answer_leaves_room,
+    _models_have_names,
+    _models_have_one_rank_and_no_adapters,
     _adapters_have_names,
     _adapters_have_one_rank,
     _tls_pair,

@@ -20,7 +20,7 @@ from gateway.settings.secret_rules import webhook_secret
 from gateway.settings.settings import Settings
 from gateway.tenants.key_store import KeyStore
 from quotas.errors import QuotaError
-from quotas.store.budget_alerts import AlertEnd, BudgetAlerts, DueAlert
+from quotas.store.budget_alerts import CLAIM_SECONDS, AlertEnd, BudgetAlerts, DueAlert
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,15 @@ class AlertSender:
         host = urlsplit(crossing.alert.url).hostname
         what = f"alert at {crossing.alert.percent}% of {crossing.limit.name} of {due.tenant} to {host}"
         end: AlertEnd = "failed"
+        claimed = self._clock()
         for wait in (0.0, *RETRY_SECONDS):
             await self._sleep(wait)
             async with self._slots:
+                if self._clock() - claimed > CLAIM_SECONDS - ATTEMPT_SECONDS:  # it may be another replica's by now
+                    log.warning(
+                        "the %s is not delivered yet: attempts of other alerts took the time of its claim", what
+                    )
+                    return
                 problem = await self._attempt(crossing.alert.url, crossing.id, body)
             if problem is None:
                 end = "sent"

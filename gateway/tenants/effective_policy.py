@@ -1,5 +1,6 @@
 """The policy as it applies to one principal: class, targets and limits."""
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -12,7 +13,7 @@ from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
 from quotas.policy.key_settings import lesser, read_key_settings
 from quotas.policy.limit import HELD, Limit, PerSession, Resource
-from quotas.policy.policy import ALL_MODELS, ClassPolicy, KeyPolicy, Policy, TenantPolicy
+from quotas.policy.policy import ALL_MODELS, AliasedModel, ClassPolicy, KeyPolicy, Policy, TenantPolicy
 from quotas.policy.policy_file import PolicyError
 from quotas.policy.units import show_size
 from quotas.usage_row import UsageRow, row_name
@@ -100,6 +101,20 @@ class EffectivePolicy:
 
     def allows_model(self, model: str) -> bool:
         return self.models is None or model in self.models
+
+    def models_of(self, model: str | None) -> list[str | None]:
+        """The models to try for a request, in order: of an alias its models, those with weights behind one that is
+        drawn by them. Raises `ModelNotFound` for an alias that the tenant may not use.
+        """
+        if model is None or (aliased := self._policy.aliases.get(model)) is None:
+            return [model]
+        self.check_model(model)
+        weights = [one.weight for one in aliased if one.weight is not None]
+        if not weights:
+            return [one.model for one in aliased]
+        first = random.choices(aliased, weights)[0]
+        others = sorted([one for one in aliased if one is not first], key=lambda one: -(one.weight or 0.0))
+        return [first.model, *(one.model for one in others)]
 
     def check_model(self, model: str) -> None:
         """Raise `ModelNotFound` for a model denied to the tenant, as for an unknown one."""
@@ -247,6 +262,11 @@ class EffectivePolicies:
     def version(self) -> str:
         """The version of the policy that holds now."""
         return self._policies.current.version
+
+    @property
+    def aliases(self) -> Mapping[str, tuple[AliasedModel, ...]]:
+        """The aliases of models that hold now."""
+        return self._policies.current.aliases
 
     def of(self, principal: Principal) -> EffectivePolicy:
         if self._policies.current is not self._policy:

@@ -1,25 +1,24 @@
 """Books each tenant's engine time, and the time for which this process has run: what a machine's bill is made of."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from typing import Protocol
 
 from admission.share import Account
+from gateway.background import Outages
 from quotas.errors import QuotaError
 from quotas.reservation import Usage
-
-log = logging.getLogger(__name__)
+from quotas.usage_row import NO_KEY
 
 INTERVAL_SECONDS = 2.0
 TENANTS_PER_TURN = 500  # booked in a millisecond or two, so that other tasks of the event loop do not wait
 
 
-class HoursStore(Protocol):
-    """Stores usage that no limit counts, and how long processes ran."""
+class HoursLedger(Protocol):
+    """Books usage that no limit counts, and how long processes ran."""
 
-    def book(self, tenant: str, key: str | None, usage: Usage) -> None: ...
+    def add(self, tenant: str, row: str, usage: Usage) -> None: ...
 
     async def book_running(self, day: date, seconds: float) -> None: ...
 
@@ -32,13 +31,13 @@ class EngineHours:
     def __init__(
         self,
         shares: Iterable[Mapping[str, Account]],
-        store: HoursStore,
+        ledger: HoursLedger,
         clock: Callable[[], float],
         today: Callable[[], date],
     ) -> None:
         """`shares` are the accounts by tenant; `clock` counts seconds and `today` is the day in UTC."""
         self._shares = tuple(shares)
-        self._store = store
+        self._ledger = ledger
         self._clock = clock
         self._today = today
         self._booked: dict[str, int] = {}  # microseconds
@@ -53,7 +52,7 @@ class EngineHours:
             await asyncio.sleep(0)
         now, today = self._clock(), self._today()
         self._ran, self._since = self._ran + now - self._since, now
-        await self._store.book_running(self._day, self._ran)
+        await self._ledger.book_running(self._day, self._ran)
         if today != self._day:
             self._day, self._ran = today, 0.0
 
@@ -62,18 +61,12 @@ class EngineHours:
         total, booked = int(charged * 1e6), self._booked.get(tenant, 0)
         if total > booked:  # a correction may take back a part of a charge ahead
             self._booked[tenant] = total
-            self._store.book(tenant, None, Usage(engine_seconds=(total - booked) / 1e6, requests=0))
+            self._ledger.add(tenant, NO_KEY, Usage(engine_seconds=(total - booked) / 1e6, requests=0))
 
     async def run(self) -> None:
         """Book at intervals for as long as the server runs."""
-        is_away = False
+        outages = Outages("the machine's time is booked once the store answers", QuotaError)
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
-            try:
+            with outages:
                 await self.book()
-            except QuotaError as error:
-                if not is_away:
-                    log.warning("the machine's time is booked once the store answers: %s", error)
-                is_away = True
-            else:
-                is_away = False

@@ -219,7 +219,7 @@ class _KeyFile:
         if self._size == 0 or len(content) < self._size or crc32(content[: self._size]) != self._checksum:
             self._forget()
             if content[: len(FORMAT)] != FORMAT:
-                return self._read_object(bytes(content))
+                raise self._damaged(f"line 1: it is not {FORMAT.decode().strip()}")
         added = bytes(content[self._size :])
         self._take(added[: added.rfind(b"\n") + 1])  # an incomplete line is still being written, or was cut off
         return self._records
@@ -236,34 +236,21 @@ class _KeyFile:
         for number, line in enumerate(lines, start=self._num_lines + 1):
             if number == 1:
                 continue  # the format
-            with self._undamaged(f"line {number}: "):
+            try:
                 entry = json.loads(line)
                 if isinstance(entry, dict) and entry.get("revoked") is True:
                     records.pop(entry["id"], None)
                 else:
                     record = _parse(entry)
                     records[record.id] = record
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise self._damaged(f"line {number}: {type(error).__name__}: {error}") from None
         if lines:
             self._records, self._num_lines = records, self._num_lines + len(lines)
             self._size, self._checksum = self._size + len(added), crc32(added, self._checksum)
 
-    def _read_object(self, content: bytes) -> Mapping[str, KeyRecord]:
-        """Read a file of one object, the older format."""
-        with self._undamaged():
-            records = [_parse(entry) for entry in json.loads(content)["keys"]]
-        by_id = {record.id: record for record in records}
-        if len(by_id) < len(records):
-            raise KeyStoreError(f"two API keys in {self._path} have one id: revoke or rename one")
-        return by_id
-
-    @contextmanager
-    def _undamaged(self, where: str = "") -> Iterator[None]:
-        try:
-            yield
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise KeyStoreError(
-                f"{self._path} is damaged ({where}{type(error).__name__}: {error}): restore it or delete it"
-            ) from None
+    def _damaged(self, why: str) -> KeyStoreError:
+        return KeyStoreError(f"{self._path} is damaged ({why}): restore it or delete it")
 
 
 def _lines(entries: Iterable[dict[str, Any]]) -> bytes:
@@ -341,7 +328,7 @@ def _entry(record: KeyRecord) -> dict[str, Any]:
 
 
 def _parse(entry: dict[str, Any]) -> KeyRecord:
-    """Parse an entry; an old one without scopes has all. Raises `ValueError`, `KeyError` or `TypeError`."""
+    """Parse an entry. Raises `ValueError`, `KeyError` or `TypeError`."""
     if not isinstance(entry, dict):
         raise TypeError(f"{entry!r:.80} is no key")
     expires, old = entry.get("expires"), entry.get("replaced")
@@ -351,8 +338,8 @@ def _parse(entry: dict[str, Any]) -> KeyRecord:
         digest=bytes.fromhex(entry["hmac"]),
         created=_moment(entry["created"]),
         expires=_moment(expires) if expires else None,
-        scopes=tuple(one for one in SCOPES if one in _list(entry.get("scopes", [*SCOPES]))),
-        name=_text(entry.get("name", "")),
+        scopes=tuple(one for one in SCOPES if one in _list(entry["scopes"])),
+        name=_text(entry["name"]),
         replaced=Replaced(bytes.fromhex(old["hmac"]), _moment(old["expires"])) if old else None,
         settings=_settings(entry.get("settings", {})),
     )

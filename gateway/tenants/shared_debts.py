@@ -1,18 +1,16 @@
 """Exchanges tenants' engine time: tells other replicas of the service here, and the core of the service elsewhere."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from admission.admission import Admission
 from admission.controller import Controller
+from gateway.background import Outages
 from gateway.settings.settings import Settings
 from quotas.errors import QuotaError
 from quotas.store.redis_store import RedisStore
 from quotas.store.served_sums import ServedElsewhere
-
-log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 0.1  # between exchanges of several replicas
 ALONE_SECONDS = 1.0  # between exchanges of a lone replica
@@ -65,16 +63,10 @@ class SharedDebts:
 
     async def run(self) -> None:
         """Exchange at intervals, as long as the server runs."""
-        is_away = False
+        outages = Outages("fairness is local while other replicas' service is unknown", QuotaError)
         while True:
-            try:
+            with outages:
                 await self.exchange()
-            except QuotaError as error:
-                if not is_away:
-                    log.warning("fairness is local while other replicas' service is unknown: %s", error)
-                is_away = True
-            else:
-                is_away = False
             await asyncio.sleep(PERIOD_SECONDS if self.replicas > 1 else ALONE_SECONDS)
 
     async def exchange(self) -> None:

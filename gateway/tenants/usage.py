@@ -183,14 +183,14 @@ async def read_ledgers(
     if tenant is not None:
         ledgers = [(tenant, first + timedelta(days=number)) for number in range((last - first).days + 1)]
     else:
-        ledgers = await store.ledgers(first, last)
+        ledgers = await store.ledger.tenant_days(first, last)
     if most is not None and len(ledgers) > most:
         raise TooManyLedgers(len(ledgers))
     if tenant is None:
         ledgers = await asyncio.to_thread(_in_order, ledgers)
     for start in range(0, len(ledgers), CALLS_PER_WRITE):
         some = ledgers[start : start + CALLS_PER_WRITE]
-        yield [(name, day, usage) for (name, day), usage in zip(some, await store.usages(some), strict=True)]
+        yield [(name, day, usage) for (name, day), usage in zip(some, await store.ledger.of(some), strict=True)]
 
 
 async def usage_entries(

@@ -41,6 +41,7 @@ class Setup:
     refused_tenants: set[str]
     refused_keys: set[tuple[str, str | None]]
     adapters: dict[str, AdapterCard] = field(default_factory=dict)
+    others: list[tuple[ServedModel, Path, int]] = field(default_factory=list)  # with directory and size of vocabulary
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ def _subclasses(kind: type[ApiError]) -> list[type[ApiError]]:
 _OF_REQUEST = (
     "id", "tenant", "key", "max_tokens", "service_tier", "service_class", "priority_class", "token_interval",
     "first_token_target", "first_token_by", "done_by", "body_bytes", "streams", "may_stop", "cache_salt", "num_answers",
-    "expects_followup", "usage_row", "adapter",
+    "expects_followup", "usage_row", "adapter", "model",
 )  # fmt: skip
 _OF_SAMPLING = (  # and `stop_token_ids`
     "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",

@@ -12,14 +12,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import uvloop
 
 from backend.text.tokenizer import Tokenizer
 from gateway.api.body_reader import open_body_reader
-from gateway.api.frontend import Frontend, served_encoders
+from gateway.api.frontend import Frontend, ServedModel, longest_context, served_encoders
 from gateway.api.guardrail import open_guardrails
 from gateway.api.routes import make_app, make_probes
 from gateway.background import beside
@@ -58,14 +58,22 @@ def run_worker() -> None:
     kind, pickled = read_frame(link)
     assert kind is FrameKind.SETUP
     setup: Setup = pickle.loads(pickled)  # noqa: S301 - from the parent process
-    tokenizer = Tokenizer.from_dir(setup.model_dir, setup.vocab_size, setup.settings.chat_control_tokens)
+    control = setup.settings.chat_control_tokens
+    tokenizer = Tokenizer.from_dir(setup.model_dir, setup.vocab_size, control)
+    others = {one.name: (one, Tokenizer.from_dir(folder, size, control)) for one, folder, size in setup.others}
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     with logging_to(STDERR, setup.settings), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(setup, tokenizer, port, link))
+        runner.run(_serve(setup, tokenizer, others, port, link))
 
 
-async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: socket.socket) -> None:
+async def _serve(
+    setup: Setup,
+    tokenizer: Tokenizer,
+    others: Mapping[str, tuple[ServedModel, Tokenizer]],
+    port: socket.socket,
+    link: socket.socket,
+) -> None:
     settings, clock = share(setup.settings), time.monotonic
     keys, policies = KeyRing(setup.pepper, setup.keys), MirroredPolicy(setup.policy)
     active_requests = ActiveRequests(settings.write_timeout)
@@ -79,7 +87,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
     link.setblocking(False)
     await asyncio.get_running_loop().create_unix_connection(lambda: client.link, sock=link)
     async with (
-        open_body_reader(settings, setup.model.limits.max_model_len) as body_reader,
+        open_body_reader(settings, longest_context(setup.model, others)) as body_reader,
         open_guardrails(clock) as guardrails,
     ):
         frontend = Frontend(
@@ -99,6 +107,7 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
                 [(one, Tokenizer.from_dir(one.directory, one.vocab_size)) for one in setup.encoders]
             ),
             adapters=client.adapters,
+            others=others,
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )
@@ -107,7 +116,8 @@ async def _serve(setup: Setup, tokenizer: Tokenizer, port: socket.socket, link: 
         async with beside(active_requests.sweep(), report(client, server.table, deliveries), idle):
             await server.serve(sockets=[port])
     client.link.close()
-    tokenizer.close()
+    for one in (tokenizer, *(other for _, other in others.values())):
+        one.close()
 
 
 def share(settings: Settings) -> Settings:

@@ -2,8 +2,10 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from random import Random
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from labs.bench.probe import ModelFacts, probe
 from labs.bench.remarks import remarks
 from labs.bench.scenario import Scenario, TenantTraffic
 from labs.bench.settlement import Account, Ledger, Settlement, settlements
-from labs.bench.summary import Summary, summarise
+from labs.bench.summary import Summary, phases_of, summarise
 from labs.bench.wire import Address
 from labs.bench.workloads import WORKLOADS, Prose, Session, Sessions
 from labs.simulation.search.sweep import KNEE_GOODPUT
@@ -25,10 +27,16 @@ Tick = Callable[[Generator], None]
 
 
 class Fault(NamedTuple):
-    """A command that breaks something `at` seconds from the start."""
+    """An action that breaks or mends something `at` seconds from the start. It may not take long: it stops the load."""
 
     at: float
-    command: str
+    action: Callable[[], object]
+
+
+def running(command: str) -> Callable[[], object]:
+    """An action that runs a command, which may outlive the benchmark: it may be a restarted server."""
+    words = shlex.split(command)
+    return lambda: os.posix_spawnp(words[0], words, os.environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,7 @@ class Result:
     summary: Summary
     settlements: list[Settlement]
     remarks: list[str]
+    phases: dict[str, Summary]
 
     @property
     def is_settled(self) -> bool:
@@ -66,8 +75,8 @@ class Benchmark:
         self.ledger = Ledger(base, keys, admin_url, admin_key)
         self._account: Account | None = None  # after the last run
 
-    def run(self, load: float = 1.0, tick: Tick = lambda _: None, fault: Fault | None = None) -> Result:
-        """Run at a multiple of the scenario's pace."""
+    def run(self, load: float = 1.0, tick: Tick = lambda _: None, faults: Sequence[Fault] = ()) -> Result:
+        """Run at a multiple of the scenario's pace. Recovery counts from the first fault."""
         scenario = self.scenario.at_load(load)
         random = Random(f"{scenario.seed} {load:g}")
         makers = {name: self._sessions(name, tenant, random) for name, tenant in scenario.tenants.items()}
@@ -81,8 +90,8 @@ class Benchmark:
             random=random,
             tick=tick,
         )
-        if fault is not None:
-            generator.at(fault.at, lambda: _break(generator, fault.command))
+        for fault in faults:
+            generator.at(fault.at, partial(_break, generator, fault.action))
         before = self._account if self._account is not None else self.ledger.read_settled()
         run = generator.run()
         has_cut = any(one.outcome not in (Outcome.ANSWERED, Outcome.REFUSED) for one in run.exchanges)
@@ -90,7 +99,7 @@ class Benchmark:
         settled = settlements(run.exchanges, self.ledger.names, before, self._account)
         summary = summarise(run, scenario)
         doubts = [*remarks(run, scenario, summary), *self._fitting(makers), *_unsettled(settled)]
-        return Result(load, summary, settled, doubts)
+        return Result(load, summary, settled, doubts, phases_of(run, scenario))
 
     def _sessions(self, name: str, tenant: TenantTraffic, random: Random) -> Sessions:
         facts = self.models[name]
@@ -124,7 +133,7 @@ def _unsettled(settled: list[Settlement]) -> Iterator[str]:
 def _load(name: str, tenant: TenantTraffic, sessions: Sessions, random: Random) -> TenantLoad:
     arrivals: Iterator[tuple[float, Session]] = iter(())
     if tenant.rate is not None:
-        arrivals = _renewals(tenant.rate, tenant.burstiness, sessions, random)
+        arrivals = _renewals(tenant, sessions, random)
     elif tenant.trace is not None:
         arrivals = traced(name, tenant, sessions)
     return TenantLoad(
@@ -133,6 +142,8 @@ def _load(name: str, tenant: TenantTraffic, sessions: Sessions, random: Random) 
         arrivals=arrivals,
         sessions=sessions.next,
         clients=tenant.clients or 0,
+        start=tenant.start,
+        stop=inf if tenant.stop is None else tenant.stop,
         think=tenant.think,
         leave=tenant.leave,
         slow=tenant.slow,
@@ -140,11 +151,12 @@ def _load(name: str, tenant: TenantTraffic, sessions: Sessions, random: Random) 
     )
 
 
-def _renewals(rate: float, burstiness: float, sessions: Sessions, random: Random) -> Iterator[tuple[float, Session]]:
+def _renewals(tenant: TenantTraffic, sessions: Sessions, random: Random) -> Iterator[tuple[float, Session]]:
     """Arrivals with gamma distributed intervals; of shape 1 they are Poisson."""
-    moment = 0.0
+    assert tenant.rate is not None
+    moment, shape = tenant.start, tenant.burstiness
     while True:
-        moment += random.gammavariate(burstiness, 1 / (rate * burstiness))
+        moment += random.gammavariate(shape, 1 / (tenant.rate * shape))
         yield moment, sessions.next()
 
 
@@ -153,14 +165,13 @@ def traced(name: str, tenant: TenantTraffic, sessions: Sessions) -> Iterator[tup
     assert tenant.trace is not None
     arrivals = read_traffic(tenant.trace).arrivals
     own = [one for one in arrivals if one.tenant == name] or arrivals
-    return ((one.time / tenant.speed, sessions.of_trace(one)) for one in own)
+    return ((tenant.start + one.time / tenant.speed, sessions.of_trace(one)) for one in own)
 
 
-def _break(generator: Generator, command: str) -> None:
-    """Run a command, which may outlive the benchmark: it may be a restarted server."""
-    generator.run_record.fault_at = generator.now
-    words = shlex.split(command)
-    os.posix_spawnp(words[0], words, os.environ)
+def _break(generator: Generator, action: Callable[[], object]) -> None:
+    if generator.run_record.fault_at is None:
+        generator.run_record.fault_at = generator.now
+    action()
 
 
 def knee(results: list[Result]) -> Result | None:

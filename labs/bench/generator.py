@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from random import Random
 
 from labs.bench.exchange import Exchange, Outcome
@@ -34,6 +35,8 @@ class TenantLoad:
     arrivals: Iterator[tuple[float, Session]]  # seconds from the start
     sessions: Callable[[], Session]  # of the clients
     clients: int = 0
+    start: float = 0.0  # of the clients' first sessions; a timetable has its own
+    stop: float = inf  # no session and no turn begins later
     think: float = 0.0  # seconds, mean
     leave: float = 0.0  # share of the requests
     slow: float = 0.0
@@ -119,7 +122,7 @@ class Generator:
         for load in self._loads:
             self._schedule(load)
             for _ in range(load.clients):
-                self.at(self._random.random() * load.think, partial(self._begin_client, load))
+                self.at(load.start + self._random.random() * load.think, partial(self._begin_client, load))
         ticked = 0.0
         while self._is_busy(now := self.now):
             while self._due and self._due[0][0] <= now:
@@ -156,21 +159,24 @@ class Generator:
 
     def _schedule(self, load: TenantLoad) -> None:
         """Put the next arrival of a timetable into the future."""
-        moment, session = next(load.arrivals, (self._seconds, None))
-        if session is not None and moment < self._seconds:
+        moment, session = next(load.arrivals, (inf, None))
+        if session is not None and moment < self._end_of(load):
             self.at(moment, partial(self._arrive, load, session, moment))
+
+    def _end_of(self, load: TenantLoad) -> float:
+        return min(self._seconds, load.stop)
 
     def _arrive(self, load: TenantLoad, session: Session, due: float) -> None:
         self._schedule(load)
         self._request(load, session, next(session), due)
 
     def _begin_client(self, load: TenantLoad) -> None:
-        if (now := self.now) < self._seconds:
+        if (now := self.now) < self._end_of(load):
             session = load.sessions()
             self._request(load, session, next(session), now)
 
     def _request(self, load: TenantLoad, session: Session, turn: Turn, due: float) -> None:
-        if due >= self._seconds:
+        if due >= self._end_of(load):
             return
         exchange = Exchange(load.name, due, is_slow=self._random.random() < load.slow)
         self.run_record.exchanges.append(exchange)

@@ -26,6 +26,7 @@ def _known(name: str) -> str:
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False)]
+Moment = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -72,7 +73,9 @@ class TenantTraffic(Part):
     trace: Path | None = None
     speed: Positive = 1.0  # times as fast as the trace
     clients: Annotated[int, Field(ge=1)] | None = None
-    think: Annotated[float, BeforeValidator(_seconds), Field(ge=0)] = 0.0  # mean, between a client's sessions
+    start: Moment = 0.0  # of its sessions, from the benchmark's start
+    stop: Seconds | None = None  # None: with the arrivals of the scenario
+    think: Moment = 0.0  # mean, between a client's sessions
     service_tier: str = ""
     deadline: Seconds | None = None  # to the last token, which Sluice is told
     first_token_deadline: Seconds | None = None
@@ -134,14 +137,18 @@ class Scenario(Part):
 
     tenants: Annotated[dict[str, TenantTraffic], Field(min_length=1, max_length=1000)]
     seconds: Seconds = 30.0
-    warm_up: Annotated[float, BeforeValidator(_seconds), Field(ge=0)] = 0.0  # of these, not counted
+    warm_up: Moment = 0.0  # of these, not counted
     drain: Seconds = 60.0
     timeout: Seconds = 600.0  # of a request, from the moment it was due
     seed: int = 1
     targets: Targets = Targets()
+    phases: dict[str, tuple[Moment, Moment]] = {}  # from and to, each summed up by itself too
 
     @model_validator(mode="after")
     def _counts_something(self) -> Self:
+        for name, (begin, end) in self.phases.items():
+            if not begin < end <= self.seconds:
+                raise ValueError(f"the phase {name} must begin before it ends, within {self.seconds:g} s")
         if self.warm_up >= self.seconds:
             raise ValueError(f"warm_up ({self.warm_up:g} s) leaves nothing of {self.seconds:g} s to count")
         return self

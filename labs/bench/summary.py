@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 from labs.bench.exchange import Exchange, Outcome
@@ -123,6 +123,16 @@ def summarise(run: Run, scenario: Scenario) -> Summary:
         fault_at=run.fault_at,
         recovered_after=None if run.fault_at is None else recovery(course, run.fault_at, scenario.warm_up),
     )
+
+
+def phases_of(run: Run, scenario: Scenario) -> dict[str, Summary]:
+    """Sum up each phase of the scenario: the requests that were due in it."""
+    phases = {}
+    for name, (begin, end) in scenario.phases.items():
+        due = [one for one in run.exchanges if one.due < end]
+        part = replace(run, exchanges=due, fault_at=None)
+        phases[name] = summarise(part, scenario.model_copy(update={"warm_up": begin, "seconds": end}))
+    return phases
 
 
 def _figures(

@@ -108,7 +108,7 @@ class Device:
 class CalibratedDevice(SimulatedExecutor):
     """Is calibrated before it serves, as a real one is: by what it says that the steps would take."""
 
-    device, kv, masks = torch.device("cpu"), SimpleNamespace(dtype=torch.float32), None
+    device, kv, masks, adapters = torch.device("cpu"), SimpleNamespace(dtype=torch.float32), None, None
 
     def __init__(self, step_time: Device, token: TokenRule, config: EngineConfig) -> None:
         super().__init__(step_time, token, step_time.takes_time)
@@ -208,7 +208,7 @@ def _simulated_model(max_num_seqs: int, steps_in_flight: int) -> LoadedModel:
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
     kv = SimpleNamespace(dtype=torch.float32)
     # It runs nothing: the executor is given to `serve` itself.
-    runner = SimpleNamespace(device=torch.device("cpu"), kv=kv, masks=None)
+    runner = SimpleNamespace(device=torch.device("cpu"), kv=kv, masks=None, adapters=None)
     return LoadedModel(
         directory=directory,
         config=config,

@@ -168,7 +168,9 @@ class WeighingLoop(Loop):
         left = Counter[str]()
         for sequence in leaving.values():
             left[sequence.tenant] += sequence.block_table.num_charged
-        held, idle, swapped = (_slots(kind, size) for kind in (accounts.held(), accounts.idle(), accounts.swapped()))
+        held, idle, swapped = (
+            _slots(kind, size) for kind in (accounts.held(), accounts.cache.idle_by_tenant(), accounts.host.held)
+        )
         return Use(held, accounts.unused_slots(), written, _slots(left, size), idle, swapped)
 
 

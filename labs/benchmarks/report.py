@@ -42,7 +42,7 @@ class Spread:
         return cls(median(values), min(values), max(values), len(values))
 
     def __str__(self) -> str:
-        return f"{_number(self.median)} ({_number(self.low)}-{_number(self.high)})"
+        return f"{format_number(self.median)} ({format_number(self.low)}-{format_number(self.high)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Target:
 
     def __str__(self) -> str:
         verdict = "met " if self.met else "MISS"
-        return f"{verdict}  {self.what}: {_number(self.value)} (target {self.sense} {_number(self.bound)})"
+        return f"{verdict}  {self.what}: {format_number(self.value)} (target {self.sense} {format_number(self.bound)})"
 
 
 @dataclass(slots=True)
@@ -118,14 +118,14 @@ def _table(rows: Sequence[dict[str, object]]) -> list[str]:
 
 
 def _cell(value: object) -> str:
-    return _number(value) if isinstance(value, float) else str(value)
+    return format_number(value) if isinstance(value, float) else str(value)
 
 
 def _plain(row: dict[str, object]) -> dict[str, object]:
     return {name: asdict(value) if isinstance(value, Spread) else value for name, value in row.items()}
 
 
-def _number(value: float) -> str:
+def format_number(value: float) -> str:
     """Three significant digits, thousands marked."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"

@@ -4,7 +4,9 @@ Llama-3-8B on an A100 (simulated, published step times), 512 tokens a step, 256 
 conversations of 2023, or lengths of a trace. Interactive requests are half of capacity, or a tenth, for two minutes;
 beside them lies a backlog of the spare class, of the same tenant, that never runs empty. Their class promises nothing,
 or what the default policy promises (`standard`: 80 ms between tokens). `share` is `--spare-share`. Times are those of
-interactive requests, over those of the same requests without a backlog; medians over seeds, with the extremes.
+interactive requests, over those of the same requests without a backlog; medians over seeds, with the extremes. The most
+that any scheduler can make of the same device is what it computes of more interactive requests than it can serve; or
+what is left of its time, spent on prompts with answers of one token, its cheapest tokens.
 """
 
 import sys
@@ -33,6 +35,7 @@ from quotas.policy.policy import CLASSES
 POLICY = "order=fair,max_num_batched_tokens=512,max_num_seqs=256,prefill_chunk=512,max_waiting=100000"
 LOADS = (0.5, 0.1)  # of capacity, of interactive requests
 SHARES = (0.04, 0.25, 1.0)
+SATURATING = 3.0  # times capacity
 SECONDS = 120.0
 BACKLOG = 400  # sequences of the spare class that wait or run
 PROMISES = {
@@ -51,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     policies = {share: parse_simulated_policy(f"{POLICY},spare_share={share}", DEVICE) for share in SHARES}
     rate = capacity(policies[SHARES[0]], Workload(tuple(trace), max_tokens=MAX_TOKENS), DEVICE)
     report.notes.append(f"capacity: {rate:.2f} requests a second")
+    _tell_most(report, trace, policies[SHARES[0]], rate, seconds)
     found: dict[tuple[float, str, float], dict[str, list[float]]] = {}
     for load, (promise, target), seed in product(LOADS, PROMISES.items(), range(1, runs + 1)):
         arrivals = list(_arrivals(trace, load * rate, seed, seconds))
@@ -74,6 +78,21 @@ def main(arguments: list[str] | None = None) -> int:
         report.at_most(f"{case}: first token p99, less a step", row["first p99 less a step"], 1.05)
         report.at_most(f"{case}: between tokens p99", row["between p99"], 1.05)
     return report.finish(options.results)
+
+
+def _tell_most(report: Report, trace: list[Arrival], policy: SimulatedPolicy, rate: float, seconds: float) -> None:
+    """Tell the tokens of a device that is never idle and makes full steps, over those of interactive requests alone."""
+    prompts = [arrival._replace(output_tokens=1) for arrival in trace]
+    runs = [(trace, load) for load in LOADS] + [(trace, SATURATING), (prompts, SATURATING)]
+    *alone, full, cheapest = (
+        _Run(policy, ClassTarget(), list(_arrivals(lengths, load * rate, 1, seconds)), [], seconds).served
+        for lengths, load in runs
+    )
+    rows: list[dict[str, object]] = [
+        {"load": load, "same lengths": full / one, "prompts": 1 + (1 - one / full) * cheapest / one}
+        for load, one in zip(LOADS, alone, strict=True)
+    ]
+    report.add_table("the most tokens of the device, over alone", rows)
 
 
 def _arrivals(trace: list[Arrival], rate: float, seed: int, seconds: float) -> Iterator[Arrival]:

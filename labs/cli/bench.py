@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli.arguments import argument, duration
-from labs.bench.benchmark import Benchmark, Fault, Result
+from labs.bench.benchmark import Benchmark, Fault, Result, running
 from labs.bench.exchange import Outcome
 from labs.bench.generator import Generator
 from labs.bench.report import as_json, as_markdown, as_page, as_text, facts, sections
@@ -109,14 +109,15 @@ OF_TARGETS = ("ttft", "per_token", "total")
 
 def _bench(namespace: Namespace) -> int:
     scenario = _scenario(namespace)
-    fault = None
+    faults = []
     if namespace.fault is not None:
-        fault = Fault(scenario.seconds / 2 if namespace.fault_at is None else namespace.fault_at, namespace.fault)
-        if not scenario.warm_up < fault.at < scenario.seconds:
-            raise OptionError("--fault-at", f"{fault.at:g}", f"must be within the {scenario.seconds:g} s of arrivals")
+        at = scenario.seconds / 2 if namespace.fault_at is None else namespace.fault_at
+        faults.append(Fault(at, running(namespace.fault)))
+        if not scenario.warm_up < at < scenario.seconds:
+            raise OptionError("--fault-at", f"{at:g}", f"must be within the {scenario.seconds:g} s of arrivals")
     benchmark = Benchmark(namespace.url, scenario, namespace.admin_url, os.environ.get(ADMIN_KEY_VARIABLE, ""))
     results = [
-        benchmark.run(load, _say_nothing if namespace.quiet else _show_progress, fault)
+        benchmark.run(load, _say_nothing if namespace.quiet else _show_progress, faults)
         for load in namespace.sweep or (1.0,)
     ]
     if sys.stderr.isatty() and not namespace.quiet:

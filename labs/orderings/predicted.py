@@ -11,7 +11,7 @@ class Predicted:
     """Asked once for each sequence, at its arrival: later learning changes no place."""
 
     def __init__(self, parts: OrderParts) -> None:
-        self._lengths, self._tariff = parts.lengths, parts.tariff
+        self._lengths, self._tariffs = parts.lengths, parts.tariffs
         self._predictor = LengthPredictor()
 
     def output(self, sequence: Sequence) -> float:
@@ -27,7 +27,7 @@ class Predicted:
 
     def seconds(self, sequence: Sequence) -> float:
         """The expected engine time of the whole request."""
-        return self._tariff.estimate(sequence.num_prompt_tokens, self.output(sequence), sequence.num_pinned_tokens)
+        return self._tariffs.estimate(sequence, self.output(sequence), sequence.num_found_tokens)
 
     def learn(self, tenant: str, prompt: Listed[int], max_tokens: int, output: int) -> None:
         self._predictor.observe(features_of(tenant, prompt, max_tokens), output)

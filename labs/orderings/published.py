@@ -35,7 +35,7 @@ def _least_laxity(parts: OrderParts) -> WaitingOrder:
     """
 
     def latest_start(sequence: Sequence) -> float:
-        prefill = parts.tariff.estimate(sequence.num_prompt_tokens, 0.0, sequence.num_pinned_tokens)
+        prefill = parts.tariffs.estimate(sequence, 0.0, sequence.num_found_tokens)
         return _deadline(parts.config, sequence) - prefill
 
     return KeyedOrder(latest_start, parts.uncached)

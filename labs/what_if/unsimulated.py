@@ -140,8 +140,9 @@ def _reason(change: Change, seen: Seen) -> str | None:
     match kind:
         case "classes":
             return _of_class(name, change.field, seen)
-        case "prefix_sharing":
-            return _of_sharing(change, seen)
+        case "prefix_sharing" | "aliases":
+            known = "the trace has the models that served its requests"
+            return known if kind == "aliases" else _of_sharing(change, seen)
         case "tenants" if change.scope not in seen.sources:
             return "the trace has no requests of this tenant"
         case "defaults" | "" if change.field != "classes" and not seen.has_unnamed:

@@ -26,6 +26,7 @@ from quotas.policy.policy import (
     MAX_USAGE_ROWS,
     SCOPES,
     SPARE_CLASS_NAME,
+    AliasedModel,
     BatchLimits,
     CacheLimits,
     ClassPolicy,
@@ -52,6 +53,7 @@ from quotas.policy.schema import (
     NO_PRICE,
     NO_TEAM,
     UNLIMITED,
+    WEIGHT_MARK,
     fields_of,
 )
 from quotas.policy.section import Section, one_of
@@ -384,6 +386,30 @@ def _read_sharing(section: Section | None, tenants: Collection[str], is_whole: b
     return groups
 
 
+def _read_aliases(section: Section | None) -> dict[str, tuple[AliasedModel, ...]]:
+    """The models of each alias: in order, or with weights for all of them."""
+    aliases: dict[str, tuple[AliasedModel, ...]] = {}
+
+    def aliased(alias: str, text: str) -> AliasedModel:
+        name, _, weight = text.rpartition(WEIGHT_MARK)
+        has_weight = bool(name) and weight.replace(".", "", 1).isdigit()
+        model = words.model(name if has_weight else text)
+        if model == alias:
+            raise ValueError("is the alias itself: name models of the server")
+        return AliasedModel(model, words.weight(weight) if has_weight else None)
+
+    for alias, models in section.lists(words.model, aliased) if section else ():
+        aliases[alias] = models
+        if section and len({one.weight is None for one in models}) > 1:
+            section.wrong(alias, "gives some models a weight: give one to each, or to none for the order of the list")
+        if section and len({one.model for one in models}) < len(models):
+            section.wrong(alias, "names a model twice: name each once")
+    for alias, models in aliases.items():
+        if section and (other := next((one.model for one in models if one.model in aliases), None)):
+            section.wrong(alias, f"{quoted(other)} is an alias, too: name models of the server")
+    return aliases
+
+
 class PolicyFile(NamedTuple):
     """A file as a tree, without the tenants if they are read as texts."""
 
@@ -572,7 +598,8 @@ def parse_files(files: Iterable[PolicyFile], problems: Problems, is_whole: bool,
     allow: Unnamed = "allow"
     unnamed = having.value("unnamed_tenants", words.unnamed, allow) if having else allow
     sharing = _read_sharing(_only(sections, "prefix_sharing"), tenants.found, is_whole)
-    return Policy.of(classes, default, tenants.found, unnamed, sharing, teams)
+    aliases = _read_aliases(_only(sections, "aliases"))
+    return Policy.of(classes, default, tenants.found, unnamed, sharing, teams, aliases)
 
 
 def _only(tops: list[Section], name: str) -> Section | None:

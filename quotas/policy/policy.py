@@ -202,6 +202,14 @@ class TenantPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class AliasedModel:
+    """One of the models that an alias stands for."""
+
+    model: str
+    weight: float | None = None  # its part of the traffic; None: models are tried in the order of their alias
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The content of policy files, in force at one time. `version` is a hash of the content."""
 
@@ -212,6 +220,7 @@ class Policy:
     unnamed_tenants: Unnamed = "allow"  # treatment of unnamed tenants' keys
     prefix_sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # tenants by group; each in one at most
     teams: Mapping[str, TeamPolicy] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[AliasedModel, ...]] = field(default_factory=dict)  # by name
     caching: Mapping[str, CacheLimits] = field(init=False, compare=False, repr=False)
     """Limits of cached memory of the named tenants that have some."""
     changed_from: dict[str, list[str]] = field(init=False, compare=False, repr=False, default_factory=dict)
@@ -230,10 +239,16 @@ class Policy:
         unnamed_tenants: Unnamed = "allow",
         prefix_sharing: Mapping[str, tuple[str, ...]] | None = None,
         teams: Mapping[str, TeamPolicy] | None = None,
+        aliases: Mapping[str, tuple[AliasedModel, ...]] | None = None,
     ) -> "Policy":
-        tenants, groups, teams = dict(tenants or {}), dict(prefix_sharing or {}), dict(teams or {})
-        version = _version(classes, default, tenants, unnamed_tenants, groups, teams)
-        return Policy(version, classes, default, tenants, unnamed_tenants, groups, teams)
+        tenants, groups, teams, others = (
+            dict(tenants or {}),
+            dict(prefix_sharing or {}),
+            dict(teams or {}),
+            aliases or {},
+        )
+        version = _version(classes, default, tenants, unnamed_tenants, groups, teams, others)
+        return Policy(version, classes, default, tenants, unnamed_tenants, groups, teams, others)
 
     def admits(self, tenant: str) -> bool:
         """True if requests of this tenant are served."""
@@ -286,12 +301,14 @@ def _version(
     unnamed_tenants: Unnamed,
     prefix_sharing: Mapping[str, tuple[str, ...]],
     teams: Mapping[str, TeamPolicy],
+    aliases: Mapping[str, tuple[AliasedModel, ...]],
 ) -> str:
     """A hash of the content. Tenants are summed up: their order does not matter, and an edit of one is one sum."""
     named = sum(map(attrgetter("digest"), tenants.values())) % 2**DIGEST_BITS
     groups = sorted((group, sorted(members)) for group, members in prefix_sharing.items())
     shared = [(team.name, _said(team.limits), team.currency) for _, team in sorted(teams.items())]
     content = [[astuple(entry) for entry in classes], default.digest, named, unnamed_tenants, groups, shared]
+    content += [sorted(aliases.items())] if aliases else []
     return sha256(repr(content).encode()).hexdigest()[:12]
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from quotas.policy.policy import Policy, TenantPolicy
-from quotas.policy.policy_text import class_fields, sharing_groups, team_fields, tenant_fields
+from quotas.policy.policy_text import alias_fields, class_fields, sharing_groups, team_fields, tenant_fields
 
 UNSET = "unset"
 ONE_LIMIT = {"rate", "budget"}  # fields of a limit that is shown in one line
@@ -86,7 +86,7 @@ def _lines(changes: Iterable[Change]) -> Iterator[str]:
 
 def policy_changes(old: Policy, new: Policy) -> Iterator[Change]:
     """Every changed field, defaults filled in: of classes first, then of teams, of unnamed tenants, of each named
-    tenant, and of sharing groups.
+    tenant, of sharing groups, and of aliases.
     """
     yield from _classes(old, new)
     for name in sorted({*old.teams, *new.teams}):
@@ -95,6 +95,7 @@ def policy_changes(old: Policy, new: Policy) -> Iterator[Change]:
         yield from _section(f"team {name}{note}", f"teams.{name}", before, after)
     yield from _tenants(old, new)
     yield from _section("prefix_sharing", "prefix_sharing", sharing_groups(old), sharing_groups(new))
+    yield from _section("aliases", "aliases", alias_fields(old), alias_fields(new))
 
 
 def _classes(old: Policy, new: Policy) -> Iterator[Change]:

@@ -18,7 +18,7 @@ from quotas.policy.policy import (
     TeamPolicy,
     TenantPolicy,
 )
-from quotas.policy.schema import NO_ADAPTER, NO_GUARDRAIL, NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED
+from quotas.policy.schema import NO_ADAPTER, NO_GUARDRAIL, NO_PINS, NO_PRICE, NO_TEAM, UNLIMITED, WEIGHT_MARK
 from quotas.policy.units import show_count, show_duration, show_money, show_number, show_price, show_share, show_size
 
 Plain = dict[str, Any]
@@ -39,6 +39,7 @@ def policy_parts(policy: Policy) -> Iterator[str]:
         yield indent(_yaml({name: tenant_fields(policy.tenants[name])}), "  ")
     yield _yaml({"teams": {name: team_fields(team) for name, team in sorted(policy.teams.items())}})
     yield _yaml({"unnamed_tenants": policy.unnamed_tenants, "prefix_sharing": sharing_groups(policy)})
+    yield _yaml({"aliases": alias_fields(policy)})
 
 
 def _yaml(content: Plain) -> str:
@@ -48,6 +49,13 @@ def _yaml(content: Plain) -> str:
 
 def sharing_groups(policy: Policy) -> Plain:
     return {group: sorted(policy.prefix_sharing[group]) for group in sorted(policy.prefix_sharing)}
+
+
+def alias_fields(policy: Policy) -> Plain:
+    return {
+        alias: [one.model if one.weight is None else f"{one.model}{WEIGHT_MARK}{one.weight:.17g}" for one in models]
+        for alias, models in sorted(policy.aliases.items())
+    }
 
 
 def class_fields(entry: ClassPolicy) -> Plain:

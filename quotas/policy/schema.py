@@ -56,6 +56,7 @@ KEY_PREFIX = "sk-sluice-"  # of an API key
 KEY_ID = r"[A-Za-z0-9]{1,64}"  # a dash ends the id within a key
 HMAC = r"[0-9A-Fa-f]{64}"
 URL = r"https?://[!-~]+"
+WEIGHT_MARK = "="  # behind a model of an alias, before its weight
 MODEL = r"[!-~]([ -~]{0,254}[!-~])?"
 CURRENCY = r"[A-Z]{3}"
 TAG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
@@ -307,6 +308,14 @@ def _schema() -> Schema:
             "Groups of tenants that find each other's cached prefixes; a tenant is in one at most.",
             _list(_number("number", TENANT_NAME, "A tenant of this policy."), "The tenants of the group.")
             | {"minItems": 2},
+        ),
+        aliases=_named(
+            MODEL,
+            "Names that requests may give as their model, and the models that serve them.",
+            _list(
+                _text(MODEL, "A model, or with its part of the traffic model=9."),
+                "Tried in this order, or first the one that is drawn by weight, until one does not refuse for load.",
+            ),
         ),
     )
     return {

@@ -23,6 +23,7 @@ _INDEX = f"{PREFIX}:batches".encode()
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 SCANNED = 500  # lines or files asked for at once
 LEAST_FILE_BYTES = 4096  # that a file counts as: without, a tenant's bytes would be millions of records in the store
+MAX_KEPT_BATCHES = 1000  # of a tenant; then the oldest that have ended make room
 Fields = dict[str, str]
 
 
@@ -103,7 +104,7 @@ class BatchStore:
         await self._execute(b"ZADD", _INDEX, 0, _entry(tenant, name))
         words = [word for field in fields.items() for word in field]
         keys = (self._batch_key(tenant, name), self._of(tenant, "batches"), self._of(tenant, "batches:open"))
-        is_open = await self._ask(Script.OPEN_BATCH, keys, name, most, *words) == "ok"
+        is_open = await self._ask(Script.OPEN_BATCH, keys, name, most, MAX_KEPT_BATCHES, *words) == "ok"
         if not is_open:
             await self.forget(tenant, name)
         return is_open

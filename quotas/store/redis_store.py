@@ -25,10 +25,9 @@ A team has such a hash, `sluice:{team:<team>}`, for levels and slices of its lim
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from datetime import date
 from functools import partial
 from os import urandom
 from typing import Any
@@ -36,7 +35,7 @@ from typing import Any
 from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
 from quotas.policy.policy import Outage
-from quotas.reservation import NOTHING, Ask, Delivered, LimitState, Reservation, Usage
+from quotas.reservation import Ask, Delivered, LimitState, Reservation, Usage
 from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state_key, team_state_key
 from quotas.store.announcements import Announcements
 from quotas.store.batches import BatchStore, FinishedLine
@@ -47,7 +46,7 @@ from quotas.store.replica_name import ReplicaName
 from quotas.store.responses import ResponseStore
 from quotas.store.scripts import CommandObserver, Script, ScriptRunner
 from quotas.store.served_sums import ServedSums
-from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
+from quotas.store.usage_ledger import UsageLedger
 from quotas.usage_row import key_name
 
 LEASE_SECONDS = 30.0
@@ -74,7 +73,7 @@ class RedisStore:
         name = name or ReplicaName()
         self._runner = runner
         self._replica = ReplicaReservations(runner, lease, name)
-        self._ledger = UsageLedger(runner, name)
+        self.ledger = UsageLedger(runner, name)
         self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
         self.alerts = BudgetAlerts(runner, monotonic)
@@ -298,7 +297,7 @@ class RedisStore:
         """Book usage that no limit counted, in a row of the ledger, by default its key's; the next `heartbeat` sends
         it.
         """
-        self._ledger.add(tenant, row or key_name(key), usage)
+        self.ledger.add(tenant, row or key_name(key), usage)
 
     async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
         """Lease up to `wanted` of the `limit` bytes of KV memory of the tenant over all replicas, in place of the
@@ -345,31 +344,7 @@ class RedisStore:
         lease or more often.
         """
         self._forget_idle()
-        await in_order(self._replica.heartbeat, self._fallback.reconcile, self._ledger.flush)
-
-    async def usage(self, tenant: str, day: date) -> dict[str | None, Usage]:
-        """Return the usage of each of the tenant's keys on a UTC day; None stands for requests without a key."""
-        (rows,) = await self._ledger.of([(tenant, day)])
-        usage = dict[str | None, Usage]()
-        for row, used in rows.items():
-            usage[row.key] = usage.get(row.key, NOTHING) + used
-        return usage
-
-    async def usages(self, ledgers: Iterable[Ledger]) -> list[Batch]:
-        """Return the usage by row of each of these tenants on its day, asked for together."""
-        return await self._ledger.of(ledgers)
-
-    async def book_running(self, day: date, seconds: float) -> None:
-        """Book for how long this process has run on a UTC day: see `UsageLedger`."""
-        await self._ledger.book_running(day, seconds)
-
-    async def running(self, days: Iterable[date]) -> list[float]:
-        """The seconds for which all replicas have run on each of these UTC days: see `UsageLedger`."""
-        return await self._ledger.running(days)
-
-    async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
-        """The tenants and UTC days of the server's ledgers: see `UsageLedger`."""
-        return await self._ledger.ledgers(first, last)
+        await in_order(self._replica.heartbeat, self._fallback.reconcile, self.ledger.flush)
 
     def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
         if limits and limits[-1].session is not None:

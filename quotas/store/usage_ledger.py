@@ -23,7 +23,6 @@ from quotas.store.scripts import Script, ScriptRunner
 from quotas.usage_row import UsageRow, rest_name, row_of
 
 ENTRY = struct.Struct("<6d")  # of lua/ledger.lua
-OLD_ENTRY = struct.Struct("<5d")  # without engine time
 PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
 IN_BATCHES = b"/batch"  # ends the name of a row of use in batches (lua/finish_line.lua); no part of a name has a slash
@@ -78,7 +77,7 @@ class UsageLedger:
             return await asyncio.to_thread(_batches, answers)
         return _batches(answers)
 
-    async def ledgers(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
+    async def tenant_days(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
         """The tenants and UTC days of this period with a ledger, in no order.
 
         It reads the names of all keys of the database. Raises `StoreUnavailable`, and `StoreUnsuitable` if that is not
@@ -162,8 +161,7 @@ def _numbers(usage: Usage) -> tuple[bytes, ...]:
 def _usage_by_row(words: list[bytes]) -> Batch:
     found: Batch = {}
     for name, text in zip(words[::2], words[1::2], strict=True):
-        numbers = ENTRY.unpack(text) if len(text) == ENTRY.size else (*OLD_ENTRY.unpack(text), 0)
-        requests, input_tokens, cached, output, kv, engine = map(int, numbers)
+        requests, input_tokens, cached, output, kv, engine = map(int, ENTRY.unpack(text))
         in_batch = (input_tokens, output, cached) if name.endswith(IN_BATCHES) else ()
         row = row_of(name.removesuffix(IN_BATCHES).decode())
         used = Usage(input_tokens, output, cached, kv, requests, engine / 1e6, *in_batch)

@@ -1,9 +1,11 @@
-"""langchain-openai: bound tools, structured output by schema and by function, streams, log probabilities."""
+"""langchain-openai: bound tools, structured output by schema and by function, streams, log probabilities,
+embeddings.
+"""
 
-from checks import ASK, BASE_URL, KEY, MODEL, check, run
+from checks import ASK, BASE_URL, EMBEDDING_MODEL, KEY, MODEL, check, check_vectors, run
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 chat = ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=KEY, temperature=0, max_tokens=200)
@@ -61,6 +63,14 @@ def logprobs() -> None:
     """log probabilities in the metadata of an answer"""
     answer = chat.bind(logprobs=True, top_logprobs=2).invoke("Count from 3 to 6.")
     assert len(answer.response_metadata["logprobs"]["content"]) > 3
+
+
+@check
+def embeddings() -> None:
+    """embeddings of a query and of documents"""
+    # else texts are sent as token ids of OpenAI's models
+    model = OpenAIEmbeddings(model=EMBEDDING_MODEL, base_url=BASE_URL, api_key=KEY, check_embedding_ctx_length=False)
+    check_vectors(model.embed_query, model.embed_documents)
 
 
 run()

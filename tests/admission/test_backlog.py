@@ -14,7 +14,7 @@ def sequence(n: int, tenant: str = "a", prompt: int = 8, level: int = 0, arrival
 
 
 def backlog() -> Backlog:
-    return Backlog(lambda prompt, output, cached: 0.1 * prompt)
+    return Backlog(lambda sequence, output, cached: 0.1 * sequence.num_prompt_tokens)
 
 
 def wait(queue: Backlog, sequence: Sequence) -> None:

@@ -144,24 +144,6 @@ def test_a_refused_request_leaves_the_prefix_cache_unchanged() -> None:
     stage.run()
 
 
-def test_floors_that_rise_take_what_is_kept_for_those_behind_the_head() -> None:
-    stage = StagedCore(CoreConfig(calibration=False), num_blocks=64, max_model_len=128, max_num_batched_tokens=128)
-    for tenant, prompt in (("b", [2] * 32), ("a", [3] * 120)):
-        stage.arrive(f"{tenant} before", prompt, 2, tenant=tenant)
-        stage.run()
-    running = stage.arrive("running", 8, 60, tenant="x")
-    stage.plan()
-    waiting = [
-        stage.arrive("long", [4] * 124, 4, tenant="c"),
-        stage.arrive("behind", [2] * 32 + [5] * 8, 4, tenant="b"),
-    ]
-    assert stage.scheduler.kv_manager.blocks.pins.num_blocks
-    stage.limit_cache("a", 32, None)
-    assert stage.scheduler.kv_manager.blocks.pins.num_blocks == 0
-    stage.run()
-    assert all(sequence.status is SequenceStatus.FINISHED for sequence in (running, *waiting))
-
-
 def test_a_deadline_that_passes_while_nothing_is_planned_is_found() -> None:
     stage = StagedCore(CoreConfig(calibration=False))
     held = stage.arrive("held", 8, 20, may_have=4, done_by=stage.now + 50.0)

@@ -207,7 +207,7 @@ def test_cached_prompt_tokens_shorten_its_own_forecast_and_the_wait_of_others() 
     machine.told(machine.arrive(SHORT, tenant="b"))
     uncached = make_sequence("other", "a", 3200, SHORT, first_token_target=2.0)
     cached = prompt(machine, "again", first_token_target=2.0)
-    assert cached.num_pinned_tokens == 3184 and machine.core.backlog.of("a").tokens < 200
+    assert cached.num_found_tokens == 3184 and machine.core.backlog.of("a").tokens < 200
     assert machine.told(machine.add(uncached)) > machine.told(cached) + 0.03
     with pytest.raises(DeadlineInfeasible):
         prompt(machine, "late", first_token_by=machine.now + 0.01)

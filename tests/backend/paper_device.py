@@ -158,6 +158,31 @@ class PaperDevice:
         return self.tables[slot][position // self.block_size] * self.block_size + position % self.block_size
 
 
+class PaperDevices:
+    """One device with several models: each knows its own sequences, and all have one memory."""
+
+    def __init__(self, block_size: int, count: int) -> None:
+        self.each = [PaperDevice(block_size) for _ in range(count)]
+        first = self.each[0]
+        for device in self.each:
+            device.memory, device.host, device._copies = first.memory, first.host, first._copies
+        self.copy, self.poison = first.copy, first.poison
+
+    def launch(self, batch: Batch) -> None:
+        self.each[batch.model].launch(batch)
+
+    def forced(self, batch: Batch, count: int) -> dict[int, list[int]]:
+        return self.each[batch.model].forced(batch, count)
+
+    def lose(self, copied: int) -> None:
+        self.copy(copied)
+        for device in self.each:
+            device.lose(0)
+
+    def execute(self, batch: Batch) -> StepOutput:
+        return self.each[batch.model].execute(batch)
+
+
 def continuation(prompt: list[int], length: int, end_token: int) -> list[int]:
     """What the device must generate for a prompt, alone or in any batch."""
     tokens = list(prompt)

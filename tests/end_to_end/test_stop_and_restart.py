@@ -18,6 +18,7 @@ from quotas.reservation import Usage
 from quotas.store.redis_store import RedisStore
 from tests.gateway.raw_client import chat, completion, connected, request
 from tests.gateway.server_process import PATIENCE, ServerProcess, eventually, in_threads, running_server
+from tests.quotas.stores import usage_by_key
 
 NUM_STREAMS, MANY_TOKENS = 16, 500
 ENDLESS = completion(ignore_eos=True, max_tokens=1900)
@@ -65,7 +66,7 @@ def ledger(redis_url: str) -> Usage:
     async def read() -> Usage:
         store = RedisStore.at(redis_url, 5.0)
         await store.connect()
-        usages = (await store.usage("demo", datetime.now(UTC).date())).values()
+        usages = (await usage_by_key(store, "demo", datetime.now(UTC).date())).values()
         await store.close()
         return Usage(
             sum(usage.input_tokens for usage in usages),

@@ -163,6 +163,33 @@ async def test_an_event_of_which_a_part_came_is_no_part_of_the_error_behind_it(e
     assert await fleet.settled() == [{"tenant": "demo", "has_begun": bool(events), "output_tokens": None}]
 
 
+@pytest.mark.parametrize(
+    ("path", "error", "outcome"),
+    [
+        ("/v1/chat/completions", b'data: {"error":{"type":"timeout_error","code":"deadline_exceeded"}}\n\n', "expired"),
+        ("/v1/chat/completions", b'data: {"error":{"type":"internal_error","code":"model_failed"}}\n\n', "failed"),
+        ("/v1/completions", b'data: {"error":{"type":"invalid_request_error","code":null}}\n\n', "invalid"),
+        ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n', "failed"),
+        ("/v1/responses", b'event: error\ndata: {"type":"error","error":{"type":"internal_error"}}\n\n', "failed"),
+        ("/v1/responses", b"event: error\ndata: ?\n\n", "failed"),
+        (
+            "/v1/chat/completions",
+            b'data: {"choices":[{"text":"data: {\\"error\\":1}"}]}\n\ndata: [DONE]\n\n',
+            "completed",
+        ),
+    ],
+)
+async def test_a_stream_that_its_replica_ends_with_an_error_is_counted_as_that(
+    path: str, error: bytes, outcome: str
+) -> None:
+    fleet, ended = PaperFleet(a=answering(stream(b"data: 1\n\n", error[:9], error[9:]))), list[str]()
+    fleet.services.telemetry.on_end.append(lambda record: ended.append(record.outcome.value))
+    answer = await fleet.request(path=path)
+    assert answer.body == b"data: 1\n\n" + error
+    assert ended == [outcome]
+    assert fleet.asked == ["a"]
+
+
 async def test_a_file_whose_replica_is_lost_does_not_end_as_if_it_were_whole() -> None:
     cut = httpx.Response(200, headers={"content-type": "application/octet-stream"}, stream=Parts(b"12345", RESET))
     answer = await PaperFleet(a=answering(cut)).request("GET", "/v1/files/file-1/content")

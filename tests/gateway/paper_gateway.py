@@ -37,7 +37,7 @@ from gateway.api.prompt_names import PromptNames
 from gateway.api.prompt_pinner import PromptPinner
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.api.routes import make_app
-from gateway.api.service import Service
+from gateway.api.service import EngineModel, Service
 from gateway.batches.file_bytes import FileBytes
 from gateway.batches.records import BatchRecords
 from gateway.http.connection_table import ConnectionTable
@@ -165,7 +165,7 @@ class Gateway:
         self.service = service = Service(
             model="paper",
             created=0,
-            end_tokens=frozenset([END]),
+            models={"paper": EngineModel(0, 0, frozenset([END]), prompt_names, None)},
             engine=self.engine,
             admission=admission,
             keys=KeyRing(pepper, [demo_record(KEY, pepper)]),
@@ -185,16 +185,14 @@ class Gateway:
             core=core,
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(10_000, self.engine.clock),
-            prompt_names=prompt_names,
             encoding=EncodingService({}, self.engine, core, EncodingLimits()),
             adapters=ServedAdapters(cast(AdapterRegistry, None)),
-            grammars=None,
             seeds=random.Random(0),
         )
         limits = Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len)
         self.client = InProcessClient(service, Health(bool, bool, bool))
         self.frontend = Frontend(
-            model=ServedModel("paper", 0, limits, None, service.end_tokens, None, service.kv_shape),
+            model=ServedModel("paper", 0, limits, None, frozenset([END]), None, service.kv_shape),
             tokenizer=tokenizer,
             keys=service.keys,
             effective_policies=service.effective_policies,

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gateway.background import ITEMS_PER_TURN, LOOK_SECONDS, beside, map_in_slices, tell_all, wait_awake
+from gateway.background import ITEMS_PER_TURN, LOOK_SECONDS, Outages, beside, map_in_slices, tell_all, wait_awake
 
 
 async def test_everything_is_made_in_order_and_others_have_their_turn() -> None:
@@ -84,3 +84,14 @@ async def test_the_failures_of_listeners_keep_none_from_the_others_and_are_raise
         await tell_all([fail, hear, fail, hear], "news")
     assert told == ["news"] * 2
     assert [failure.args for failure in raised.value.exceptions] == [(0,), (1,)]
+
+
+def test_each_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    outages = Outages("batches are not looked for", OSError)
+    for error in (OSError("gone"), OSError("gone"), None, OSError("gone again")):
+        with outages:
+            if error is not None:
+                raise error
+    assert caplog.messages == ["batches are not looked for: gone", "batches are not looked for: gone again"]
+    with pytest.raises(ValueError, match="a bug"), outages:
+        raise ValueError("a bug")

@@ -84,7 +84,7 @@ def test_every_order_serves(order: str) -> None:
 
 def loaded(directory: Path, config: ModelConfig) -> LoadedModel:
     """Returns as much of a model as its core knows."""
-    device = SimpleNamespace(device=torch.device("cpu"))
+    device = SimpleNamespace(device=torch.device("cpu"), weights=None)
     shape = SimpleNamespace(
         directory=directory, config=config, engine_config=ENGINE, dtype=torch.float32, runner=device, kv_bytes=64_000
     )

@@ -57,7 +57,7 @@ def test_graphs_compute_what_is_launched_without_them(runner: ModelRunner, monke
 
 
 def test_blocks_go_to_pinned_memory_of_their_size_and_come_back_as_they_were(runner: ModelRunner) -> None:
-    swapper = runner._swapper
+    swapper = runner.swapper
     assert swapper is not None
     assert swapper._host.is_pinned()
     assert swapper._host.nbytes <= 2**22

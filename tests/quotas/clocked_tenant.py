@@ -24,6 +24,7 @@ from quotas.policy.limit import (
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
+from tests.quotas.stores import usage_by_key
 
 LEASE = 30.0
 SPENT = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS)
@@ -74,7 +75,7 @@ def policies_of(
 
 async def booked(store: RedisStore, tenant: str, days: Iterable[int]) -> Usage:
     """Sum up what a ledger holds on days that are counted from 1970 on."""
-    ledgers = [await store.usage(tenant, date(1970, 1, 1) + timedelta(days=day)) for day in days]
+    ledgers = [await usage_by_key(store, tenant, date(1970, 1, 1) + timedelta(days=day)) for day in days]
     return sum((usage for ledger in ledgers for usage in ledger.values()), NOTHING)
 
 

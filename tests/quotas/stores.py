@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from redis import Redis
 from redis.exceptions import ConnectionError as Disconnected
 
 from quotas.embedded.server_binary import ServerBinary, find_server
+from quotas.reservation import NOTHING, Usage
+from quotas.store.redis_store import RedisStore
 
 
 def carried() -> ServerBinary:
@@ -54,3 +57,12 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def usage_by_key(store: RedisStore, tenant: str, day: date) -> dict[str | None, Usage]:
+    """Return the usage of each of the tenant's keys on a UTC day; None stands for requests without a key."""
+    (rows,) = await store.ledger.of([(tenant, day)])
+    usage = dict[str | None, Usage]()
+    for row, used in rows.items():
+        usage[row.key] = usage.get(row.key, NOTHING) + used
+    return usage

@@ -32,7 +32,7 @@ def test_long_texts_are_cut_and_stay_apart() -> None:
     assert len(row_name(UsageRow("k", user="\U0001f600" * 9999, tags=(("project", "%" * 512),)))) < 200
 
 
-def test_a_row_of_an_older_version_is_that_of_a_key() -> None:
+def test_a_name_without_a_model_is_the_row_of_a_key() -> None:
     assert row_of("k1") == UsageRow("k1")
     assert row_of("*") == UsageRow(None)
     assert rest_name("k1") == "k1"

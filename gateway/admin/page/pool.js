@@ -181,11 +181,11 @@ function useOf(cell) {
 }
 
 /** The legend's lines: who has a slot, most blocks first, then all others as one, then what is free. A tenant's blocks are
- * those held for it; `parts` says which of them are shared or reserved, and what it has besides. */
+ * those held for it; `parts` says which of them are shared, and what it has besides. */
 function blocksBySlot({ owners, runs, kept = {}, swapped = {} }, slotOf, slots) {
   const held = new Map();
   const entryOf = (slot, name) => {
-    const parts = { shared: 0, reserved: 0, pinned: 0, idle: 0, kept: 0, swapped: 0 };
+    const parts = { shared: 0, pinned: 0, idle: 0, kept: 0, swapped: 0 };
     const entry = held.get(slot) ?? { slot, names: new Set(), blocks: 0, parts };
     entry.names.add(name);
     held.set(slot, entry);

@@ -1,19 +1,17 @@
-// What a block of the KV pool is used for, as a shape that needs no colour: a full square, one without a corner, half of
-// one, a small one, a diamond.
+// What a block of the KV pool is used for, as a shape that needs no colour: a full square, one without a corner, a small
+// one, a diamond.
 
 import { svg } from "./dom.js";
 
 export const HELD = 0;
 export const SHARED = 1;
-export const RESERVED = 2;
-export const IDLE = 3;
-export const PINNED = 4;
+export const IDLE = 2;
+export const PINNED = 3;
 
 /** By number, as the API gives them: a name, and words for what it means. */
 export const USES = [
   { name: "held", words: "held by one sequence" },
   { name: "shared", words: "shared by several sequences" },
-  { name: "reserved", words: "reserved for one that waits" },
   { name: "idle", words: "idle, and cached for prompts with the same beginning" },
   { name: "pinned", words: "idle, and pinned by the policy" },
 ];
@@ -25,8 +23,6 @@ export function shape(use, x, y, side) {
       const cut = Math.ceil(side / 2);
       return `M${x} ${y}h${side - cut}l${cut} ${cut}v${side - cut}h${-side}z`;
     }
-    case RESERVED:
-      return `M${x} ${y}l${side} ${side}h${-side}z`;
     case PINNED: {
       const half = side / 2;
       return `M${x + half} ${y}l${half} ${half}l${-half} ${half}l${-half} ${-half}z`;

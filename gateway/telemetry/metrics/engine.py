@@ -106,25 +106,25 @@ class EngineMetrics:
 def show_kv(registry: Registry, scheduler: Scheduler) -> None:
     """Show blocks of KV memory, a shared block once, and the counts of the prefix cache."""
     kv, counters, config = KVAccounts(scheduler.kv_manager), scheduler.counters, scheduler.config
+    holdings, swapping = scheduler.kv_manager.blocks.holdings, scheduler.kv_manager.blocks.swapping
     registry.gauge("sluice.kv.blocks", "KV blocks in the pool.", lambda: config.num_blocks)
     registry.gauge("sluice.kv.blocks_used", "KV blocks held by sequences.", lambda: kv.num_held)
-    registry.gauge("sluice.kv.blocks_shared", "KV blocks with several holders.", lambda: kv.num_shared)
-    registry.gauge("sluice.kv.blocks_reserved", "KV blocks kept for queued sequences.", lambda: kv.num_reserved)
-    registry.gauge("sluice.kv.blocks_cached", "Idle KV blocks: cached, without a holder.", lambda: kv.num_idle)
-    registry.gauge("sluice.kv.blocks_kept", "Idle KV blocks kept by floors.", lambda: kv.num_floored)
-    registry.gauge("sluice.kv.blocks_pinned", "Idle KV blocks kept by pins.", lambda: kv.num_pinned)
-    registry.gauge("sluice.kv.host_blocks", "KV blocks for which the host has room.", lambda: kv.num_host_blocks)
-    registry.gauge("sluice.kv.host_blocks_used", "KV blocks that the host has.", lambda: kv.num_swapped)
+    registry.gauge("sluice.kv.blocks_shared", "KV blocks with several holders.", lambda: holdings.num_shared)
+    registry.gauge("sluice.kv.blocks_cached", "Idle KV blocks: cached, without a holder.", lambda: kv.cache.num_idle)
+    registry.gauge("sluice.kv.blocks_kept", "Idle KV blocks kept by floors.", lambda: kv.cache.num_floored)
+    registry.gauge("sluice.kv.blocks_pinned", "Idle KV blocks kept by pins.", lambda: kv.cache.num_pinned)
+    registry.gauge("sluice.kv.host_blocks", "KV blocks for which the host has room.", lambda: kv.host.num_blocks)
+    registry.gauge("sluice.kv.host_blocks_used", "KV blocks that the host has.", lambda: kv.host.num_used)
     registry.total(
         "sluice.prefix_cache.queries", "Prompt tokens looked for in the prefix cache.", lambda: kv.num_queried_tokens
     )
     registry.total(
         "sluice.prefix_cache.hits", "Prompt tokens found in the prefix cache.", lambda: counters.cached_tokens
     )
-    registry.total("sluice.prefix_cache.evictions", "Idle KV blocks evicted.", lambda: kv.evictions)
+    registry.total("sluice.prefix_cache.evictions", "Idle KV blocks evicted.", lambda: kv.cache.evictions)
     swapped = Family("sluice.kv.swapped_blocks", Kind.COUNTER, "", "KV blocks copied to or from the host.", ("to",))
     registry.read(swapped, lambda: [(("host",), counters.swapped_out), (("device",), counters.swapped_in)])
-    registry.total("sluice.kv.swaps_declined", "KV blocks the host did not take.", lambda: kv.swaps_declined)
+    registry.total("sluice.kv.swaps_declined", "KV blocks the host did not take.", lambda: swapping.declined)
 
 
 TERMS = ("step", "prefill", "decode", "decode_context", "prefill_context", "prefill_pairs", "beyond_knee")

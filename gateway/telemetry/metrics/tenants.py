@@ -170,10 +170,10 @@ class TenantMetrics:
 
         show_blocks("sluice.kv.bytes", "KV memory held.", kv.held)
         show_blocks("sluice.kv.charged", "KV memory held, or kept by the tenant's floor or pins.", kv.charged)
-        show_blocks("sluice.kv.cached", "Idle KV memory of the prefix cache.", kv.idle)
-        show_blocks("sluice.kv.kept", "What of it the tenant's floor keeps.", kv.kept)
+        show_blocks("sluice.kv.cached", "Idle KV memory of the prefix cache.", kv.cache.idle_by_tenant)
+        show_blocks("sluice.kv.kept", "What of it the tenant's floor keeps.", kv.cache.kept_by_tenant)
         show_blocks("sluice.kv.pinned", "Idle KV memory that the tenant's pinned prompts keep.", kv.pinned)
-        show_blocks("sluice.kv.swapped", "KV memory that the host has.", kv.swapped)
+        show_blocks("sluice.kv.swapped", "KV memory that the host has.", lambda: kv.host.held)
         per_slot = each / scheduler.config.block_size
         show_blocks("sluice.kv.wasted", "KV memory allocated that holds no token yet.", kv.unused_slots, per_slot)
 
@@ -206,7 +206,7 @@ class TenantMetrics:
     def _look(self) -> None:
         now = self._clock()
         self._used = {OTHER: TenantTotals()} | self._usage.read(now)
-        for tenant, block_seconds in self._kv.kept_block_seconds(now).items():
+        for tenant, block_seconds in self._kv.cache.kept.all_block_seconds(now).items():
             self._used.setdefault(self._labels.of(tenant), TenantTotals()).block_seconds += block_seconds
 
     def _service(self) -> list[Point]:

@@ -23,6 +23,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NUM_ADAPTERS = 6  # of the mixed batch, beside the model alone
 EQUAL_SHARE = 0.97  # of texts: the others part at a near tie of logits
 MEASURED_SECONDS = 3.0
+KV_BYTES = 8 << 30  # of which 32 adapters of rank 64 take 2.6
 
 
 def check(device: torch.device) -> Iterator[Finding]:
@@ -34,7 +35,10 @@ def check(device: torch.device) -> Iterator[Finding]:
         yield Finding(f"low-rank products, {dtype}, error", max(errors), bound=TOLERANCE[dtype], exact=True)
     yield from _texts(device, tokens=48 if on_gpu else 4)
     for rank in (8, 16, 64) if on_gpu else (8,):
-        options = EngineOptions(max_num_seqs=ROWS if on_gpu else 2, max_model_len=256, max_adapter_rank=rank)
+        memory = KV_BYTES if on_gpu else None
+        options = EngineOptions(
+            max_num_seqs=ROWS if on_gpu else 2, max_model_len=256, max_adapter_rank=rank, kv_memory_bytes=memory
+        )
         runner = random_runner(QWEN3_06B if on_gpu else TINY, options, device)
         found = measure_steps(runner, rank, MEASURED_SECONDS if on_gpu else 0.0)
         what = f"{runner.config.max_num_seqs} adapters of rank {rank}, a step / without"

@@ -68,7 +68,7 @@ def random_runner(model: ModelConfig, options: EngineOptions, device: torch.devi
 
 def poison_given_up(runner: ModelRunner) -> None:
     """Have blocks hold NaN once they are copied to the host: a step that still read them would show it."""
-    swapper = runner._swapper
+    swapper = runner.swapper
     assert swapper is not None
     copy = swapper.copy
 

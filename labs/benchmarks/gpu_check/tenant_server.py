@@ -5,6 +5,7 @@ dependencies.
 """
 
 import json
+import os
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,7 @@ class TenantServer:
     """A gateway that runs."""
 
     port: int
+    pid: int  # of the engine's process
     keys: Mapping[str, str]  # by tenant
     event_log: Path
     admin: str  # URL
@@ -66,6 +68,12 @@ class TenantServer:
         timelines = [self._read(f"requests/{row['response_id']}")["timeline"] for row in rows]
         return [{span["what"]: span["at"] for span in timeline} for timeline in timelines]
 
+    def waited(self) -> tuple[float, float]:
+        """Seconds for which its threads wanted a core, and for which this machine's cores were others'."""
+        threads = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        stolen = int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")
+        return sum(int(file.read_text().split()[1]) for file in threads) / 1e9, stolen
+
     def _read(self, what: str) -> dict[str, Any]:
         url = f"{self.admin}/admin/v1/{what}"
         request = urllib.request.Request(url, headers={"authorization": f"Bearer {self.admin_key}"})
@@ -86,7 +94,7 @@ def tenant_server(model: ModelConfig, device: torch.device, seats: int, length: 
         lines = [f"  {tenant}: {{weight: {weight}}}\n" for tenant, weight in WEIGHTS.items()]
         policy.write_text(POLICY.format(tier=TIER, interval_ms=1e3 * INTERVAL) + "".join(lines))
         keys, admin_port = make_keys(state, WEIGHTS), free_port()
-        settings = {
+        settings: dict[str, Any] = {
             "model": checkpoint,
             "device": device.type,
             "max_num_seqs": seats,
@@ -105,4 +113,4 @@ def tenant_server(model: ModelConfig, device: torch.device, seats: int, length: 
             settings["otlp_endpoint"] = f"http://127.0.0.1:{sink.ready['port']}"
             with gateway_process(state, **settings) as process:
                 admin_key = (state / "admin-key").read_text().strip()
-                yield TenantServer(process.port, keys, events, f"http://127.0.0.1:{admin_port}", admin_key)
+                yield TenantServer(process.port, process.pid, keys, events, f"http://127.0.0.1:{admin_port}", admin_key)

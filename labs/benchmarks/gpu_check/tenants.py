@@ -6,7 +6,11 @@ beside a long prompt; and an admitted request with a deadline has its first toke
 """
 
 import gc
+import json
+import lzma
+import os
 import resource
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,6 +24,7 @@ from statistics import mean
 import torch
 
 from admission.event_logs.event_log import replay
+from admission.event_logs.numbers import in_seconds
 from admission.step_times.step_time import StepTime, StepWork
 from backend.model.model_config import ModelConfig
 from backend.scheduler.batch import Batch
@@ -266,9 +271,11 @@ class _Phases:
         while (at := at + random.expovariate(OVERLOAD * capacity)) < plan.deadlines:
             limits.append(random.choice(choices))
             due.append(Due(at, "second", self._ask("second", x_sluice_ttft_ms=round(limits[-1] * 1e3))))
-        begun = self._server.event_log.stat().st_size
+        begun, before = self._server.event_log.stat().st_size, self._server.waited()
         with Traffic(self._server.port, REFUSALS) as clients:
             heard = clients.run(plan.deadlines + 60, due, until_answered=True)
+        told = ", ".join(f"{after - since:.2f}" for since, after in zip(before, self._server.waited(), strict=True))
+        yield Finding("meanwhile the engine's threads waited for a core, and the machine for its own", told, "s")
         admitted = [pair for pair in zip(heard.exchanges, limits, strict=True) if _was_admitted(pair[0])]
         late = [(one, limit) for one, limit in admitted if one.first is None or one.first - one.sent > limit]
         what = f"{len(due)} requests with deadlines at {OVERLOAD:g} of capacity"
@@ -277,6 +284,17 @@ class _Phases:
         yield Finding(f"{what}: admitted", len(admitted) / max(1, len(due)))
         yield Finding(f"{what}: admitted and missed", len(late) / max(1, len(admitted)), bound=MISSED)
         yield from self._explain_late(late, begun)
+        self._keep_log(begun)
+
+    def _keep_log(self, begun: int) -> None:
+        """Keep the event log of this phase in the folder from which files come back, if `scripts/gpu_box` names one."""
+        if kept := os.environ.get("SLUICE_GPU_OUT"):
+            with (
+                self._server.event_log.open("rb") as log,
+                lzma.open(Path(kept) / "deadlines.xz", "wb", preset=0) as out,
+            ):
+                log.seek(begun)
+                shutil.copyfileobj(log, out)
 
     def _explain_late(self, late: list[tuple[Exchange, float]], begun: int) -> Iterator[Finding]:
         by_limit = Counter(f"{limit:.2f}" for _, limit in late)
@@ -285,6 +303,9 @@ class _Phases:
         told = f"{len(late) - len(over)}; {_milliseconds([quantile(over, 0.5), over[-1]]) if over else 'none'}"
         yield Finding("missed: without a token; late, median and most", told, "ms")
         came, _ = first_tokens(lines_since(self._server.event_log, begun))
+        idle = sorted(_idle(lines_since(self._server.event_log, begun)))
+        told = _milliseconds([quantile(idle, 0.99), *idle[-1:]])
+        yield Finding("device idle between steps: p99, longest", told, "ms")
         dated = [one for one in came if one.by is not None]
         slack = sorted(one.by - one.came for one in dated if one.by is not None and one.came is not None)
         if slack:
@@ -321,6 +342,15 @@ class _Phases:
         most = random.randint(*plan.answers) if tokens is None else tokens
         token_ids = random.choices(range(min(10_000, plan.model.vocab_size)), k=length)
         return self._server.asked(tenant, token_ids, most, tier, **headers)
+
+
+def _idle(lines: Iterable[str]) -> Iterator[float]:
+    """Yield the seconds between a step's end and the next one's start, by the engine's clock."""
+    ended = None
+    for _, now, _, elapsed, *_ in (json.loads(line) for line in lines if line.startswith('["done"')):
+        if ended is not None:
+            yield in_seconds(now - ended - elapsed)
+        ended = now
 
 
 def _milliseconds(seconds: Iterable[float]) -> str:

@@ -1,4 +1,4 @@
-local ENTRY, ENTRY_SIZE, LEDGER_LIFE = '<dddddd', 48, 400 * 86400 -- seconds
+local ENTRY, LEDGER_LIFE = '<dddddd', 400 * 86400 -- seconds
 
 -- Add to what a row of a tenant's ledger has used today, in UTC: requests, input, cached, output, KV byte seconds, and
 -- microseconds of the engine, if any. What is taken back is negative. A row is named as quotas/usage_row.py says; a
@@ -15,7 +15,6 @@ local function book(tenant, now, row, r, i, c, o, kv, us)
     entry = redis.call('HGET', ledger, name)
   end
   local br, bi, bc, bo, bkv, bus = 0, 0, 0, 0, 0, 0
-  if entry and #entry < ENTRY_SIZE then entry = entry .. pack('<d', 0) end -- of an older version
   if entry then br, bi, bc, bo, bkv, bus = struct.unpack(ENTRY, entry) end
   redis.call('HSET', ledger, name, pack(ENTRY, br + r, bi + i, bc + c, bo + o, bkv + kv, bus + us))
   if not entry then redis.call('EXPIRE', ledger, LEDGER_LIFE) end

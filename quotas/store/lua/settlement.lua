@@ -7,7 +7,6 @@ local function reclaimed(field) return 'g' .. field:sub(2) end
 
 local function opened(text)
   local r, i, o, bi, bc, bo, first, last, late = struct.unpack(RECORD, text)
-  if last < DAY / QUARTER * 1e4 then first, last = first * 96, last * 96 end -- an older version counted days
   return {
     asked = {r = r, i = i, o = o, t = i + o, c = r, cached = 0}, input = bi, cached = bc, output = bo,
     first = first, last = last, late = late, spec = cmsgpack.unpack(text:sub(RECORD_SIZE + 1)),

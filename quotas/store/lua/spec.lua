@@ -24,8 +24,7 @@ local function scopes_of(spec, columns, tenant, life)
   return found
 end
 
--- The row of a reservation's use; an older version kept none.
-local function row_of(spec) return (#spec - SPEC - 4 * spec[1]) % 3 == 1 and spec[#spec] or spec[SPEC] end
+local function row_of(spec) return spec[#spec] end -- of a reservation's use
 
 -- How much a limit of this letter counts of requests r and c, tokens i, o and t, and the cached part of i.
 local function counted(amounts, letter)

@@ -17,6 +17,7 @@ from admission.event_logs.names import (
     OBSTACLES,
     POLICY_FIELDS,
     REFUSALS,
+    SLEEP_FIELDS,
     Names,
     core_entry,
     engine_entry,
@@ -54,7 +55,7 @@ def check_all(wanted: Iterable[object], found: Iterable[object]) -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (EngineConfig, (*named(ENGINE_FIELDS), *named(ADAPTER_FIELDS))),
+        (EngineConfig, (*named(ENGINE_FIELDS), *named(ADAPTER_FIELDS), *named(SLEEP_FIELDS))),
         (CoreConfig, CORE_FIELDS),
         (SchedulingPolicy, POLICY_FIELDS),
         (QueueBounds, BOUNDS),

@@ -7,13 +7,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.kv.retention import BetweenTurnsRule, make_retention
+from admission.kv.retention import MeasuredRetention
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import PagedPool
 from backend.paged_kv.block_table import BlockTable
 from backend.paged_kv.idle_blocks import PLAIN_CHAIN, IdleBlocks, IdleChain
 from backend.paged_kv.prefix_cache import PrefixCache
-from backend.scheduler.scheduled_step import WaitReason
 from tests.backend.paged_kv.test_prefix_cache import finish
 from tests.backend.scheduler.bench import Bench
 
@@ -27,7 +26,7 @@ class One:
 
 
 def chain(since: int, kind: int = PLAIN_CHAIN) -> IdleChain:
-    return IdleChain("t", kind, None, float(since), since, is_held=False)
+    return IdleChain("t", kind, None, float(since), since)
 
 
 def left(idle: IdleBlocks[One], since: int, blocks: range, kind: int = PLAIN_CHAIN) -> list[One]:
@@ -106,9 +105,9 @@ def test_how_many_blocks_a_tenant_gives_up_does_not_depend_on_what_they_are_wort
     assert sum(map(Counter.total, (cache.idle_by_tenant() for cache in caches))) == 2 * caches[0].num_idle
 
 
-def cached_tokens(rule: BetweenTurnsRule, seconds: tuple[float, float]) -> list[int]:
+def cached_tokens(retention: MeasuredRetention | None, seconds: tuple[float, float]) -> list[int]:
     """What two conversations find at their next turns, whose clients said when these come, after others needed room."""
-    bench = Bench(make_retention(rule), num_blocks=14, max_num_seqs=1)
+    bench = Bench(retention, num_blocks=14, max_num_seqs=1)
     turns = []
     for n, expected in enumerate(seconds):
         turn = bench.say(list(range(100 * n, 100 * n + 21)), 3, expects_followup=expected)
@@ -121,23 +120,6 @@ def cached_tokens(rule: BetweenTurnsRule, seconds: tuple[float, float]) -> list[
 
 
 def test_of_two_turns_the_one_that_comes_back_later_gives_way() -> None:
-    assert cached_tokens(BetweenTurnsRule.LRU, (5.0, 50.0)) == [8, 20]
-    assert cached_tokens(BetweenTurnsRule.MEASURED, (5.0, 50.0)) == [20, 8]
-    assert cached_tokens(BetweenTurnsRule.MEASURED, (50.0, 5.0)) == [8, 20]
-
-
-def test_a_dropped_chain_is_not_found_again() -> None:
-    assert cached_tokens(BetweenTurnsRule.DROP, (5.0, 50.0)) == [0, 0]
-
-
-def test_held_chains_are_not_given_to_newcomers_while_any_sequence_runs() -> None:
-    bench = Bench(make_retention(BetweenTurnsRule.HOLD), num_blocks=14, max_num_seqs=2)
-    bench.now = 1.0
-    turn = bench.say(list(range(100, 121)), 3, expects_followup=5.0)
-    finish(bench, turn)
-    runs, waits = bench.say(list(range(300, 312)), 12), bench.say(list(range(400, 428)), 4)
-    bench.steps(2)
-    assert len(runs.block_table.blocks) and not waits.block_table.blocks
-    assert bench.scheduler.wait_reason is WaitReason.MEMORY
-    finish(bench, runs, waits)
-    assert bench.scheduler.kv_manager.cache.evictions > 0
+    assert cached_tokens(None, (5.0, 50.0)) == [8, 20]
+    assert cached_tokens(MeasuredRetention(), (5.0, 50.0)) == [20, 8]
+    assert cached_tokens(MeasuredRetention(), (50.0, 5.0)) == [8, 20]

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from admission.kv.retention import BetweenTurnsRule, make_retention
+from admission.kv.retention import MeasuredRetention
 from backend.config import EngineConfig
 from backend.scheduler.batch import NO_TOKEN, StepOutput
 from backend.scheduler.hooks import DefaultHooks
@@ -180,31 +180,14 @@ def test_a_floor_keeps_blocks_and_a_ceiling_gives_them_up() -> None:
     assert cache.num_evictable == cache.num_idle
 
 
-def test_cached_blocks_counted_for_a_waiting_sequence_are_pinned_until_it_runs() -> None:
+def test_cached_tokens_are_counted_for_a_waiting_sequence_until_it_runs() -> None:
     bench = Bench(num_blocks=32)
-    cache, counted = bench.scheduler.kv_manager.cache, list(range(200, 209))
+    counted = list(range(200, 209))
     finish(bench, bench.say(counted, 3, "a"))
-    crowd = [bench.say(list(range(300 + 40 * n, 330 + 40 * n)), 9, "flood") for n in range(4)]
-    bench.steps(3)
-    waiting = bench.say(counted, 3, "a", is_pinned=True)
-    later = bench.say(counted, 3, "a", is_pinned=True)
-    assert waiting.num_pinned_tokens == later.num_pinned_tokens == 8
-    crowd += [bench.say(list(range(600 + 40 * n, 630 + 40 * n)), 9, "flood") for n in range(4)]
-    bench.scheduler.finish_sequence(later, FinishReason.CANCELLED)
-    finish(bench, waiting, *crowd)
-    assert (waiting.num_cached_tokens, waiting.num_pinned_tokens) == (8, 0) and cache.evictions > 0
-
-
-def test_no_more_is_kept_for_those_that_wait_than_leaves_room_for_those_that_run() -> None:
-    bench = Bench(num_blocks=32)
-    for n in range(3):
-        finish(bench, bench.say(list(range(200 * n, 200 * n + 13)), 3))
-    pinned = [bench.say(list(range(200 * n, 200 * n + 13)), 3, is_pinned=True).num_pinned_tokens for n in range(3)]
-    assert pinned == [12, 0, 0]
-    bench.drain()
-    bench.scheduler.allow("t", 9)
-    assert bench.say(list(range(13)), 3, is_pinned=True).num_pinned_tokens == 0, "its lease is for those that run"
-    bench.drain()
+    waiting = bench.say(counted, 3, "a", is_looked_up=True)
+    assert (waiting.num_found_tokens, waiting.num_cached_tokens) == (8, 0)
+    finish(bench, waiting)
+    assert (waiting.num_found_tokens, waiting.num_cached_tokens) == (0, 8)
 
 
 def test_nobody_finds_what_a_sequence_computed_that_failed() -> None:
@@ -398,7 +381,7 @@ def test_under_a_flood_leases_and_floors_hold_and_everybody_comes_to_an_end(seed
     for _ in range(60):
         tenant = random.choice("abcddd")
         prompt = [*PROMPT[: random.randint(0, 13)], *[random.randrange(50) for _ in range(random.randint(1, 20))]]
-        asked.append(bench.say(prompt, random.randint(1, 12), tenant, is_pinned=random.random() < 0.5))
+        asked.append(bench.say(prompt, random.randint(1, 12), tenant, is_looked_up=random.random() < 0.5))
         bench.steps(random.randint(0, 2))
         _check_leases_and_floors(bench, leases, floors)
     while scheduler.has_work:
@@ -511,13 +494,13 @@ class SharingMachine(LossyMachine):
         budget=st.integers(4, 12),
         chunk=st.sampled_from([None, 3, 4, 8]),
         host=st.sampled_from([0, 3, 12]),
-        rule=st.sampled_from(BetweenTurnsRule),
+        is_measured=st.booleans(),
     )
     def configure(
-        self, num_blocks: int, depth: int, budget: int, chunk: int | None, host: int, rule: BetweenTurnsRule
+        self, num_blocks: int, depth: int, budget: int, chunk: int | None, host: int, is_measured: bool
     ) -> None:
         self.begin(
-            retention=make_retention(rule),
+            retention=MeasuredRetention() if is_measured else None,
             num_host_blocks=host,
             num_blocks=num_blocks,
             max_model_len=24,
@@ -533,7 +516,7 @@ class SharingMachine(LossyMachine):
         tenant=st.sampled_from(["a", "b"]),
         salt=st.sampled_from([None, "group"]),
         priority_class=st.integers(0, 1),
-        is_pinned=st.booleans(),
+        is_looked_up=st.booleans(),
         expects=EXPECTED,
     )
     def arrive(
@@ -544,11 +527,11 @@ class SharingMachine(LossyMachine):
         tenant: str,
         salt: str | None,
         priority_class: int,
-        is_pinned: bool,
+        is_looked_up: bool,
         expects: float | None,
     ) -> None:
         prompt = [*PROMPT[:common], *own][: 24 - output]
-        fields = dict(priority_class=priority_class, is_pinned=is_pinned, expects_followup=expects)
+        fields = dict(priority_class=priority_class, is_looked_up=is_looked_up, expects_followup=expects)
         self.sequences.append(self.bench.say(prompt, output, tenant, salt, **fields))
 
     @rule(
@@ -556,18 +539,18 @@ class SharingMachine(LossyMachine):
         outputs=st.lists(st.integers(1, 8), min_size=2, max_size=4),
         tenant=st.sampled_from(["a", "b"]),
         priority_class=st.integers(0, 1),
-        is_pinned=st.booleans(),
+        is_looked_up=st.booleans(),
     )
-    def fork(self, common: int, outputs: list[int], tenant: str, priority_class: int, is_pinned: bool) -> None:
-        fields = dict(priority_class=priority_class, is_pinned=is_pinned, prompt_group=f"g{len(self.sequences)}")
+    def fork(self, common: int, outputs: list[int], tenant: str, priority_class: int, is_looked_up: bool) -> None:
+        fields = dict(priority_class=priority_class, is_looked_up=is_looked_up, prompt_group=f"g{len(self.sequences)}")
         self.sequences += [self.bench.say(PROMPT[:common], output, tenant, **fields) for output in outputs]
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), output=st.integers(1, 6), new=st.integers(0, 3), expects=EXPECTED, is_pinned=st.booleans())
-    def follow_up(self, data: st.DataObject, output: int, new: int, expects: float | None, is_pinned: bool) -> None:
+    @rule(data=st.data(), output=st.integers(1, 6), new=st.integers(0, 3), expects=EXPECTED, is_looked_up=st.booleans())
+    def follow_up(self, data: st.DataObject, output: int, new: int, expects: float | None, is_looked_up: bool) -> None:
         turn = data.draw(st.sampled_from(self.sequences))
         prompt = [*turn.request.prompt, *turn.output, new][: 24 - output]
-        fields = dict(is_pinned=is_pinned, expects_followup=expects)
+        fields = dict(is_looked_up=is_looked_up, expects_followup=expects)
         self.sequences.append(self.bench.say(prompt, output, turn.tenant, **fields))
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 600.0]))

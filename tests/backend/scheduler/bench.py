@@ -18,7 +18,7 @@ from backend.scheduler.retention import Retention
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
-from tests.backend.paper_device import PaperDevice, continuation, logprobs_of
+from tests.backend.paper_device import PaperDevices, continuation, logprobs_of
 from tests.backend.sequences import make_sequence
 
 END = 3
@@ -43,6 +43,7 @@ class Bench:
         self,
         retention: Retention | None = None,
         make_hooks: Callable[[EngineConfig], DefaultHooks] = DefaultHooks,
+        models: int = 1,
         **changes: object,
     ) -> None:
         self.config = make_config(**changes)
@@ -52,7 +53,7 @@ class Bench:
         self.now = 0.0
         self.names = BlockNames(b"secret", self.config.block_size)
         self.scheduler.name_blocks_by(self.names)
-        self.device = PaperDevice(self.config.block_size)
+        self.device = PaperDevices(self.config.block_size, models)
         self.in_flight: deque[Batch] = deque()
         self.batches: list[Batch] = []
         self._arrivals = count()
@@ -79,7 +80,7 @@ class Bench:
         prompt: list[int],
         max_tokens: int,
         tenant: str,
-        is_pinned: bool = False,
+        is_looked_up: bool = False,
         ends: Iterable[int] = (END,),
         **fields: Any,
     ) -> Sequence:
@@ -87,8 +88,9 @@ class Bench:
         sequence.logprobs = []
         sequence.prompt_logprobs = None if sequence.cache_root else []
         self.names.name(sequence, len(prompt) // self.config.block_size)
-        if is_pinned:
-            self.scheduler.pin(sequence, self.scheduler.look_up(sequence, self.now), self.now)
+        if is_looked_up:
+            self.scheduler.look_up(sequence, self.now)
+            self.scheduler.claim(sequence, self.now)
         self.scheduler.add(sequence)
         return sequence
 

@@ -4,10 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from admission.kv.retention import DropAtEnd
 from backend.adapter import Adapter, make_adapter
 from backend.config import EngineConfig
-from backend.paged_kv.block_names import BlockName, adapter_salt
+from backend.paged_kv.block_names import adapter_salt
 from backend.scheduler.batch import Batch, StepOutput
 from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.scheduled_step import WaitReason
@@ -132,40 +131,6 @@ def test_the_copies_of_a_lost_step_are_made_again_by_the_next() -> None:
     assert again.admitted[0].adapter == lost.admitted[0].adapter and sequence.slot >= 0
 
 
-def test_retention_that_keeps_nothing_drops_the_prompt_and_not_the_adapter() -> None:
-    hooks = DefaultHooks(CONFIG)
-    hooks.retention = DropAtEnd()
-    planned = Planned(hooks=hooks)
-    sequence = planned.add("a", planned.adapter(6))
-    sequence.block_names, sequence.num_told_names = [BlockName(1)], 1
-    while planned.scheduler.has_work:
-        planned.step()
-    assert planned.scheduler.kv_manager.cache.named(sequence.block_names[0]) is None
-    assert planned.scheduler.kv_manager.cache.num_idle == 6
-
-
-def test_what_is_pinned_for_others_leaves_room_for_the_longest_sequence_with_its_adapter() -> None:
-    planned, names = Planned(), [BlockName(number) for number in range(5)]
-    scheduler = planned.scheduler
-
-    def cached(name: str) -> Sequence:
-        return make_sequence(name, "a", 21, 1, (), arrival=9.0, block_names=[*names])
-
-    scheduler.add(cached("first"))
-    while scheduler.has_work:
-        planned.step()
-    behind = cached("behind")
-    found = scheduler.look_up(behind)
-    assert len(found) == len(names)
-    head = make_sequence("head", "b", 60, 1, (), adapter=planned.adapter(24))  # with it, all of the memory
-    scheduler.pin(behind, found)
-    scheduler.add(head)
-    scheduler.add(behind)
-    planned.step()
-    assert head.slot >= 0
-    assert not scheduler.look_up(cached("later"))
-
-
 def test_a_lease_covers_the_adapter_beside_the_tokens() -> None:
     planned = Planned()
     planned.scheduler.allow("a", 7)
@@ -202,11 +167,19 @@ class AdapterMachine(LossyMachine):
         tenant=st.sampled_from("ab"),
         which=st.integers(0, 4),
         answers=st.integers(1, 3),
-        is_pinned=st.booleans(),
+        is_looked_up=st.booleans(),
         level=st.integers(0, 1),
     )
     def ask(
-        self, prompt: int, length: int, output: int, tenant: str, which: int, answers: int, is_pinned: bool, level: int
+        self,
+        prompt: int,
+        length: int,
+        output: int,
+        tenant: str,
+        which: int,
+        answers: int,
+        is_looked_up: bool,
+        level: int,
     ) -> None:
         bench, adapter = self.bench, self.adapters[which % len(self.adapters)]
         root = bench.names.root(tenant, *adapter_salt(None if adapter is None else adapter.digest))
@@ -219,7 +192,7 @@ class AdapterMachine(LossyMachine):
                     output,
                     tenant,
                     cache_root=root,
-                    is_pinned=is_pinned,
+                    is_looked_up=is_looked_up,
                     adapter=adapter,
                     prompt_group=group,
                     priority_class=level,

@@ -32,14 +32,19 @@ def test_every_block_is_on_an_account(asks: list[tuple[str, list[int], int, int]
         for _ in range(steps):
             if bench.plan() is not None:
                 bench.complete()
-            assert accounts.num_held + accounts.num_idle + scheduler.pool.num_free == bench.config.num_blocks
-            assert accounts.num_held <= accounts.held().total() <= accounts.num_held + 2 * accounts.num_shared
-            assert accounts.idle().total() + accounts.num_pinned == accounts.num_idle
-            assert accounts.kept().total() == accounts.num_floored == min(floor, accounts.idle()["a"])
+            assert accounts.num_held + accounts.cache.num_idle + scheduler.pool.num_free == bench.config.num_blocks
+            num_shared = scheduler.kv_manager.blocks.holdings.num_shared
+            assert accounts.num_held <= accounts.held().total() <= accounts.num_held + 2 * num_shared
+            assert accounts.cache.idle_by_tenant().total() + accounts.cache.num_pinned == accounts.cache.num_idle
+            assert (
+                accounts.cache.kept_by_tenant().total()
+                == accounts.cache.num_floored
+                == min(floor, accounts.cache.idle_by_tenant()["a"])
+            )
             pinned = accounts.pinned()
-            assert accounts.num_pinned <= pinned.total() and pinned["b"] <= 3 and pinned["c"] <= 3
-            assert accounts.charged() == accounts.held() + Counter(a=accounts.num_floored) + pinned
-            assert accounts.swapped().total() == accounts.num_swapped <= accounts.num_host_blocks == hosted
+            assert accounts.cache.num_pinned <= pinned.total() and pinned["b"] <= 3 and pinned["c"] <= 3
+            assert accounts.charged() == accounts.held() + Counter(a=accounts.cache.num_floored) + pinned
+            assert accounts.host.held.total() == accounts.host.num_used <= accounts.host.num_blocks == hosted
             assert accounts.unused_slots().total() == sum(map(unused_slots, scheduler.running.values()))
 
 
@@ -87,7 +92,7 @@ def test_every_tenant_pays_for_what_it_was_charged_as_long_as_it_was(events: lis
         now += seconds
         happen(bench, sequences, event, now)
         bench.scheduler.check_integrity()
-    paid = Counter(accounts.kept_block_seconds(now))
+    paid = Counter(accounts.cache.kept.all_block_seconds(now))
     for sequence in sequences:
         paid[sequence.tenant] += sequence.block_seconds(now)
     assert +paid == +charged

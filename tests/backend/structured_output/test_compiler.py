@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import select
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from threading import Event
 from unittest.mock import Mock
 
@@ -58,6 +61,36 @@ def test_all_processes_come_back_where_the_one_that_forks_them_was_killed() -> N
         processes._process.wait()
         for pattern in ("[a-z]+", "[0-9]+"):
             assert processes.has(compiler.compile_now(regex(pattern)).process)
+
+
+def test_no_vocabulary_is_loaded_again_where_the_process_that_forks_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of all rows would wait for it."""
+    with running_processes() as processes:
+        compiler = GrammarCompiler(processes)
+        process = compiler.compile_now(PERSON).process
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess, "Popen", Mock(side_effect=AssertionError("it is started again")))
+            for pattern in ("[a-z]+", "[0-9]+", "[0-9a-z]+"):
+                kill(_parent_of(process))
+                process = compiler.compile_now(regex(pattern)).process
+                assert processes.has(process)
+        assert processes._reserve is not None
+        kill(_parent_of(process))
+        processes._reserve.close()  # it ends too
+        assert processes.has(compiler.compile_now(regex("[A-Z]+")).process)
+
+
+def _parent_of(process: ForkedProcess) -> int:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("PPid:")[1].split()[0])
+
+
+def kill(pid: int) -> None:
+    """Kill a process, and wait until it is dead: its parent may leave it unreaped."""
+    ended = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([ended], [], [])
+    os.close(ended)
 
 
 def test_a_process_that_was_killed_while_it_waited_is_replaced(compiler: GrammarCompiler) -> None:

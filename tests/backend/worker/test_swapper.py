@@ -105,6 +105,7 @@ def test_memory_of_the_host_that_cannot_be_pinned_is_refused_by_its_setting(monk
 def test_blocks_whose_bytes_make_up_no_words_are_copied_as_well() -> None:
     kv = make_kv(torch.float8_e4m3fn, block_size=1)
     kv.blocks = kv.blocks[..., :9].contiguous()
+    kv.memory = kv.blocks.view(torch.uint8).flatten(1)
     before = kv.blocks.view(torch.uint8).clone()
     copies = Swapper(kv, HOST_BLOCKS, gathers=True)
     copies.copy(Batch(0, swap_out=[(3, 0), (5, 1)], swap_in=[(0, 7), (1, 8)]))

@@ -54,7 +54,7 @@ def reader(store: RedisStore, price: str | None) -> BillReader:
 
 async def test_hours_are_divided_by_engine_time_and_the_rest_is_idle(store: RedisStore) -> None:
     today = datetime.now(UTC).date()
-    await store.book_running(today, 7200.0)
+    await store.ledger.book_running(today, 7200.0)
     store.book("acme", None, Usage(engine_seconds=1800.0, requests=0))
     store.book("beta", None, Usage(engine_seconds=360.0, requests=0))
     store.book("acme", "k1", Usage(400_000, 100_000))

@@ -66,17 +66,6 @@ async def test_shared_and_idle_blocks_are_told_apart(rig: Rig) -> None:
     assert await uses(rig) == [("zeta", Use.CACHED), ("zeta", Use.CACHED)]
 
 
-async def test_blocks_reserved_for_a_queued_sequence_are_its_tenants() -> None:
-    rig = Rig()
-    rig.arrive("a", prompt=5, names=NAMES[:1])
-    rig.run()
-    for number in range(8):
-        rig.arrive(str(number), prompt=4, max_tokens=4, tenant="zeta")
-    rig.step()
-    rig.arrive("b", prompt=5, names=NAMES[:1])
-    assert ("acme", Use.RESERVED) in await uses(rig)
-
-
 async def test_pinned_blocks_are_told_apart_from_idle_ones(rig: Rig) -> None:
     rig.core.pin_prefixes("acme", NAMES[:2], rig.now)
     rig.arrive("a", prompt=12, max_tokens=2, names=NAMES[:3])

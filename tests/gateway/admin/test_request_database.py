@@ -1,11 +1,13 @@
-"""The log of requests in SQLite: what is found again, after which end, and how large the file becomes."""
+"""The log of requests in SQLite and in Postgres: what is found again, after which end, and how large it becomes."""
 
 import asyncio
 import multiprocessing
 import os
+import re
 import signal
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ import pytest
 
 from admission.outcome import Outcome
 from gateway.admin.live_requests import phases
-from gateway.admin.request_database import MAX_PENDING_ROWS, MAX_SEARCHES, VERSION, RequestDatabase
+from gateway.admin.request_database import MAX_PENDING_ROWS, MAX_SEARCHES, RequestDatabase
 from gateway.admin.request_search import RequestLogReader, parsed
+from gateway.admin.request_storage import VERSION, RequestStorage, SqliteStorage
 from gateway.admin.request_summary import RequestSummary
 from gateway.errors import BadRequest, RateLimited, RequestLogUnavailable, RequestNotFound
+from tests.gateway.admin.postgres_server import postgres_server
 from tests.gateway.telemetry.records import BEGAN_NS, a_record, a_timeline
 
 BEGAN = BEGAN_NS / 1e9
@@ -25,12 +29,12 @@ MIB = 2**20
 
 
 class Site:
-    """A database whose clock tests set, and its reader."""
+    """A log whose clock tests set, and its reader."""
 
-    def __init__(self, path: Path, max_bytes: int = MIB, retention: float = DAY) -> None:
+    def __init__(self, storage: Callable[[int], RequestStorage], max_bytes: int = MIB) -> None:
         self.now = BEGAN + 10
-        self.path = path
-        self.database = RequestDatabase(path, max_bytes, retention, lambda: self.now)
+        self.storage = storage
+        self.database = RequestDatabase(storage(max_bytes), DAY, lambda: self.now)
         self.reader = RequestLogReader(self.database, lambda: self.now)
 
     def end(self, name: str, after: float = 0.0, **changes: Any) -> RequestSummary:
@@ -44,9 +48,36 @@ class Site:
         return [row["response_id"] for row in (await self.reader.listed(query))["requests"]]
 
 
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    with postgres_server() as url:
+        yield url
+
+
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path / "state" / "requests.sqlite")
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "requests.sqlite"
+
+
+@pytest.fixture
+def file_site(path: Path) -> Site:
+    return Site(lambda max_bytes: SqliteStorage(path, max_bytes))
+
+
+@pytest.fixture
+def postgres_site(postgres_url: str) -> Site:
+    psycopg = import_module("psycopg")
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS sluice CASCADE")
+    storage = import_module("gateway.admin.request_postgres").PostgresStorage
+    return Site(lambda max_bytes: storage(postgres_url, max_bytes))
+
+
+@pytest.fixture(params=["file_site", "postgres_site"])
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    made: Site = request.getfixturevalue(request.param)
+    yield made
+    asyncio.run(made.database.close())
 
 
 async def test_each_filter_finds_what_meets_it_the_newest_first(site: Site) -> None:
@@ -107,13 +138,15 @@ async def test_a_request_is_shown_whole_as_it_was(site: Site) -> None:
 async def test_texts_of_clients_are_data(site: Site) -> None:
     hostile = "'; DROP TABLE requests; --\x1b[31m<img src=x>\u202e"
     site.end("a", tenant=hostile, session=hostile, model="lone \ud800 surrogate", path="/\udcff")
+    site.end("c", 1.0, model="a\0b \\u0000", session="c\0d")
     site.end("b", error=RateLimited("lone \ud800 surrogate"))
     assert await site.names(tenant=hostile, session=hostile) == ["a"]
-    assert await site.names() == ["b", "a"]
+    assert await site.names() == ["c", "b", "a"]
+    assert await site.names(model="a\ufffdb \\u0000") == ["c"]
 
 
-async def test_the_oldest_go_when_the_file_is_full_or_their_time_has_passed(tmp_path: Path) -> None:
-    site = Site(tmp_path / "requests.sqlite", max_bytes=4 * MIB)
+async def test_the_oldest_go_when_there_is_no_room_or_their_time_has_passed(site: Site, path: Path) -> None:
+    site = Site(site.storage, max_bytes=4 * MIB)
     for number in range(9000):
         site.end(f"{number:04d}", number / 1000)
         if number % 3000 == 2999:
@@ -123,12 +156,23 @@ async def test_the_oldest_go_when_the_file_is_full_or_their_time_has_passed(tmp_
     site.database.write()
     (newest, *_), (oldest,) = await site.names(limit="1"), await site.names(id="0000") or [None]
     assert (newest, oldest) == ("8999", None)
-    assert site.path.stat().st_size < 5 * MIB
+    assert _stored_bytes(site, path) < 5 * MIB
 
     site.now = BEGAN + DAY + 8.5
     site.database.write()
     left = await site.names(limit="500", until=str(BEGAN + 8.6))
     assert (left[0], left[-1]) == ("8519", "8420")  # each ended 80 ms after it began
+    await site.database.close()
+
+
+def _stored_bytes(site: Site, path: Path) -> int:
+    """The bytes on the disk, of a table once it was vacuumed."""
+    if path.exists():
+        return path.stat().st_size
+    with import_module("psycopg").connect(site.storage(0).url, autocommit=True) as connection:
+        connection.execute("VACUUM FULL sluice.requests")
+        (size,) = connection.execute("SELECT pg_total_relation_size('sluice.requests')").fetchone()
+    return int(size)
 
 
 async def test_nothing_written_is_lost_by_a_kill(site: Site) -> None:
@@ -146,13 +190,16 @@ def _write_and_die(site: Site) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def test_two_gateways_share_the_file(site: Site) -> None:
-    other = Site(site.path)
+async def test_gateways_share_a_log(site: Site, path: Path) -> None:
+    others = [Site(site.storage) for _ in range(3)]
     site.end("a")
-    other.end("b", 1.0)
-    site.database.write()
-    assert await other.names() == ["b", "a"] == await site.names()
-    assert {file.stat().st_mode & 0o777 for file in site.path.parent.iterdir()} == {0o600}
+    for number, other in enumerate(others):
+        other.end(f"b{number}", 1.0 + number)
+    await asyncio.gather(*(asyncio.to_thread(one.database.write) for one in (site, *others)))
+    for one in (site, *others):
+        assert await one.names() == ["b2", "b1", "b0", "a"]
+    assert {file.stat().st_mode & 0o777 for file in path.parent.glob("*")} <= {0o600}
+    await asyncio.gather(*(other.database.close() for other in others))
 
 
 async def test_searches_leave_threads_to_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,30 +219,64 @@ async def test_searches_leave_threads_to_others(site: Site, monkeypatch: pytest.
     assert most == MAX_SEARCHES
 
 
-async def test_a_file_that_cannot_be_written_costs_no_request_until_memory_is_full(site: Site) -> None:
-    site.path.parent.mkdir()
-    site.path.write_bytes(b"no database" * 1000)
+async def test_a_file_that_cannot_be_written_costs_no_request_until_memory_is_full(file_site: Site, path: Path) -> None:
+    site = file_site
+    _damage(path)
     site.end("a")
     site.database.write()
     with pytest.raises(RequestLogUnavailable, match=r"requests\.sqlite cannot be read \(file is not a database\)"):
         await site.names()
-    site.path.unlink()
+    _delete(path)
     assert await site.names() == ["a"]
 
-    site.path.write_bytes(b"no database" * 1000)
+    _damage(path)
     for number in range(MAX_PENDING_ROWS + 5):
         site.end(str(number))
     assert site.database.num_lost == 5
     await site.database.close()
 
 
-async def test_a_file_of_a_newer_version_is_left_alone(site: Site) -> None:
-    site.path.parent.mkdir()
-    with sqlite3.connect(site.path) as connection:
-        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _damage(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"no database" * 1000)
+
+
+async def test_a_server_that_is_away_costs_no_request_and_has_them_later(postgres_site: Site) -> None:
+    site, storage = postgres_site, postgres_site.storage(MIB)
+    gone = type(storage)("postgresql://sluice:secret@127.0.0.1:1/logs", MIB)
+    away = Site(lambda _: gone)
+    away.end("a")
+    away.database.write()
+    with pytest.raises(RequestLogUnavailable, match=r"the database logs at 127\.0\.0\.1 cannot be read") as caught:
+        await away.names()
+    assert "secret" not in str(caught.value)
+    away.database._storage = storage  # it came back
+    assert await away.names() == ["a"] == await site.names()
+    await asyncio.gather(away.database.close(), site.database.close())
+
+
+def _raise_version(site: Site, path: Path) -> None:
+    if path.exists():
+        with sqlite3.connect(path) as connection:
+            connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    else:
+        with import_module("psycopg").connect(site.storage(0).url) as connection:
+            connection.execute("UPDATE sluice.request_log SET version = version + 1")
+
+
+async def test_a_log_of_a_newer_version_is_left_alone(site: Site, path: Path, caplog: pytest.LogCaptureFixture) -> None:
     site.end("a")
-    with pytest.raises(RequestLogUnavailable, match="of a newer Sluice"):
-        await site.names()
+    assert await site.names() == ["a"]
+    await site.database.close()
+    _raise_version(site, path)
+    site.end("b")
+    site.database.write()
+    assert await site.names() == ["a"]
+    assert re.search("its version is 2, of a newer Sluice|its tables are of version 2", caplog.text)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.batches.endpoints import FilesEndpoint, _page, _seconds, _Upload
 from gateway.batches.file_bytes import FileBytes
-from gateway.batches.multipart import Part
+from gateway.batches.multipart import FormPart
 from gateway.batches.objects import MAX_EXPIRY_S, file_object, new_id, sealed_record
 from gateway.errors import BadRequest, Unsatisfiable
 from gateway.tenants.sealer import Sealer
@@ -76,15 +76,15 @@ async def test_an_upload_waits_for_the_disk_on_a_thread(tmp_path: Path, monkeypa
     threads = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: threads.append(threading.get_ident()))
     upload = new_upload(files := FileBytes(tmp_path, SEALER), 100)
-    await upload.take(Part("file", "f", chunks(b"{}")))
+    await upload.take(FormPart("file", "f", chunks(b"{}")))
     assert files.read("t", upload.name) == b"{}" and threads and threading.get_ident() not in threads
 
 
 async def test_uploads_at_once_are_together_within_the_bytes_of_their_tenant(tmp_path: Path) -> None:
     files = FileBytes(tmp_path, SEALER)
     first, second = new_upload(files, 100), new_upload(files, 100)
-    await first.take(Part("file", "f", chunks(b"x" * 60)))
+    await first.take(FormPart("file", "f", chunks(b"x" * 60)))
     with pytest.raises(Unsatisfiable, match=r"batches\.file_bytes"):
-        await second.take(Part("file", "f", chunks(b"x" * 30, b"x" * 30)))
+        await second.take(FormPart("file", "f", chunks(b"x" * 30, b"x" * 30)))
     assert files.uploaded["t"] == first.size + second.size == 90
     assert [name for name, _ in files.entries("t")] == [first.name]

@@ -11,8 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.batches import runner
 from gateway.batches.file_bytes import FileBytes
 from gateway.batches.line_endpoints import LineAnswer
+from gateway.batches.lines import Checked, problem_object
 from gateway.batches.objects import new_id, sealed_record
 from gateway.batches.runner import OVERDUE_SECONDS, BatchRunner, RunnerParts
 from gateway.telemetry.metrics.batches import BatchCounts
@@ -269,3 +271,23 @@ async def test_the_batches_of_a_tenant_share_the_lines_that_one_may_have_in_memo
     site.endpoints.meanwhile = hold  # type: ignore[method-assign]
     assert (await site.ended(batches[0]))["status"] == "completed" and released.is_set()
     assert most <= 4 + 2 + 1 + 1
+
+
+async def test_the_files_of_many_batches_are_checked_one_after_the_other(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks on several threads at once would leave the event loop a fraction of the interpreter."""
+    running, most = 0, 0
+
+    def check(lines: Any, endpoint: str, **bounds: Any) -> Checked:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        time.sleep(0.005)  # in which others might begin
+        running -= 1
+        return Checked(1, None, [problem_object("invalid", "It is.")])
+
+    monkeypatch.setattr(runner, "check_lines", check)
+    batches = [await site.open(await site.upload()) for _ in range(6)]
+    for name in batches:
+        assert (await site.ended(name))["status"] == "failed"
+    assert most == 1

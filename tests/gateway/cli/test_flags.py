@@ -1,4 +1,5 @@
 from argparse import ArgumentParser
+from pathlib import Path
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_a_bad_value_is_one_line_that_names_the_flag_the_variable_and_the_value(
         ("--max-body-bytes", "0", "at least 1KiB"),
         ("--kv-memory-bytes", "many", "a size such as 512MiB"),
         ("--kv-memory-bytes", "5 apples", "a size such as 512MiB"),
-        ("--model", "", "at least 1 character long"),
+        ("--served-model-name", "", "at least 1 character long"),
         ("--served-model-name", "x" * 300, "at most 256 characters long"),
         ("--log-level", "loud", "'auto', 'debug', 'info', 'warning' or 'error'"),
         ("--advertise", "foo", "http:// or https:// with a host, and nothing behind its port"),
@@ -84,6 +85,30 @@ def test_a_bad_value_is_one_line_that_names_the_flag_the_variable_and_the_value(
 )
 def test_a_bad_value_is_told_in_our_own_words(flag: str, value: str, rule: str) -> None:
     assert f": must be {rule}; got " in refusal(flag, value)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ([""], "--model (SLUICE_MODEL): must be a model, or a name of at most 256 characters and a model"),
+        (["a="], "--model (SLUICE_MODEL): must be a model, or a name of at most 256 characters and a model"),
+        (["a=x/y", "a=x/z"], "--model: two models have the same name in the API"),
+        (["x/y", "hf:x/y"], "--model: two models have the same name in the API"),
+        (["x/y", "x/z", "--prefill-chunk=off"], "--prefill-chunk off is for one --model, and 2 are given"),
+        (["x/y", "x/z", "--adapter=a=b"], "--adapter and --adapter-dir is for one --model, and 2 are given"),
+    ],
+)
+def test_models_have_names_of_their_own(given: list[str], complaint: str) -> None:
+    flags = [one if one.startswith("--") else f"--model={one}" for one in given]
+    assert refusal(*flags).startswith(complaint)
+
+
+def test_a_model_goes_by_the_name_before_it_or_by_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a=b").mkdir()
+    settings = parse("--model", "small=smollm2", "--model", f"{tmp_path}/a=b", "--model", "hf:x/y")
+    assert settings.models == {"small": "smollm2", "a=b": f"{tmp_path}/a=b", "x/y": "hf:x/y"}
+    assert settings.served_name == "small"
+    assert parse("--model=x/y", "--served-model-name=z").models == {"z": "x/y"}
 
 
 def test_each_pattern_of_a_setting_has_words() -> None:

@@ -187,15 +187,6 @@ def test_the_shared_pepper_is_used_where_one_is_set(
     assert ring.authenticate(f"Bearer {key}".encode()).tenant == "acme"
 
 
-def test_keys_stored_before_there_were_scopes_have_all_of_them(store: KeyStore, made: Printed) -> None:
-    key = made("create", "acme", "--scopes", "limits")
-    _, entry = map(json.loads, store.path.read_text().splitlines())
-    for name in ("scopes", "name"):
-        del entry[name]
-    store.path.write_text(json.dumps({"version": 1, "keys": [entry]}))
-    assert opened(store, key) == Principal("acme", id_of(key), ("inference", "limits"))
-
-
 def test_a_foreign_file_cannot_steer_the_terminal(store: KeyStore, made: Printed, sluice: Sluice) -> None:
     made("create", "acme")
     version, text = store.path.read_text().splitlines()

@@ -52,6 +52,21 @@ async def test_as_many_connections_wait_for_their_acceptance_as_the_kernel_allow
     assert may_wait == MOST_WAITING
 
 
+@pytest.mark.parametrize(("write_timeout", "milliseconds"), [(30.5, 30_500), (5.0, 20_000), (3600.0, 3_600_000)])
+async def test_a_reader_that_stops_has_its_time_before_the_kernel_ends_its_connection(
+    write_timeout: float, milliseconds: int
+) -> None:
+    with bound_socket("127.0.0.1", 0) as sock:
+        server = HttpServer(Settings(write_timeout=write_timeout), ConnectionTable(8, 8))
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup([sock])
+        await server.shutdown()
+        sock.setblocking(True)
+        with socket.create_connection(sock.getsockname()), sock.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == milliseconds
+
+
 async def test_of_two_processes_that_have_bound_a_port_the_second_to_listen_is_told() -> None:
     with bound_socket("127.0.0.1", 0) as first, bound_socket("127.0.0.1", first.getsockname()[1]) as second:
         first.listen()

@@ -20,7 +20,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_defaults_agree_with_each_other() -> None:
     settings = Settings()
-    assert (settings.host, settings.port, settings.model) == ("127.0.0.1", 8000, "embedded")
+    assert (settings.host, settings.port, settings.model) == ("127.0.0.1", 8000, ("embedded",))
     assert settings.threads >= 1
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.settings.secret_rules import webhook_secret
-from gateway.tenants.alert_sender import RETRY_SECONDS, AlertSender
+from gateway.tenants.alert_sender import ATTEMPT_SECONDS, RETRY_SECONDS, AlertSender
 from quotas.errors import StoreUnavailable
 from quotas.policy.limit import Alert, Budget, BudgetPeriod, Limit, Resource, TokenPrices
 from quotas.store.budget_alerts import CLAIM_SECONDS, AlertEnd, BudgetAlerts, Crossing, DueAlert
@@ -75,6 +75,27 @@ async def test_an_alert_that_nobody_accepts_is_given_up_within_its_claim() -> No
     sender, alerts, requests, waits = await send([500] * 6)
     assert (sender.num_sent, sender.num_failed, alerts.ends, len(requests)) == (0, 1, ["failed"], 6)
     assert sum(waits) + 10 * len(requests) < CLAIM_SECONDS
+
+
+async def test_an_alert_behind_many_dead_receivers_is_left_to_its_next_claim() -> None:
+    """Another replica may have claimed it, and would send it twice."""
+    alerts, now, at = PaperAlerts(), 0.0, list[float]()
+
+    async def wait(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def receive(request: httpx.Request) -> httpx.Response:
+        nonlocal now
+        at.append(now)
+        now += 200  # of others, until there is a slot again
+        return httpx.Response(500)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(receive)) as client:
+        sender = AlertSender(cast(BudgetAlerts, alerts), client, SECRET, wait, lambda: now)
+        await sender._send(DUE)
+    assert len(at) == 4 and at[-1] + ATTEMPT_SECONDS <= CLAIM_SECONDS < now
+    assert (sender.num_sent, sender.num_failed, alerts.ends) == (0, 0, [])
 
 
 @pytest.mark.parametrize("text", ["whsec_", "whsec_c2hvcnQ=", "c2VjcmV0" * 6, "whsec_not base64!" * 3])

@@ -8,16 +8,17 @@ import pytest
 from gateway.tenants.engine_hours import TENANTS_PER_TURN, EngineHours
 from quotas.errors import StoreUnavailable
 from quotas.reservation import Usage
+from quotas.usage_row import NO_KEY
 
 
-class Store:
+class Ledger:
     def __init__(self) -> None:
         self.engine: dict[str, float] = {}
         self.running: dict[date, float] = {}
         self.is_away = False
 
-    def book(self, tenant: str, key: str | None, usage: Usage) -> None:
-        assert (key, usage.requests) == (None, 0)
+    def add(self, tenant: str, row: str, usage: Usage) -> None:
+        assert (row, usage.requests) == (NO_KEY, 0)
         self.engine[tenant] = self.engine.get(tenant, 0.0) + usage.engine_seconds
 
     async def book_running(self, day: date, seconds: float) -> None:
@@ -31,9 +32,9 @@ def account(charged: float) -> Any:
 
 
 async def test_engine_time_is_booked_once_and_hours_by_the_day() -> None:
-    store, now, day = Store(), 100.0, date(2026, 1, 1)
+    ledger, now, day = Ledger(), 100.0, date(2026, 1, 1)
     served, spare = {"a": account(1.0)}, {"a": account(0.25)}
-    hours = EngineHours([served, spare], store, lambda: now, lambda: day)
+    hours = EngineHours([served, spare], ledger, lambda: now, lambda: day)
     now = 110.0
     await hours.book()
     served["a"].charged, served["b"] = 1.5, account(2.0)
@@ -42,24 +43,24 @@ async def test_engine_time_is_booked_once_and_hours_by_the_day() -> None:
     now = 116.0
     served["a"].charged = 1.4  # a correction
     await hours.book()
-    assert store.engine == pytest.approx({"a": 1.75, "b": 2.0})
-    assert store.running == {date(2026, 1, 1): 15.0, date(2026, 1, 2): 1.0}
+    assert ledger.engine == pytest.approx({"a": 1.75, "b": 2.0})
+    assert ledger.running == {date(2026, 1, 1): 15.0, date(2026, 1, 2): 1.0}
 
 
 async def test_hours_during_an_outage_are_booked_after_it() -> None:
-    store, now = Store(), 0.0
-    hours = EngineHours([{}], store, lambda: now, lambda: date(2026, 1, 1))
-    store.is_away, now = True, 5.0
+    ledger, now = Ledger(), 0.0
+    hours = EngineHours([{}], ledger, lambda: now, lambda: date(2026, 1, 1))
+    ledger.is_away, now = True, 5.0
     with pytest.raises(StoreUnavailable):
         await hours.book()
-    store.is_away, now = False, 7.0
+    ledger.is_away, now = False, 7.0
     await hours.book()
-    assert store.running == {date(2026, 1, 1): 7.0}
+    assert ledger.running == {date(2026, 1, 1): 7.0}
 
 
 async def test_other_tasks_take_turns_with_the_booking_of_many_tenants() -> None:
     many, turns = {f"t{n}": account(1.0) for n in range(4 * TENANTS_PER_TURN)}, 0
-    hours = EngineHours([many], Store(), lambda: 0.0, lambda: date(2026, 1, 1))
+    hours = EngineHours([many], Ledger(), lambda: 0.0, lambda: date(2026, 1, 1))
 
     async def others() -> None:
         nonlocal turns

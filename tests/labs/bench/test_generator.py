@@ -176,3 +176,10 @@ def test_a_server_that_is_gone_is_a_failure(known_server: KnownServer) -> None:
     known_server.server_close()
     run = Generator(address, [load([0.0])], seconds=PATIENCE, drain=PATIENCE, timeout=PATIENCE, random=Random(1)).run()
     assert run.exchanges[0].outcome is Outcome.FAILED and "ConnectionRefusedError" in run.exchanges[0].code
+
+
+def test_clients_begin_and_end_at_their_own_moments(known_server: KnownServer) -> None:
+    found = exchanges(known_server, load(clients=2, start=0.05, stop=0.1), load([0.0, 0.2]), seconds=0.3)
+    times = sorted(one.due for one in found)
+    assert times[0] == 0.0 and times[-1] == 0.2
+    assert len(times) > 3 and all(0.05 <= due < 0.1 for due in times[1:-1])

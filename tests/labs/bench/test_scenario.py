@@ -69,3 +69,9 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_warm_up_leaves_something_to_count() -> None:
     with pytest.raises(ScenarioError, match="leaves nothing of 5 s"):
         Scenario.parse({"seconds": 5, "warm_up": 5, "tenants": {"a": {"rate": 1}}}, "file")
+
+
+@pytest.mark.parametrize("phase", [[3, 3], [0, 6]])
+def test_a_phase_lies_within_the_seconds(phase: list[int]) -> None:
+    with pytest.raises(ScenarioError, match="the phase odd must begin before it ends, within 5 s"):
+        Scenario.parse({"seconds": 5, "phases": {"odd": phase}, "tenants": {"a": {"rate": 1}}}, "file")

@@ -9,7 +9,7 @@ from labs.bench.exchange import Exchange, Outcome
 from labs.bench.generator import Run
 from labs.bench.remarks import remarks
 from labs.bench.scenario import Scenario, Targets
-from labs.bench.summary import Course, Summary, is_good, recovery, summarise
+from labs.bench.summary import Course, Summary, is_good, phases_of, recovery, summarise
 
 TENANT = {"rate": 1, "workload": "reasoning"}
 
@@ -151,3 +151,11 @@ def test_every_request_is_counted_once(exchanges: list[Exchange]) -> None:
         assert sum(parts) == one.offered and 0 <= one.goodput <= 1
     assert sum(one.offered for one in found.tenants) == found.all.offered == len(exchanges)
     assert sum(found.course.offered) + found.all.left == len(exchanges)
+
+
+def test_a_phase_sums_up_what_was_due_in_it() -> None:
+    world = scenario(phases={"calm": [0, "2s"], "busy": [2, 10]})
+    run = Run([answered(1.0), answered(2.0, first=0.5), refused(3.0), answered(9.0, first=0.5)], fault_at=2.0)
+    calm, busy = phases_of(run, world).values()
+    assert (calm.all.offered, calm.all.request_rate) == (1, 0.5) and calm.all.ttft.p50 == pytest.approx(0.1)
+    assert (busy.all.offered, busy.all.answered) == (3, 2) and busy.all.ttft.p50 == pytest.approx(0.5)

@@ -240,7 +240,7 @@ def test_no_decision_depends_on_a_name_that_the_log_has_not_told_yet(monkeypatch
     assert low.num_preemptions == 1
     stage.plan()
     stage.lose()
-    assert len(low.block_names) > low.num_told_names
+    assert len(low.block_names) > low.block_table.num_told_names
     stage.finish(other)
     follower = stage.arrive("follower", [*low.request.prompt, *low.output, TOKEN, TOKEN], 2, priority_class=2)
     stage.drain()

@@ -7,7 +7,7 @@ import pytest
 import labs.orderings.published  # noqa: F401 - adds orders
 from admission.backlog import Backlog
 from admission.core import ORDERS, PRIOR_STEP_TIME, CoreConfig, OrderParts
-from admission.ledger import EngineTimeTariff
+from admission.ledger import EngineTimeTariff, Tariffs
 from admission.order import WaitingOrder
 from admission.output_length import OutputLengths
 from admission.share import Share
@@ -88,9 +88,9 @@ def test_the_next_plan_chooses_again() -> None:
 
 
 def order_of(name: str) -> WaitingOrder:
-    tariff, engine = EngineTimeTariff(StepTimeModel(PRIOR_STEP_TIME)), EngineConfig(num_blocks=64, max_model_len=1024)
-    backlog = Backlog(tariff.estimate, shares_blocks=False)
-    return ORDERS[name](OrderParts(CoreConfig(), engine, Share(), OutputLengths(), tariff, backlog))
+    tariffs = Tariffs([EngineTimeTariff(StepTimeModel(PRIOR_STEP_TIME))])
+    backlog, engine = Backlog(tariffs.estimate, shares_blocks=False), EngineConfig(num_blocks=64, max_model_len=1024)
+    return ORDERS[name](OrderParts(CoreConfig(), engine, Share(), OutputLengths(), tariffs, backlog))
 
 
 def test_the_earliest_deadline_goes_first_and_without_one_it_is_due_by_its_class() -> None:

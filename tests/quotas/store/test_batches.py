@@ -10,6 +10,7 @@ from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource, Tok
 from quotas.reservation import Usage
 from quotas.store.batches import LEAST_FILE_BYTES, SCANNED, DoneLine, FinishedLine
 from quotas.store.redis_store import RedisStore
+from tests.quotas.stores import usage_by_key
 
 FIELDS = {"record": "sealed", "status": "validating", "created_at": "1"}
 USED = Usage(input_tokens=7, output_tokens=5, cached_tokens=3, kv_byte_seconds=2.0)
@@ -70,7 +71,7 @@ async def test_a_line_costs_the_price_of_batches_and_its_result_counts_among_the
     (state,) = await store.states(tenant, "k", (cost,))
     assert state.remaining == 10_000 - (4 * 25 + 3 * 12 + 5 * 100)
     used = USED._replace(batch_input_tokens=7, batch_output_tokens=5, batch_cached_tokens=3)
-    assert await store.usage(tenant, today) == {"k": used}
+    assert await usage_by_key(store, tenant, today) == {"k": used}
     assert await batches.file_bytes(tenant) == 900
     assert await batches.put_results(tenant, "f", 900, 2e9, "r", "b", epoch)
     assert not await batches.put_results(tenant, "g", 900, 2e9, "r", "b", epoch - 1), "of a former holder"
@@ -104,6 +105,21 @@ async def test_the_list_of_batches_forgets_those_whose_time_is_over(store: Redis
         await batches._execute(b"DEL", batches._batch_key(tenant, name))
     await batches.open(tenant, "d", FIELDS, 9)
     assert await batches._execute(b"ZRANGE", batches._of(tenant, "batches"), 0, -1) == [b"c", b"d"]
+
+
+async def test_batches_that_have_ended_make_room_for_others_and_open_ones_do_not(
+    store: RedisStore, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may have any number of batches fail at once, and each has a record of kilobytes."""
+    monkeypatch.setattr("quotas.store.batches.MAX_KEPT_BATCHES", 5)
+    batches = store.batches()
+    for name in ("open", "ended", *map(str, range(20))):
+        assert await batches.open(tenant, name, FIELDS, 2)
+        if name != "open":
+            assert await batches.update(tenant, name, {"status": "failed"}, kept=60.0)
+    kept = [name for name, _ in await batches.batches(tenant, None, 100)]
+    assert kept == ["19", "18", "17", "16", "open"]
+    assert await batches.batch(tenant, "ended") is None and await batches.batch(tenant, "open")
 
 
 async def test_files_are_within_the_bytes_of_their_tenant(store: RedisStore, tenant: str) -> None:

@@ -13,6 +13,7 @@ from quotas.reservation import Ask, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 from tests.quotas.servers import connected, hanging
+from tests.quotas.stores import usage_by_key
 from tests.quotas.wire import Wire
 
 HOURLY = Limit(Resource.TOKENS, 10_000, Rate(3600, 10_000))
@@ -69,7 +70,7 @@ async def test_a_tenant_that_is_open_runs_uncounted_and_is_charged_on_return(url
     assert (await left(store))["concurrent_requests"] == 99
     await store.settle(going_on, Usage(1000, 100))
     assert (await left(store))["tokens/day"] == 100_000 - 100 - 2 * 3500 - 1100
-    booked = await store.usage("acme", datetime.now(UTC).date())
+    booked = await usage_by_key(store, "acme", datetime.now(UTC).date())
     assert booked == {"k1": Usage(60 + 2 * 2000 + 1000, 40 + 2 * 1500 + 100, requests=4)}
 
 
@@ -156,7 +157,7 @@ async def test_an_answer_goes_on_within_the_slice(url: str, store: RedisStore) -
     await store.heartbeat()
     await store.settle(before, Usage(60, 180))
     assert (await left(store))["tokens/day"] == 100_000 - 100 - 240
-    booked = await store.usage("acme", datetime.now(UTC).date())
+    booked = await usage_by_key(store, "acme", datetime.now(UTC).date())
     assert booked == {"k1": Usage(120, 220, requests=2)}
 
 
@@ -220,7 +221,7 @@ async def test_requests_of_an_outage_are_charged_once_however_many_answers_are_l
     await store.settle(going_on, Usage(60, 20))
     await store.heartbeat()
     assert (await left(store))["tokens/day"] == 100_000 - 100 - 90 - 80
-    assert (await store.usage("acme", datetime.now(UTC).date()))["k1"] == Usage(180, 90, requests=3)
+    assert (await usage_by_key(store, "acme", datetime.now(UTC).date()))["k1"] == Usage(180, 90, requests=3)
     await store.close()
 
 

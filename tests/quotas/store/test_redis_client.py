@@ -28,6 +28,7 @@ from tests.gateway.server_process import eventually
 from tests.interrupted import assert_ends_when_cancelled
 from tests.ports import free_port
 from tests.quotas.servers import BINARIES, connected, hanging, running, until_connected
+from tests.quotas.stores import usage_by_key
 
 LIMITS = (Limit(Resource.TOKENS, 1000, Rate(3600, 1000)), Limit(Resource.CONCURRENT_REQUESTS, 10))
 
@@ -248,7 +249,7 @@ async def test_every_script_and_the_probe_run_with_the_commands_that_are_documen
         await _batches(store)
         await _alert(store)
         await store.heartbeat()
-        (usage,) = [await store.usage(*named) for named in await store.ledgers()]
+        (usage,) = [await usage_by_key(store, *named) for named in await store.ledger.tenant_days()]
         assert set(usage) == {"k", "other"}
 
         await redis.hdel("sluice:{a}", f"r:{held.id}")  # one that is restored alone

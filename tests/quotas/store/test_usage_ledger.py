@@ -10,8 +10,9 @@ from quotas.policy.limit import Limit, Resource
 from quotas.reservation import Ask, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
-from quotas.store.usage_ledger import OLD_ENTRY, TENANTS_PER_TURN
+from quotas.store.usage_ledger import TENANTS_PER_TURN
 from quotas.usage_row import UsageRow, row_name
+from tests.quotas.stores import usage_by_key
 from tests.quotas.wire import Wire
 
 USAGE = Usage(100, 50, 30, 1e9)
@@ -28,7 +29,7 @@ async def wire(store_url: str) -> AsyncIterator[Wire]:
 
 
 async def booked(store: RedisStore, tenant: str) -> dict[str | None, Usage]:
-    return await store.usage(tenant, datetime.now(UTC).date())
+    return await usage_by_key(store, tenant, datetime.now(UTC).date())
 
 
 async def test_it_is_booked_by_key_with_the_next_heartbeat(wire: Wire, tenant: str) -> None:
@@ -72,7 +73,7 @@ async def test_charges_of_a_long_outage_join_one_batch(wire: Wire, tenant: str) 
         store.book(tenant, f"k{number % 2}", USAGE)
         with pytest.raises(StoreUnavailable):
             await store.heartbeat()
-    assert len(store._ledger._closed[tenant]) == 2, "the first may have been sent"
+    assert len(store.ledger._closed[tenant]) == 2, "the first may have been sent"
     wire.is_cut = False
     await store.heartbeat()
     assert {key: usage.requests for key, usage in (await booked(store, tenant)).items()} == {"k0": 25, "k1": 25}
@@ -89,14 +90,17 @@ async def test_replicas_book_into_one_ledger(wire: Wire, tenant: str) -> None:
 async def test_a_ledger_is_found_for_any_tenants_name(store: RedisStore, tenant: str) -> None:
     today = datetime.now(UTC).date()
     await store.settle(await store.reserve(tenant, "k1", COUNTED, Ask(1, 5, 5)), Usage(5, 3))
-    assert (tenant, today) in await store.ledgers() or (tenant, datetime.now(UTC).date()) in await store.ledgers()
+    assert (tenant, today) in await store.ledger.tenant_days() or (
+        tenant,
+        datetime.now(UTC).date(),
+    ) in await store.ledger.tenant_days()
 
 
 async def test_other_keys_of_a_large_server_are_not_taken_for_ledgers(store: RedisStore, store_url: str) -> None:
     others = {f"other:{number}": "" for number in range(3000)}
     with Redis.from_url(store_url) as client:
         client.mset({**others, "sluice:{x}:usage:1e9": "", "sluice:{x}:usage:": "", "my:sluice:{x}:usage:7": ""})
-        found = await store.ledgers()
+        found = await store.ledger.tenant_days()
         client.delete(*others, "sluice:{x}:usage:1e9", "sluice:{x}:usage:", "my:sluice:{x}:usage:7")
     assert "x" not in {tenant for tenant, _ in found}
 
@@ -107,8 +111,8 @@ async def test_a_user_that_may_not_list_keys_is_told_the_permission(store_url: s
     store = RedisStore.at(f"{store_url.replace('://', '://narrow@')}?password=pw", timeout=5)
     await store.connect()
     with pytest.raises(StoreUnsuitable, match=r"\+scan"):
-        await store.ledgers()
-    assert await store.usage("nobody", datetime.now(UTC).date()) == {}
+        await store.ledger.tenant_days()
+    assert await usage_by_key(store, "nobody", datetime.now(UTC).date()) == {}
     await store.close()
 
 
@@ -117,7 +121,7 @@ def row(user: str, most: int = 500) -> str:
 
 
 async def rows(store: RedisStore, tenant: str) -> dict[UsageRow, Usage]:
-    (found,) = await store.usages([(tenant, datetime.now(UTC).date())])
+    (found,) = await store.ledger.of([(tenant, datetime.now(UTC).date())])
     return found
 
 
@@ -148,22 +152,11 @@ async def test_a_million_users_fill_no_more_rows_than_the_policy_allows(store: R
     assert found[UsageRow("k1", "m", "batch", is_rest=True)].requests > 2990
 
 
-async def test_an_entry_of_an_older_version_goes_on(store: RedisStore, store_url: str, tenant: str) -> None:
-    await store.settle(await store.reserve(tenant, "k1", COUNTED, Ask(1, 5, 5)), Usage(5, 3))
-    with Redis.from_url(store_url) as client:
-        (name,) = client.keys(f"sluice:{{{tenant}}}:usage:*")
-        client.hset(name, "k1", OLD_ENTRY.pack(1, 5, 0, 3, 0))
-    assert await booked(store, tenant) == {"k1": Usage(5, 3)}
-    store.book(tenant, "k1", Usage(1, 1, engine_seconds=0.5))
-    await store.heartbeat()
-    assert await booked(store, tenant) == {"k1": Usage(6, 4, requests=2, engine_seconds=0.5)}
-
-
 async def test_the_time_for_which_replicas_ran_is_booked_once_for_each(store: RedisStore) -> None:
     day = date(2020, 2, 3)
     for seconds in (1.5, 2.5):  # in all
-        await store.book_running(day, seconds)
-    assert await store.running([day, date(2020, 2, 4)]) == [2.5, 0]
+        await store.ledger.book_running(day, seconds)
+    assert await store.ledger.running([day, date(2020, 2, 4)]) == [2.5, 0]
 
 
 async def test_other_tasks_take_turns_with_a_flush_of_many_tenants(wire: Wire, tenant: str) -> None:
@@ -173,7 +166,7 @@ async def test_other_tasks_take_turns_with_a_flush_of_many_tenants(wire: Wire, t
 
     async def others() -> None:
         while True:
-            turns.append(len(store._ledger._open))
+            turns.append(len(store.ledger._open))
             await asyncio.sleep(0)
 
     task = asyncio.create_task(others())

@@ -60,19 +60,6 @@ def test_a_shared_block_is_one_block_and_charged_to_each_of_its_tenants(rig: Rig
     assert page.value("sluice_kv_bytes", tenant="zeta") == 4 * BLOCK_BYTES
 
 
-def test_blocks_that_wait_for_a_sequence_are_reserved(rig: Rig) -> None:
-    rig.arrive("a", prompt=9, names=names(0, 2))
-    rig.run()
-    for number in range(8):
-        rig.arrive(str(number), prompt=4, max_tokens=30, tenant="zeta")
-    for _ in range(4):
-        rig.step()
-    rig.arrive("b", prompt=9, names=names(0, 2))
-    page = rig.page()
-    assert page.value("sluice_kv_blocks_reserved") == 2
-    assert page.value("sluice_kv_bytes", tenant="acme") == 2 * BLOCK_BYTES
-
-
 def test_tokens_found_and_looked_for(rig: Rig) -> None:
     for name in "ab":
         rig.arrive(name, prompt=9, names=names(0, 2))

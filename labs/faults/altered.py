@@ -1,0 +1,112 @@
+"""`sluice` with one thing switched off, or one way to break it: `python -m labs.faults.altered NAME serve …`.
+
+A scenario that does not fail without what it guards shows nothing. Where no flag switches it off, this does.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partialmethod
+from typing import Any
+
+from backend.engine import Engine
+from backend.scheduler.batch import Batch
+from backend.worker.executor import PendingStep
+from backend.worker.model_runner import ModelRunner
+from fleet.retries import RetryBudget
+from gateway.cli.main import main
+from gateway.http.request_scope import Exchange
+from gateway.telemetry.event_log_file import EventLogFile
+from gateway.tenants.live_policy import LivePolicy
+from quotas.quotas import Grant
+
+BLOCKED_SECONDS = 0.1
+
+
+def without_hangups() -> None:
+    """Nobody is told that a client has left."""
+    _replace(Exchange, "end", lambda self: None)
+
+
+def without_settlement() -> None:
+    """What was reserved and not used is not returned."""
+    _replace(Grant, "settle", lambda self: None)
+
+
+def without_reload() -> None:
+    """Edits of the policy's files are not read."""
+
+    async def reload(self: LivePolicy) -> None:
+        pass
+
+    _replace(LivePolicy, "reload", reload)
+
+
+def without_second_attempts() -> None:
+    """A router tries each request at one replica only."""
+    _replace(RetryBudget, "take", lambda self, tenant: False)
+
+
+def with_blocking_writes() -> None:
+    """The event loop waits for a client that reads slowly."""
+    is_paused = Exchange.is_paused
+
+    def wait(self: Exchange) -> bool:
+        found = bool(is_paused.__get__(self))
+        if found:
+            time.sleep(BLOCKED_SECONDS)
+        return found
+
+    _replace(Exchange, "is_paused", property(wait))
+    _replace(Exchange, "is_writable", property(lambda self: self._takes_chunks and not (self._is_over or wait(self))))
+
+
+def with_calendar() -> None:
+    """The engine goes by the time of day, which may jump."""
+    _replace(Engine, "__init__", partialmethod(Engine.__init__, clock=time.time))
+
+
+def without_unlogged_service() -> None:
+    """A gateway ends that cannot write its event log."""
+    _replace(EventLogFile, "_give_up", lambda self, error: os._exit(1))
+
+
+def wedging() -> None:
+    """The device does not come back from its next step after SIGUSR1."""
+    is_wedged = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: is_wedged.set())
+    launch = ModelRunner.launch
+
+    def launch_or_wedge(self: ModelRunner, batch: Batch) -> PendingStep:
+        if is_wedged.is_set():
+            threading.Event().wait()
+        return launch(self, batch)
+
+    _replace(ModelRunner, "launch", launch_or_wedge)
+
+
+def _replace(kind: type, name: str, method: Any) -> None:
+    getattr(kind, name)  # an alteration of something that is gone would alter nothing
+    setattr(kind, name, method)
+
+
+ALTERATIONS: dict[str, Callable[[], None]] = {
+    alteration.__name__: alteration
+    for alteration in (
+        without_hangups,
+        without_settlement,
+        without_reload,
+        without_second_attempts,
+        with_blocking_writes,
+        with_calendar,
+        without_unlogged_service,
+        wedging,
+    )
+}
+
+if __name__ == "__main__":
+    ALTERATIONS[sys.argv.pop(1)]()
+    sys.exit(main())

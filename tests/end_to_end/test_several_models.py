@@ -1,0 +1,120 @@
+"""Several models in one process, as clients, admins and tenants' policies see them, through an HTTP worker."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from backend.config import EngineOptions
+from backend.llm import LLM
+from backend.sampling_params import SamplingParams
+from tests.gateway.server_process import PATIENCE
+from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
+from tests.model_variants import make_variant
+
+POLICY = """
+tenants:
+  one: {models: [first]}
+  two: {models: [second, third]}
+  open: {models: ["*"]}
+"""
+QUESTIONS = [f"Count from {first} to {first + 4}." for first in range(3, 9)]
+
+
+class Site(TenantSite):
+    folders: dict[str, str]
+
+    def ask(self, tenant: str, model: str | None, question: str, **body: object) -> httpx.Response:
+        named = {} if model is None else {"model": model}
+        messages = [{"role": "user", "content": question}]
+        return self.post(
+            tenant, messages=messages, **{"temperature": 0, "max_tokens": 24, "ignore_eos": True} | named | body
+        )
+
+    def text(self, tenant: str, model: str | None, question: str) -> str:
+        reply = self.ask(tenant, model, question)
+        assert reply.status_code == 200, reply.text
+        text: str = reply.json()["choices"][0]["message"]["content"]
+        return text
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("models")
+    second, third = make_variant(folder / "a", [0, 1, 3, 4, 5]), make_variant(folder / "third", [0, 1, 2, 3, 3, 5])
+    flags = ("--model", "first=embedded", "--model", f"second={second}", "--model", str(third))
+    own = ("--http-workers", "1", "--kv-memory-bytes", "3MiB", "--max-num-seqs", "6", "--swap-space-bytes", "1MiB")
+    two_awake = ("--awake-bytes", "20MiB")
+    with tenant_site(Site, tmp_path_factory.mktemp("site"), POLICY, *flags, *own, *two_awake) as site:
+        site.folders = {"first": "embedded", "second": str(second), "third": str(third)}
+        yield site
+
+
+@pytest.fixture(scope="module")
+def alone(site: Site) -> dict[tuple[str, str], str]:
+    """What each model answers to each question by itself."""
+    found = {}
+    for name, folder in site.folders.items():
+        llm = LLM(folder, EngineOptions(kv_memory_bytes=2**23), device="cpu")
+        asked = [[{"role": "user", "content": one}] for one in QUESTIONS]
+        answers = llm.generate(asked, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), progress=False)
+        found |= {(name, question): one.text for question, one in zip(QUESTIONS, answers, strict=True)}
+    return found
+
+
+def test_texts_are_those_of_each_model_alone_whatever_runs_beside_them(
+    site: Site, alone: dict[tuple[str, str], str]
+) -> None:
+    """Little memory: sequences of all models preempt each other, swapped blocks come back, and one model sleeps."""
+    assert len({alone[name, QUESTIONS[0]] for name in site.folders}) == 3
+    asked = [*alone] * 3
+    with ThreadPoolExecutor(18) as threads:
+        texts = [*threads.map(lambda one: site.text("open", *one), asked)]
+    assert texts == [alone[one] for one in asked]
+
+
+def test_a_request_without_a_model_is_the_first_ones(site: Site, alone: dict[tuple[str, str], str]) -> None:
+    assert site.text("open", "first", QUESTIONS[1]) == alone["first", QUESTIONS[1]]
+    reply = httpx.post(
+        f"{site.server.url}/tokenize", json={"prompt": "one"}, headers=site.authorization("open"), timeout=PATIENCE
+    )
+    assert reply.status_code == 200
+
+
+def test_a_tenant_sees_and_uses_the_models_of_its_policy(site: Site) -> None:
+    seen = {
+        tenant: [card["id"] for card in site.get(tenant, "/v1/models").json()["data"]]
+        for tenant in ("one", "two", "open")
+    }
+    assert seen == {"one": ["first"], "two": ["second", "third"], "open": ["first", "second", "third"]}
+    assert site.text("two", "third", QUESTIONS[0])
+    denied = error_of(site.ask("two", "first", QUESTIONS[0]))
+    assert denied["code"] == "model_not_found" and "'second', 'third'" not in denied["message"]
+    unknown = error_of(site.ask("open", "fourth", QUESTIONS[0]))
+    assert "this server has 'first', 'second', 'third'" in unknown["message"]
+
+
+def test_an_answer_of_each_model_can_be_bound_to_a_schema(site: Site) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [3, 4]}}, "required": ["n"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    for model in site.folders:
+        reply = site.ask("open", model, QUESTIONS[0], response_format=form, ignore_eos=False)
+        assert reply.status_code == 200, reply.text
+        assert json.loads(reply.json()["choices"][0]["message"]["content"])["n"] in (3, 4)
+
+
+def test_use_is_told_for_each_model(site: Site) -> None:
+    site.text("two", "second", QUESTIONS[2])
+    report = site.server.ask_admin("usage?by=model").json()
+    told = {value for row in report["rows"] for value in row.values() if isinstance(value, str)}
+    assert {"first", "second", "third"} <= told, report
+
+
+def test_a_stream_that_its_client_leaves_frees_its_memory(site: Site) -> None:
+    body = {"model": "second", "messages": [{"role": "user", "content": "Count from 1 to 500."}], "stream": True}
+    url, own = f"{site.server.url}/v1/chat/completions", site.authorization("open")
+    with httpx.stream("POST", url, json=body | {"max_tokens": 400}, headers=own, timeout=PATIENCE) as reply:
+        next(reply.iter_lines())
+    assert site.text("open", "first", QUESTIONS[0])

@@ -1,0 +1,111 @@
+"""Names that stand for several models: drawn by weight, and one after another where one refuses for load."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from backend.text.tokenizer import Tokenizer
+from gateway.api.engine_request import EngineRequest
+from gateway.api.routes import make_app
+from gateway.errors import BadRequest, DeadlineUnmeetable, Overloaded
+from gateway.tenants.auth import Principal
+from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.policy.policy import AliasedModel, Policy
+from tests.gateway.paper_gateway import Client, Gateway
+
+ORDERED = {"best": (AliasedModel("second"), AliasedModel("paper"))}
+
+
+@pytest.fixture
+async def gateway(embedded_tokenizer: Tokenizer) -> Gateway:
+    gateway = Gateway(embedded_tokenizer)
+    first = gateway.frontend.model
+    frontend = replace(gateway.frontend, others={"second": (replace(first, name="second"), embedded_tokenizer)})
+    gateway.service.models["second"] = gateway.service.models["paper"]  # type: ignore[index]
+    gateway.app = make_app(frontend, {})
+    set_aliases(gateway, ORDERED)
+    gateway.engine.start()
+    return gateway
+
+
+def set_aliases(gateway: Gateway, aliases: dict[str, tuple[AliasedModel, ...]], models: str = "*") -> None:
+    before = gateway.service.policies.current
+    default = replace(before.default, models=(models,))
+    gateway.service.policies.current = Policy.of(before.classes, default, aliases=aliases)
+
+
+def refuse(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, errors: dict[str, Exception]) -> list[str | None]:
+    """Have the engine refuse requests for these models; returns the models that it was asked for."""
+    asked, generate = list[str | None](), gateway.client.generate
+
+    async def judged(request: EngineRequest, *given: Any) -> Any:
+        asked.append(request.model)
+        if request.model in errors:
+            raise errors[request.model]
+        return await generate(request, *given)
+
+    monkeypatch.setattr(gateway.client, "generate", judged)
+    return asked
+
+
+async def ask(gateway: Gateway, model: str, **fields: object) -> tuple[int, dict[str, Any]]:
+    body = json.dumps({"model": model, "prompt": [5, 6, 7], "max_tokens": 3} | fields).encode()
+    client = Client("/v1/completions", [body])
+    await client.ask(gateway.app)
+    return client.sent[0]["status"], json.loads(b"".join(part["body"] for part in client.sent[1:]))
+
+
+@pytest.mark.parametrize("error", [Overloaded("full", retry_after=1.0), DeadlineUnmeetable("late", 900, 1.0, True)])
+async def test_the_next_model_serves_what_one_refuses_for_load(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    asked = refuse(gateway, monkeypatch, {"second": error})
+    status, answer = await ask(gateway, "best")
+    assert (status, asked, answer["model"]) == (200, ["second", "paper"], "paper")
+
+
+async def test_the_last_refusal_is_told_and_any_other_at_once(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Overloaded("full", retry_after=1.0)
+    asked = refuse(gateway, monkeypatch, {"second": full, "paper": full})
+    assert (await ask(gateway, "best"))[0] == 503 and asked == ["second", "paper"]
+    monkeypatch.undo()
+    asked = refuse(gateway, monkeypatch, {"second": BadRequest("no", "prompt")})
+    assert (await ask(gateway, "best"))[0] == 400 and asked == ["second"]
+
+
+async def test_a_model_that_is_named_has_no_fallback(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = refuse(gateway, monkeypatch, {"second": Overloaded("full", retry_after=1.0)})
+    assert (await ask(gateway, "second"))[0] == 503 and asked == ["second"]
+
+
+async def test_an_alias_is_allowed_by_its_own_name(gateway: Gateway) -> None:
+    set_aliases(gateway, ORDERED, models="best")
+    assert (await ask(gateway, "best"))[0] == 200
+    assert (await ask(gateway, "second"))[0] == 404
+    set_aliases(gateway, {"best": (AliasedModel("second"),)}, models="best")
+    assert (await ask(gateway, "best"))[1]["model"] == "second"
+    set_aliases(gateway, ORDERED, models="second")
+    status, answer = await ask(gateway, "best")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_an_alias_of_a_model_that_is_not_served_says_so(gateway: Gateway) -> None:
+    set_aliases(gateway, {"best": (AliasedModel("gone"), AliasedModel("paper"))})
+    status, answer = await ask(gateway, "best")
+    assert status == 404 and "'gone'" in answer["error"]["message"]
+
+
+def test_traffic_is_drawn_by_weight_and_the_rest_follows_in_falling_order(gateway: Gateway) -> None:
+    aliased = (AliasedModel("a", 1.0), AliasedModel("b", 6.0), AliasedModel("c", 3.0))
+    set_aliases(gateway, {"split": aliased})
+    policy = EffectivePolicy(gateway.service.policies.current, Principal("t", "k"))
+    drawn = Counter(tuple(policy.models_of("split")) for _ in range(4000))
+    assert drawn.keys() == {("a", "b", "c"), ("b", "c", "a"), ("c", "b", "a")}
+    for first, share in (("a", 0.1), ("b", 0.6), ("c", 0.3)):
+        count = sum(number for models, number in drawn.items() if models[0] == first)
+        assert abs(count / 4000 - share) < 0.05

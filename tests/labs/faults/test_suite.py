@@ -1,0 +1,83 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from labs.faults import suite
+from labs.faults.altered import ALTERATIONS
+from labs.faults.release import steps_to_release
+from labs.faults.timeline import Act
+from labs.simulation.errors import SimulationError
+from scripts import record_logs
+
+DOCS = Path(__file__).parents[3] / "docs" / "bench.md"
+NAMES = sorted(path.stem for path in suite.SCENARIOS.glob("*.yaml"))
+
+SMALL = """
+about: A store that hangs for a second loses nothing.
+policy: {tenants: {acme: {limits: {tokens: 1B/month, concurrent_requests: 10}}}}
+audit: true
+traffic:
+  seconds: 4
+  phases: {before: [0, 1], after: [2, 4]}
+  tenants: {acme: {clients: 2, output_tokens: 4, body: {ignore_eos: true}}}
+faults: {1s: pause store, 2s: resume store, 3s: cut clients}
+expect:
+  - after.acme.answered >= 1
+  - acme.failed <= 4
+  - release.steps <= 2
+spare: [complaints == 0]
+guard: {what: notice of hangups, altered: without_hangups}
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scenario_is_read_and_its_switch_exists(name: str) -> None:
+    play = suite.read(suite.SCENARIOS / f"{name}.yaml")
+    switch = play.guard
+    assert switch is None or switch.altered or switch.flags or switch.policy
+    assert {play.altered, switch.altered if switch else ""} - {""} <= set(ALTERATIONS)
+    assert set(play.spare) <= set(suite.ALWAYS)
+
+
+def test_the_page_lists_all_scenarios() -> None:
+    listed = {line.split("`")[1] for line in DOCS.read_text().splitlines() if line.startswith("| `")}
+    assert set(NAMES) <= listed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("pause store", "break store", "there is no break; there are kill, stop"),
+        ("pause store", "pause", "pause has 1 more words"),
+        ("cut clients", "cut wires", "there is no connection wires; there are clients, replicas, store"),
+        ("acme.failed <= 4", "acme.failed", "is no comparison"),
+        ("about:", "abuot:", "about: Field required"),
+    ],
+)
+def test_a_wrong_word_is_named_with_its_file(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL.replace(old, new))
+    with pytest.raises(SimulationError, match=message) as raised:
+        suite.read(path)
+    assert "small.yaml" in str(raised.value)
+
+
+def test_an_act_knows_its_connection() -> None:
+    assert [Act(text).link for text in ("delay store 60ms", "kill store", "cut clients")] == ["store", "", "clients"]
+
+
+def test_every_sequence_of_a_log_is_released_within_two_steps() -> None:
+    lines = record_logs.read(record_logs.FOLDER / "cancels.log.gz")
+    steps = steps_to_release(lines)
+    assert len(steps) > 10 and max(steps) <= 2
+
+
+@pytest.mark.nightly  # it starts programs as a user does, with a cold interpreter each
+@pytest.mark.timeout(900)
+def test_a_scenario_is_played_on_real_programs(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    assert suite.main(["--scenarios", str(tmp_path), "--results", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "faults.json").read_text())["tables"]["scenarios"]
+    told = [(row["scenario"], row["on"], row["missed"]) for row in rows]
+    assert told == [("small", "one gateway", ""), ("small", "a router with 2", "")]
