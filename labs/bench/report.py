@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from gateway.table import table
 from labs.bench.benchmark import Result, knee
+from labs.bench.records import Record
 from labs.bench.scenario import Scenario
 from labs.bench.summary import BIN_SECONDS, Figures, Latency
 from labs.simulation.metrics import NOTHING, escaped, format_duration, format_number, format_percent
@@ -37,14 +38,16 @@ def facts(url: str, scenario: Scenario, models: Iterable[str]) -> str:
     return f"{url} · {model} · {tenants} · {workloads} · arrivals for {format_duration(scenario.seconds)}{warm_up}"
 
 
-def sections(results: Sequence[Result]) -> list[Section]:
-    """Return the tables of a benchmark: of its last result, or of a sweep's loads before it."""
+def sections(results: Sequence[Result], beside: Sequence[Record] = ()) -> list[Section]:
+    """Return the tables of a benchmark: of its last result, or of a sweep's loads before it; `beside` are others'."""
     result = results[-1]
     parts = [_sweep(results)] if len(results) > 1 else []
     shown = knee(list(results)) or results[0] if len(results) > 1 else result
     at = f" at {shown.load:g} times the pace" if len(results) > 1 else ""
     figures = [shown.summary.all, *_largest(shown.summary.tenants)]
     parts += [Section(f"Requests{at}", _requests(figures)), Section(f"Latencies{at}", _latencies(figures))]
+    if beside:
+        parts.append(Section("Latencies beside other tools'", _beside(figures[0], beside)))
     refusals = _codes(figures[0])
     if refusals:
         parts.append(Section(f"Refusals and failures{at}", refusals))
@@ -146,6 +149,14 @@ def _latencies(figures: Sequence[Figures]) -> Rows:
             ("end to end", one.total),
         )
         rows += [(f"{one.name}: {what}", *_latency(latency)) for what, latency in named]
+    return rows
+
+
+def _beside(every: Figures, records: Sequence[Record]) -> Rows:
+    rows: Rows = [("", "mean", "p50", "p95", "p99", "count")]
+    for one in (Record("sluice bench", every.ttft, every.per_token, every.total), *records):
+        named = (("TTFT", one.ttft), ("per token", one.per_token), ("end to end", one.total))
+        rows += [(f"{one.tool}: {what}", *_latency(latency)) for what, latency in named]
     return rows
 
 

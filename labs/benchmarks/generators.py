@@ -7,7 +7,6 @@ guidellm and vLLM's own benchmark are installed into environments of their own a
 `--peers` chooses). Then 1,000 streams at a time, of `sluice bench` alone, with the share of its core that it took.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from tempfile import TemporaryDirectory
 from backend.bound_process import bound
 from backend.model.hub import resolve_model
 from labs.bench.benchmark import Benchmark
+from labs.bench.records import Record, read_record
 from labs.bench.scenario import Scenario
 from labs.bench.summary import Summary
 from labs.benchmarks import machine
@@ -91,14 +91,7 @@ def _in_turn(server: Server, names: list[str], runs: int, seconds: float) -> dic
 
 def _ours(server: Server, seconds: float) -> Measured:
     every = _run(server, seconds, TOKENS, clients=STREAMS).all
-    assert every.ttft.mean and every.per_token.mean and every.total.mean
-    return dict(
-        zip(
-            MEASURES,
-            (1e3 * every.ttft.mean, 1e3 * every.per_token.mean, 1e3 * every.total.mean),
-            strict=True,
-        )
-    )
+    return _measured(Record("sluice bench", every.ttft, every.per_token, every.total))
 
 
 def _run(server: Server, seconds: float, tokens: int, **pace: float) -> Summary:
@@ -122,13 +115,7 @@ def _guidellm(server: Server, seconds: float) -> Measured:
             "--output", f"kind=json,path={path}",
         ]  # fmt: skip
         _ran(command, {"HF_HUB_OFFLINE": "1"})
-        metrics = json.loads(path.read_text())["benchmarks"][0]["metrics"]
-    of = {name: metrics[name]["successful"]["mean"] for name in GUIDELLM_NAMES}
-    first, each, whole = (of[name] for name in GUIDELLM_NAMES)
-    return dict(zip(MEASURES, (first, each, 1e3 * whole), strict=True))
-
-
-GUIDELLM_NAMES = ("time_to_first_token_ms", "inter_token_latency_ms", "request_latency")
+        return _measured(read_record(path))
 
 
 def _vllm(server: Server, seconds: float) -> Measured:
@@ -145,9 +132,12 @@ def _vllm(server: Server, seconds: float) -> Measured:
         ]  # fmt: skip
         _, load_core = machine.two_cores()
         _ran(command, vllm_environ(load_core) | {"OPENAI_API_KEY": server.key})
-        said = json.loads((Path(folder) / "report.json").read_text())
-    names = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
-    return dict(zip(MEASURES, (said[name] for name in names), strict=True))
+        return _measured(read_record(Path(folder) / "report.json"))
+
+
+def _measured(record: Record) -> Measured:
+    means = (record.ttft.mean, record.per_token.mean, record.total.mean)
+    return {what: 1e3 * mean for what, mean in zip(MEASURES, means, strict=True) if mean is not None}
 
 
 PEERS: dict[str, Callable[[Server, float], Measured]] = {"guidellm": _guidellm, "vllm bench": _vllm}

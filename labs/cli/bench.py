@@ -7,6 +7,7 @@ import shutil
 import sys
 from argparse import Namespace, _SubParsersAction
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gateway.cli.arguments import argument, duration
 from labs.bench.benchmark import Benchmark, Fault, Result, running
 from labs.bench.exchange import Outcome
 from labs.bench.generator import Generator
+from labs.bench.records import Record, read_record
 from labs.bench.report import as_json, as_markdown, as_page, as_text, facts, sections
 from labs.bench.scenario import Scenario
 from labs.bench.workloads import WORKLOADS
@@ -95,6 +97,10 @@ def add_bench_command(commands: "_SubParsersAction[Any]") -> None:
     report.add_argument("--json", metavar="FILE", type=new_file, help="write every figure")
     report.add_argument("--markdown", metavar="FILE", type=new_file, help="write the tables as Markdown")
     report.add_argument("--html", metavar="FILE", type=new_file, help="write one page that needs nothing else")
+    report.add_argument(
+        "--beside", metavar="FILE", type=Path, action="append", default=[],
+        help="show the result of another tool beside: JSON of guidellm, AIPerf or vllm bench; may be repeated",
+    )  # fmt: skip
     report.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=_bench, parser=parser)
 
@@ -108,7 +114,7 @@ OF_TARGETS = ("ttft", "per_token", "total")
 
 
 def _bench(namespace: Namespace) -> int:
-    scenario = _scenario(namespace)
+    scenario, beside = _scenario(namespace), [read_record(path) for path in namespace.beside]
     faults = []
     if namespace.fault is not None:
         at = scenario.seconds / 2 if namespace.fault_at is None else namespace.fault_at
@@ -122,7 +128,7 @@ def _bench(namespace: Namespace) -> int:
     ]
     if sys.stderr.isatty() and not namespace.quiet:
         print(file=sys.stderr)
-    _write(namespace, scenario, benchmark, results)
+    _write(namespace, scenario, benchmark, results, beside)
     return 0 if all(result.is_settled for result in results) else 1
 
 
@@ -142,13 +148,22 @@ def _scenario(namespace: Namespace) -> Scenario:
     return Scenario.read(namespace.scenario, course)
 
 
-def _write(namespace: Namespace, scenario: Scenario, benchmark: Benchmark, results: list[Result]) -> None:
+def _write(
+    namespace: Namespace, scenario: Scenario, benchmark: Benchmark, results: list[Result], beside: list[Record]
+) -> None:
     said = facts(namespace.url, scenario, (model.name for model in benchmark.models.values()))
     doubts = [escape_controls(doubt) for doubt in dict.fromkeys(doubt for one in results for doubt in one.remarks)]
-    parts, title = sections(results), "Benchmark"
+    parts, title = sections(results, beside), "Benchmark"
     written: dict[Path | None, Callable[[], str]] = {
         namespace.json: lambda: as_json(
-            {"url": namespace.url, "facts": said, "remarks": doubts, "scenario": scenario.without_keys()}, results
+            {
+                "url": namespace.url,
+                "facts": said,
+                "remarks": doubts,
+                "scenario": scenario.without_keys(),
+                "beside": [asdict(one) for one in beside],
+            },
+            results,
         ),
         namespace.markdown: lambda: as_markdown(title, said, doubts, parts),
         namespace.html: lambda: as_page(title, said, doubts, parts, results),

@@ -53,6 +53,7 @@ LEFT = (  # metrics that are 0 without load
     "sluice_orphans",
     "sluice_stalled_writes",
 )
+OF_ROUTER = ("write_timeout", "drain_timeout")  # flags that a router has too
 LINKS = ("clients", "replicas", "store")  # where a proxy may be: before the front, each gateway, the store
 
 
@@ -153,6 +154,8 @@ class Site:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for name in self._supervised:
+            self.processes[name].signal(signal.SIGTERM)  # all at once; then each is waited for
         self._stack.close()
 
     def _start(self) -> None:
@@ -170,16 +173,16 @@ class Site:
             self._serve(name, "serve", {**self._flags, **own, "state_dir": self._state}, admin)
             addresses.append((self._through("replicas", port) if self._replicas > 1 else port, admin))
         front = addresses[0][0]
-        for name in self._supervised:
-            self._until_ready(name)
         if self._replicas > 1:
             file, front, admin = self._folder / "replicas.yaml", free_port(), free_port()
             at = "http://127.0.0.1:{}".format
             rows = [{"url": at(port), "admin": at(admin)} for port, admin in addresses]
             file.write_text(yaml.safe_dump({"replicas": rows}))
             own = {"port": front, "admin_port": admin, "replicas": file, "policy": self._policy_file}
+            own |= {flag: value for flag, value in self._flags.items() if flag in OF_ROUTER}
             self._serve("router", "route", {**own, "state_dir": self._state, "log_level": "error"}, admin)
-            self._until_ready("router")
+        for name in self._supervised:
+            self._until_ready(name)
         self._front = f"http://127.0.0.1:{front}"
         self.url = f"http://127.0.0.1:{self._through('clients', front)}"
 

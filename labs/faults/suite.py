@@ -88,8 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [
         _row(report, name, play, replicas, options.without_guard)
         for name, play in plays.items()
-        for replicas in options.replicas
-        if replicas in play.replicas and (play.guard or not options.without_guard)
+        for replicas in [count for count in options.replicas if count in play.replicas] or play.replicas[:1]
+        if play.guard or not options.without_guard
     ]
     report.add_table("scenarios", rows)
     return report.finish(options.results)
