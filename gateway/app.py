@@ -391,7 +391,7 @@ async def serve_engine(
             beside(make_batch_runner(frontend, service, settings).run()),
             beside(service.kept_usage.run(), *([service.debts.run()] if service.debts else [])),
             beside(give_back_when_idle(lambda: not service.telemetry.live)),
-            admin_plane(settings, service, keys, process, admin),
+            admin_plane(settings, service, keys, model.tokenizer.decode, process, admin),
             announcing(settings, service, socks[0], admin, lambda: server.started and not server.should_exit),
         ):
             if isinstance(server, WorkerPool):

@@ -1,6 +1,5 @@
 """Opens the core of a running gateway, with the step times learned by earlier runs."""
 
-import asyncio
 import json
 import logging
 import os
@@ -68,8 +67,7 @@ def _open_core(
     if settings.event_log is None:
         yield make_core(config, engine_config, step_time, _report, others)
         return
-    later = asyncio.get_running_loop().call_later
-    with EventLogFile(settings.event_log, settings.event_log_bytes, later) as file:
+    with EventLogFile(settings.event_log, settings.event_log_bytes) as file:
         core, event_log = make_logged_core(config, engine_config, step_time, file.write, _report, others)
         block_bytes = model.kv_bytes // model.engine_config.num_blocks
         event_log.serves(settings.served_name, block_bytes, time.time(), time.monotonic())

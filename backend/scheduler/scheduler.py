@@ -108,14 +108,14 @@ class Scheduler:
         self._held_tenants.resume(sequence.tenant)
 
     def look_up(self, sequence: Sequence, now: float = 0.0) -> None:
-        """Count the prompt tokens of a newcomer that are cached, by which its first token is forecast. Nothing keeps
-        them: the newcomer may be refused.
+        """Count the cached prompt tokens of a newcomer (`num_found_tokens`), by which its first token is forecast.
+        Nothing keeps them: the newcomer may be refused.
         """
         self.kv_manager.begin_event(now)
         sequence.num_found_tokens = self.num_cached_tokens(sequence)
 
     def claim(self, sequence: Sequence, now: float = 0.0) -> None:
-        """Evict the cached blocks of the turn before the sequence last, until it has a slot or has ended."""
+        """Have the cached blocks of its conversation's last turn evicted last, until it has a slot or has ended."""
         self.kv_manager.blocks.between_turns.claim(sequence, now)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:

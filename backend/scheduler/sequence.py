@@ -63,10 +63,6 @@ class PromptRequest:
         """Upper bound of its tokens, prompt included."""
         return len(self.prompt) + self.max_tokens
 
-    @property
-    def is_spare(self) -> bool:
-        return self.priority_class >= SPARE_CLASS
-
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -126,7 +122,7 @@ class Sequence:
 
     @property
     def is_spare(self) -> bool:
-        return self.request.is_spare
+        return self.request.priority_class >= SPARE_CLASS
 
     @property
     def num_prompt_tokens(self) -> int:

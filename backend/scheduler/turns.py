@@ -8,14 +8,15 @@ weights over its own.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from math import inf
 
 from backend.config import EngineConfig
 from backend.scheduler.sequence import Sequence
 
 FIRST_STEP_S = 0.01  # of a model, before one was measured
 SERVICE_PER_WAKE = 4.0
-"""The engine time, in times of a waking, for which a model that sleeps waits beside those that are awake: where all
-have work, wakings take a fifth of the device's time at most.
+"""The engine time between two wakings, in times of a waking, where models that are awake have work: wakings take a
+fifth of the device's time at most.
 """
 
 
@@ -28,6 +29,7 @@ class Turns:
     def __init__(self, config: EngineConfig, weight: Callable[[str], float | None]) -> None:
         self._config, self._weight = config, weight
         self._awake: list[int] = []  # if some sleep: the one that had the last turn behind all others
+        self._since_waking = inf  # engine seconds since the last waking began
         self._ends: dict[int, float] = {}  # by model, the virtual time at which its last step ends
         self._begun = 0.0  # the virtual time at which the step planned last begins
         self._number = 0
@@ -50,8 +52,8 @@ class Turns:
         return sorted(self._weights, key=self._rank)
 
     def _rank(self, model: int) -> tuple[float, int, int]:
-        wait = SERVICE_PER_WAKE * self.wake_seconds(model) / self._weights[model]
-        return self._begin(model) + wait, self._last.get(model, (0,))[0], model
+        wait = max(0.0, (1 + SERVICE_PER_WAKE) * self.wake_seconds(model) - self._since_waking)
+        return self._begin(model) + wait / self._weights[model], self._last.get(model, (0,))[0], model
 
     def wake_seconds(self, model: int) -> float:
         """Return the seconds until the model's weights are in memory."""
@@ -71,6 +73,8 @@ class Turns:
         return self._make_room(model) if self._config.awake_bytes else ()
 
     def _make_room(self, model: int) -> tuple[int, ...]:
+        if model not in self._awake:
+            self._since_waking = 0.0
         sizes, awake = self._config.weight_bytes, [one for one in self._awake if one != model]
         awake.sort(key=lambda one: one in self._weights)  # those without a row go to sleep first
         while awake and sum(sizes[one] for one in awake) + sizes[model] > self._config.awake_bytes:
@@ -82,6 +86,7 @@ class Turns:
         """Correct the count of a step by the seconds that it took."""
         if (counted := self._in_flight.pop(step, None)) is not None:  # else it came before the second model
             self._ends[model] += (elapsed - counted[0]) / counted[1]
+            self._since_waking += elapsed
             self._last[model] = self._last[model][0], elapsed
 
     def lost(self) -> None:

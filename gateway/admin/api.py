@@ -19,6 +19,7 @@ from gateway.admin.bill import BillReader
 from gateway.admin.cut_requests import CutRequest, settle_cut
 from gateway.admin.diagnosis import Diagnosis
 from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route, who_asks
+from gateway.admin.explanation import Explanations
 from gateway.admin.history import History
 from gateway.admin.keys import KeyEdit, Keys, NewKey, Rotation
 from gateway.admin.kv_map import kv_map
@@ -64,6 +65,7 @@ class Api:
         editor: PolicyEditor,
         bill: BillReader,
         adapters: Adapters,
+        explanations: Explanations,
     ) -> None:
         self._process = process
         self._service = service
@@ -81,6 +83,7 @@ class Api:
         self._what_ifs = what_ifs
         self._request_log = request_log
         self._editor = editor
+        self._explanations = explanations
         self._policy_check = PolicyCheck()
         self._diagnosis = Diagnosis(self._doctors_questions, service.metrics.prometheus_text, service.telemetry.clock)
         self.watch = self._diagnosis.watch
@@ -101,8 +104,10 @@ class Api:
                 lambda request: actions.cancel(request.actor, request.name),
                 role=Role.OPERATOR,
             ),
+            admin_route("GET", f"{PREFIX}/requests/{{name:name}}/explanation", self.explain),
             admin_route("GET", f"{PREFIX}/requests/{{name:name}}", self.show_request),
             admin_route("GET", f"{PREFIX}/request-log", self.request_log),
+            admin_route("POST", f"{PREFIX}/request-log/{{name:name}}/texts", self.texts, role=Role.OPERATOR),
             admin_route("GET", f"{PREFIX}/queue", self.queue),
             admin_route("GET", f"{PREFIX}/kv", self.kv),
             admin_route("GET", f"{PREFIX}/policy", self.policy),
@@ -121,6 +126,7 @@ class Api:
             admin_route("GET", f"{PREFIX}/keys", self.keys),
             admin_route("POST", f"{PREFIX}/keys", self.create_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/edit", self.edit_key, role=Role.ADMIN),
+            admin_route("POST", f"{PREFIX}/keys/{{name:name}}/what-if", self.what_if_of_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/rotate", self.rotate_key, role=Role.ADMIN),
             admin_route("POST", f"{PREFIX}/keys/{{name:name}}/revoke", self.revoke_key, role=Role.ADMIN),
             admin_route("GET", f"{PREFIX}/adapters", self.list_adapters),
@@ -169,6 +175,13 @@ class Api:
     async def request_log(self, request: AdminRequest) -> Json:
         return await self._request_log.listed(request.query)
 
+    async def explain(self, request: AdminRequest) -> Json:
+        return await self._explanations.of(request.name)
+
+    async def texts(self, request: AdminRequest) -> Json:
+        await self._audit.record(request.actor, "requests.read_texts", f"{request.name:.200}", "done")
+        return await self._request_log.texts(request.name)
+
     async def queue(self, request: AdminRequest) -> Json:
         now = self._service.telemetry.clock()
         return await self._queue.listed(self.requests.records(), now)
@@ -208,6 +221,10 @@ class Api:
     async def edit_key(self, request: AdminRequest) -> Json:
         edit = parse_body(KeyEdit, JsonBody.of(request.body))
         return await self._keys.edit(request.actor, request.name, edit)
+
+    async def what_if_of_key(self, request: AdminRequest) -> Json:
+        base, edited = await self._keys.policies(request.name, parse_body(KeyEdit, JsonBody.of(request.body)))
+        return await self._what_ifs.of(edited, base)
 
     async def rotate_key(self, request: AdminRequest) -> Json:
         return await self._keys.rotate(

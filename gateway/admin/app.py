@@ -3,10 +3,11 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.admin.admins import AdminKeys
 from gateway.admin.endpoint import BODY_TIMEOUT_SECONDS, MAX_BODY_BYTES, AdminRequest, Blob, admin_route
@@ -41,12 +42,12 @@ class AdminApp:
         keys: AdminKeys,
         routes: Sequence[Route],
         page: Mapping[str, Blob],
-        probes: Mapping[str, ASGIApp],
+        probes: Mapping[str, Callable[..., Any]],
         metrics: Callable[[], Awaitable[bytes]],
     ) -> None:
         self._keys = keys
         self._metrics = metrics
-        open_to_all: Mapping[str, ASGIApp] = {**page, **probes}
+        open_to_all: Mapping[str, Callable[..., Any]] = {**page, **probes}
         public = [Route(path, app, methods=["GET"]) for path, app in open_to_all.items()]
         self._routes = [admin_route("GET", METRICS, self._scrape), *routes, *public]
         self._router = Router(self._routes, redirect_slashes=False)

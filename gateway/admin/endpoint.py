@@ -73,14 +73,15 @@ class AdminEndpoint:
         admin.require(self._role)
         body = await read_body(scope, receive, self._max_body_bytes, BODY_TIMEOUT_SECONDS)
         name = scope["path_params"].get("name", "")
-        asked = AdminRequest(_actor(admin, scope), admin, name, _query(scope["query_string"]), body)
+        asked = AdminRequest(actor_of(admin, scope), admin, name, _query(scope["query_string"]), body)
         answer = await self._handler(asked)
         if not isinstance(answer, Blob):
             answer = Blob(await asyncio.to_thread(orjson.dumps, answer), "application/json")
         await answer(scope, receive, send)
 
 
-def _actor(admin: Admin, scope: Scope) -> str:
+def actor_of(admin: Admin, scope: Scope) -> str:
+    """Who asks from where, for the audit log."""
     host, port = scope.get("client") or ("unknown", 0)
     return f"{admin.name} from {host}:{port}"
 

@@ -10,6 +10,7 @@ from admission.outcome import Outcome
 from admission.share import Account
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import SequenceStatus
+from gateway.admin.logged_texts import LoggedTexts
 from gateway.admin.request_database import RequestDatabase
 from gateway.admin.request_summary import RequestSummary
 from gateway.admin.rows import is_waiting
@@ -81,9 +82,10 @@ class History:
         scheduler: Scheduler,
         accounts: Mapping[str, Account],
         database: RequestDatabase | None = None,
+        texts: LoggedTexts | None = None,
     ) -> None:
         """`accounts` by tenant, as `admission.share.Share` keeps them. `database` keeps every ended request, beyond
-        the latest here.
+        the latest here, and `texts` finds what it keeps of prompts and answers.
         """
         self.series = RecentSeries(telemetry.clock)
         self.shares = Shares()
@@ -93,7 +95,7 @@ class History:
         self._unauthenticated: deque[RequestSummary] = deque(maxlen=MAX_UNAUTHENTICATED_REFUSALS)
         self._telemetry = telemetry
         self._scheduler, self._accounts = scheduler, accounts
-        self._database = database
+        self._database, self._texts = database, texts
         self._last_step = float("-inf")  # moment of its completion
 
     def request_ended(self, record: RequestRecord) -> None:
@@ -102,7 +104,7 @@ class History:
             return
         summary = RequestSummary.of(record)
         if self._database is not None and record.tenant is not None:
-            self._database.add(summary)
+            self._database.add(summary, None if self._texts is None else self._texts.of(record))
         if record.error is not None:
             (self._unauthenticated if record.tenant is None else self._refusals).append(summary)
         if generates:

@@ -135,6 +135,16 @@ class Keys:
             fields["settings"] = await self._settings(asked.settings, self._stored(key_id))
         return fields
 
+    async def policies(self, key_id: str, asked: KeyEdit) -> tuple[Policy, Policy]:
+        """The policy in force as it would be with the key's settings in it, as they are and as they are edited. Raises
+        `BadRequest` and `KeyNotFound`.
+        """
+        record, policy = self._stored(key_id), self._policies.current
+        fields = await self._edited(key_id, asked)
+        edited = fields.get("settings", record.settings)
+        base = await asyncio.to_thread(_with_settings, policy, record, record.settings)
+        return base, await asyncio.to_thread(_with_settings, policy, record, edited)
+
     async def rotate(self, actor: str, key_id: str, asked: Rotation) -> Row:
         """Give a key a new secret and return it.
 
@@ -252,6 +262,14 @@ class Keys:
         """True if the policy names the tenant, or names none at all."""
         tenants = self._policies.current.tenants
         return not tenants or tenant in tenants
+
+
+def _with_settings(policy: Policy, record: KeyRecord, text: str) -> Policy:
+    tenant = policy.tenant(record.tenant)
+    key = read_key_settings(text, record.id, policy, record.tenant)
+    named = replace(tenant, name=record.tenant, keys={**tenant.keys, record.id: key})
+    version = f"{policy.version} with {text}"  # another one, or they would be taken for the same
+    return replace(policy, version=version, tenants={**policy.tenants, record.tenant: named})
 
 
 def _found(records: Mapping[str, KeyRecord], words: str) -> tuple[list[KeyRecord], int]:

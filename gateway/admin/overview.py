@@ -75,7 +75,7 @@ def overview(process: Process, service: Service, history: History, now: float) -
     classes = [entry.name for entry in policies.current.classes]
     return {
         "version": process.version,
-        "model": service.model,
+        "model": ", ".join(service.models),
         "device": process.device,
         "started": service.created,
         "now": now,

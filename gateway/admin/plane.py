@@ -1,18 +1,25 @@
 """Makes the admin plane of a gateway and runs it on its own port."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from importlib import import_module
+from typing import Any
+
+import httpx
 
 from gateway.admin.actions import Actions
 from gateway.admin.adapters import Adapters
+from gateway.admin.admins import AdminKeys
 from gateway.admin.api import Api
 from gateway.admin.app import AdminApp
 from gateway.admin.audit_log import FILE, AuditLog
 from gateway.admin.bill import BillReader, MachinePrice
+from gateway.admin.endpoint import Blob
+from gateway.admin.explanation import Explanations
 from gateway.admin.history import History
+from gateway.admin.logged_texts import LoggedTexts
 from gateway.admin.overview import Process
 from gateway.admin.page_files import page_files
 from gateway.admin.policy_editor import PolicyEditor
@@ -38,6 +45,7 @@ async def admin_plane(
     settings: Settings,
     service: Service,
     keys: KeySource,
+    decode: Callable[[Sequence[int]], str],
     process: Process,
     port: AdminPort | None,
 ) -> AsyncIterator[None]:
@@ -46,7 +54,8 @@ async def admin_plane(
         yield
         return
     database = open_request_log(settings, service.metrics.process)
-    history = History(service.telemetry, service.core.scheduler, service.core.share.accounts, database)
+    texts = LoggedTexts(lambda: service.policies.current, decode)
+    history = History(service.telemetry, service.core.scheduler, service.core.share.accounts, database, texts)
     service.telemetry.on_end.append(history.request_ended)
     service.core_telemetry.on_step.append(history.step_completed)
     traffic = RecentTraffic(service.telemetry.live)
@@ -57,21 +66,39 @@ async def admin_plane(
     what_ifs = WhatIfs(service, core_config(settings), traffic)
     price = None if settings.machine_price is None else MachinePrice.of(settings.machine_price)
     bill, adapters = BillReader(service, price), Adapters(service, settings.adapter_dir, audit)
-    api = Api(process, service, history, audit, keys, what_ifs, reader, editor, bill, adapters)
+    explanations = Explanations(settings.event_log)
+    api = Api(process, service, history, audit, keys, what_ifs, reader, editor, bill, adapters, explanations)
     actions = Actions(api.requests, service.policies, audit, process.drain)
     service.policies.on_change.append(actions.policy_changed)
     service.policies.on_failure.append(actions.policy_rejected)
     keys.on_change.append(actions.keys_changed)
     await actions.started(len(keys.in_force))
-    app = AdminApp(port.keys, api.routes(actions), page_files(), process.probes, service.metrics.prometheus_text)
     tasks = [history.run(), api.watch(), *([] if database is None else [database.run()])]
     if price is not None:
         accounts = service.core.share.accounts, service.core.ledger.spare.accounts
         tasks.append(EngineHours(accounts, service.quotas.store.ledger, service.telemetry.clock, _today).run())
-    async with serving(AdminServer(settings, app), port.sock), beside(*tasks):
-        yield
+    async with sign_in(settings, port.keys, audit) as sign_in_paths, beside(*tasks):
+        public = {**process.probes, **sign_in_paths}
+        app = AdminApp(port.keys, api.routes(actions), page_files(), public, service.metrics.prometheus_text)
+        async with serving(AdminServer(settings, app), port.sock):
+            yield
     if database is not None:
         await database.close()
+
+
+@asynccontextmanager
+async def sign_in(
+    settings: Settings, keys: AdminKeys, audit: AuditLog
+) -> AsyncIterator[Mapping[str, Callable[..., Any]]]:
+    """The paths of the port by which admins sign in at a provider, if the settings name one."""
+    if settings.oidc_issuer is None:
+        yield {"/oidc/session": Blob(b'{"offered": false}', "application/json")}
+        return
+    oidc = import_module("gateway.admin.oidc")  # needs an extra
+    async with httpx.AsyncClient(timeout=oidc.ANSWER_SECONDS) as client:
+        offered = oidc.SignIn(settings, audit, client)
+        keys.signed_in = offered.admin
+        yield offered.paths()
 
 
 def _today() -> date:

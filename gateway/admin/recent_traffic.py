@@ -41,7 +41,7 @@ class WhatIfQuestion:
     began: float
     span: float  # seconds from the first request until now
     policy: Policy
-    edited: Mapping[str, bytes]  # the edited policy's files, by name
+    edited: Mapping[str, bytes] | Policy  # the edited policy, or its files by name
 
 
 class RecentTraffic:

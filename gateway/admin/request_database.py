@@ -15,11 +15,13 @@ from typing import Any
 import orjson
 
 from admission.outcome import Outcome
+from gateway.admin.logged_texts import Texts
 from gateway.admin.request_storage import (
     SEARCH_SECONDS,
     LogPosition,
     RequestSearch,
     RequestStorage,
+    Row,
     SearchTimeout,
     StorageError,
 )
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 WRITE_INTERVAL_SECONDS = 0.5
 MAX_PENDING_ROWS = 10_000  # not yet written; further ones are lost and counted
 ROWS_PER_WRITE = 1000  # of one transaction
+TEXTS_PER_WRITE = 20  # the same with texts, whose JSON would hold the interpreter's lock for long
+MAX_PENDING_TEXTS = 500  # behind more rows, texts are left out
 EVICTION_INTERVAL_SECONDS = 10.0
 MAX_SEARCHES = 2  # at once: each holds one of the few threads in which files of batches, keys and policies are read too
 NUL = "\\u0000"  # in JSON; no text of Postgres may hold it
@@ -46,19 +50,19 @@ class RequestDatabase:
     ) -> None:
         """Raises nothing: a storage that cannot be used turns the log off, with a warning."""
         self._storage, self._retention_seconds, self._clock = storage, retention_seconds, clock
-        self._pending: list[RequestSummary] = []
+        self._pending: list[tuple[RequestSummary, Callable[[], Texts] | None]] = []
         self._writing = threading.Lock()
         self._searching = asyncio.Semaphore(MAX_SEARCHES)
         self._next_eviction = 0.0
         self._failure: str | None = None  # of the latest write; None: it succeeded
         self.num_lost = 0  # requests that could not be kept
 
-    def add(self, summary: RequestSummary) -> None:
-        """Keep the summary of an ended request of a tenant."""
-        if len(self._pending) < MAX_PENDING_ROWS:
-            self._pending.append(summary)
-        else:
+    def add(self, summary: RequestSummary, texts: Callable[[], Texts] | None = None) -> None:
+        """Keep the summary of an ended request of a tenant, with the texts that a thread makes."""
+        if len(self._pending) >= MAX_PENDING_ROWS:
             self.num_lost += 1
+            return
+        self._pending.append((summary, texts if len(self._pending) < MAX_PENDING_TEXTS else None))
 
     async def run(self) -> None:
         """Write what has been added, until it is cancelled."""
@@ -79,6 +83,8 @@ class RequestDatabase:
         with self._writing:
             try:
                 while rows := self._pending[:ROWS_PER_WRITE]:
+                    if any(texts for _, texts in rows):
+                        rows = rows[:TEXTS_PER_WRITE]
                     self._storage.write(_json(rows))
                     del self._pending[: len(rows)]
                 if self._clock() >= self._next_eviction:
@@ -96,18 +102,30 @@ class RequestDatabase:
         async with self._searching:
             return await asyncio.to_thread(self._search, search)
 
+    async def texts(self, name: str) -> Texts | None:
+        """The texts of the newest request with this id or response's id; None if there are none. Raises
+        `RequestLogUnavailable`.
+        """
+        async with self._searching:
+            rows = await asyncio.to_thread(self._rows, RequestSearch(name=name, limit=1))
+        found: Texts | None = orjson.loads(rows[0][2]).get("texts") if rows else None
+        return found
+
     def _search(self, search: RequestSearch) -> tuple[list[RequestSummary], LogPosition | None]:
+        rows = self._rows(search)
+        found = [_summary_of(summary) for _, _, summary in rows[: search.limit]]
+        return found, LogPosition(*rows[search.limit - 1][:2]) if len(rows) > search.limit else None
+
+    def _rows(self, search: RequestSearch) -> list[Row]:
         self.write()
         try:
-            rows = self._storage.search(search)
+            return self._storage.search(search)
         except SearchTimeout:
             problem = f"no answer within {SEARCH_SECONDS:g} s: name a tenant, or a shorter time by since and until"
             raise RequestLogUnavailable(f"The log of requests was not searched: {problem}.") from None
         except StorageError as error:
             problem = f"{self._storage.name} cannot be read ({self._failure or error})"
             raise RequestLogUnavailable(f"The log of requests was not searched: {problem}.") from None
-        found = [_summary_of(summary) for _, _, summary in rows[: search.limit]]
-        return found, LogPosition(*rows[search.limit - 1][:2]) if len(rows) > search.limit else None
 
     def _failed(self, problem: str) -> None:
         self._storage.close()  # it is opened anew: the file may have been replaced
@@ -117,12 +135,15 @@ class RequestDatabase:
         self._failure = problem
 
 
-def _json(summaries: list[RequestSummary]) -> str:
+def _json(rows: list[tuple[RequestSummary, Callable[[], Texts] | None]]) -> str:
+    entries = [summary if texts is None else asdict(summary) | {"texts": texts()} for summary, texts in rows]
     try:
-        text = orjson.dumps(summaries).decode()
+        text = orjson.dumps(entries).decode()
     except TypeError:  # a client's text that is not Unicode: lone surrogates
         text = NUL
-    return text if NUL not in text else orjson.dumps([_storable(asdict(summary)) for summary in summaries]).decode()
+    if NUL not in text:
+        return text
+    return orjson.dumps([_storable(one if isinstance(one, dict) else asdict(one)) for one in entries]).decode()
 
 
 def _storable(value: Any) -> Any:
@@ -131,7 +152,7 @@ def _storable(value: Any) -> Any:
             return value.encode(errors="replace").decode().replace("\0", "\ufffd")
         case dict():
             return {name: _storable(inner) for name, inner in value.items()}
-        case tuple():
+        case tuple() | list():
             return [_storable(inner) for inner in value]
     return value
 

@@ -64,6 +64,15 @@ class RequestLogReader:
             raise BadRequest(f"{len(exact)} requests have the id {name!r:.150}: name one by its response id ({ids}).")
         return detailed(ended_row(exact[0]), exact[0])
 
+    async def texts(self, name: str) -> Json:
+        """The prompts and answers of one request, the newest of its name. Raises `RequestNotFound` and
+        `RequestLogUnavailable`.
+        """
+        found = None if self._database is None else await self._database.texts(name)
+        if found is None:
+            raise RequestNotFound(f"The log has no texts of {name!r:.150}: its tenant's policy has log_texts: none.")
+        return {"texts": found}
+
 
 def parsed(query: Mapping[str, str], now: float) -> RequestSearch:
     """Parse a search; empty values filter nothing. Raises `BadRequest` naming the parameter."""

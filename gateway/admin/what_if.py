@@ -17,6 +17,7 @@ from backend.own_process import module_command, module_environment
 from gateway.admin.recent_traffic import RecentRequest, RecentTraffic, WhatIfQuestion
 from gateway.api.service import Service
 from gateway.errors import BadRequest, InternalError, Overloaded
+from quotas.policy.policy import Policy
 
 SIMULATION_TIMEOUT_SECONDS = 60.0  # for the process, its start included, before it is killed
 REQUESTS_PER_TURN = 200
@@ -33,8 +34,8 @@ class WhatIfs:
         self._traffic = traffic
         self._is_busy = False
 
-    async def of(self, edited: Mapping[str, bytes]) -> Row:
-        """Simulate an edited policy, given its files, and report the differences.
+    async def of(self, edited: Mapping[str, bytes] | Policy, base: Policy | None = None) -> Row:
+        """Simulate an edited policy, or its files, and report the differences to `base`; None: the policy in force.
 
         Raises `BadRequest` for an invalid policy, without recorded requests, and without the extension; `Overloaded`
         while another simulation runs.
@@ -43,11 +44,11 @@ class WhatIfs:
             raise Overloaded("Another simulation is running here: one runs at a time.", retry_after=5.0)
         self._is_busy = True
         try:
-            return await self._of(edited)
+            return await self._of(edited, base or self._service.policies.current)
         finally:
             self._is_busy = False
 
-    async def _of(self, edited: Mapping[str, bytes]) -> Row:
+    async def _of(self, edited: Mapping[str, bytes] | Policy, base: Policy) -> Row:
         program = next((extension.WHAT_IF for extension in extensions() if hasattr(extension, "WHAT_IF")), None)
         if program is None:
             raise BadRequest("Simulating an edit needs the package labs, part of a source checkout.")
@@ -55,13 +56,13 @@ class WhatIfs:
         requests = self._traffic.within(now)
         if not requests:
             raise BadRequest("No request came in the last hour: there is nothing to simulate.")
-        question = self._question(now - requests[0].at, edited)
+        question = self._question(now - requests[0].at, edited, base)
         answer = await _asked(program, await asyncio.to_thread(_packed, requests, question))
         if answer is None:
             raise BadRequest("The edit is not valid: check it first.", "text")
         return answer
 
-    def _question(self, span: float, edited: Mapping[str, bytes]) -> WhatIfQuestion:
+    def _question(self, span: float, edited: Mapping[str, bytes] | Policy, base: Policy) -> WhatIfQuestion:
         core, service = self._service.core, self._service
         return WhatIfQuestion(
             core=self._config,
@@ -71,7 +72,7 @@ class WhatIfs:
             model=service.model,
             began=time.time() - span,
             span=span,
-            policy=service.policies.current,
+            policy=base,
             edited=edited,
         )
 

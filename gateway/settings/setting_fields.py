@@ -18,6 +18,7 @@ from gateway.settings import otel_variables
 from gateway.settings.engine_fields import ExecutionFields, MemoryFields, ModelFields, SchedulingFields
 from gateway.settings.field import (
     IntOrAuto,
+    NameList,
     PathOrAuto,
     PortOrOff,
     SecretOrAuto,
@@ -258,6 +259,34 @@ class SecurityFields(SettingRecord):
         form="an amount and an hour, such as 3.50/h or 3.50 USD/h",
     )
     admin_key: SecretOrAuto = setting("admin", "", None, "key of the admin API; auto: DIR/admin-key, made when needed")
+    admin_url: str | None = setting(
+        "admin",
+        "URL",
+        None,
+        "address of the admin page in browsers, to which OpenID Connect brings them back; ends with /",
+        pattern=r"^https?://[^/?#@\s]+/([^?#\s]+/)?$",
+        form="an address that ends with /, such as https://ops.example.com/sluice/",
+    )
+    oidc_issuer: str | None = setting(
+        "admin",
+        "URL",
+        None,
+        "OpenID Connect provider at which admins sign in on the page, by the extra oidc; https, or this machine",
+        pattern=r"^(https://|http://(127\.0\.0\.1|localhost|\[::1\])[:/])[^?#\s]+$",
+        form="an issuer such as https://login.example.com/realms/ops",
+    )
+    oidc_client_id: str | None = setting("admin", "ID", None, "this gateway's id at the provider", min_length=1)
+    oidc_client_secret: SecretOrAuto = setting("admin", "", None, "its secret there; auto: none, PKCE alone")
+    oidc_scope: str = setting("admin", "WORDS", "openid profile email", "scopes that the provider is asked for")
+    oidc_claim: str = setting(
+        "admin", "NAME", "groups", "claim that brings roles, by its name or a path such as realm_access.roles"
+    )
+    oidc_role: NameList = setting(
+        "admin",
+        "ROLE=VALUE",
+        (),
+        "role that a value of the claim brings, such as admin=platform or viewer=* for anybody; may be repeated",
+    )
 
 
 class LoggingFields(SettingRecord):
@@ -284,8 +313,8 @@ class LoggingFields(SettingRecord):
         "logging",
         "BYTES",
         ByteSize(256 * 2**20),
-        "size of the searchable log of ended requests, whose oldest go first; it holds neither prompts nor answers; 0: "
-        "none is kept",
+        "size of the searchable log of ended requests, whose oldest go first; it holds prompts and answers where the "
+        "policy has log_texts; 0: none is kept",
         ge=0,
     )
     request_log_retention: float = setting(

@@ -26,6 +26,7 @@ FEW_FILES = (
     "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
 )
 POSTGRES = ("postgresql://", "postgres://")
+ADMIN_ROLES = ("viewer", "operator", "admin")
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
 
 
@@ -303,6 +304,26 @@ def _admin_key_is_chosen(settings: Settings) -> str | None:
     )
 
 
+def _sign_in_is_whole(settings: Settings) -> str | None:
+    if settings.oidc_issuer is None:
+        return None
+    needed = {
+        "--oidc-client-id": settings.oidc_client_id,
+        "--oidc-role": settings.oidc_role,
+        "--admin-url": settings.admin_url,
+    }
+    missing = [flag for flag, given in needed.items() if not given]
+    if missing or settings.admin_port == "off":
+        return f"--oidc-issuer needs {', '.join(missing) or 'the admin port: no --admin-port off'}"
+    for given in settings.oidc_role:
+        role, _, value = given.partition("=")
+        if role not in ADMIN_ROLES or not value:
+            return f"--oidc-role {given}: must be a role ({', '.join(ADMIN_ROLES)}) and a value, as in admin=platform"
+    if "openid" not in settings.oidc_scope.split():
+        return f"--oidc-scope {settings.oidc_scope!r} must have openid among its words"
+    return None if find_spec("joserfc") else "--oidc-issuer needs joserfc: pip install 'sluice-gateway[oidc]'"
+
+
 def _advertised_can_be_asked(settings: Settings) -> str | None:
     if settings.advertise is None or settings.admin_port != "off":
         return None
@@ -326,6 +347,7 @@ _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _tls_pair,
     _files_suffice,
     _admin_key_is_chosen,
+    _sign_in_is_whole,
 )
 
 

@@ -1,25 +1,27 @@
 """Writes the core's event log to disk, in segments of bounded size, and reads it back."""
 
+import errno
 import gzip
 import logging
 import os
+import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
 log = logging.getLogger(__name__)
 
-BUFFER_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, 2.3.1
 MAX_LINE_CHARS = 2**26  # the longest lines hold a policy
 UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
 """Errors of reading a text file that is absent, cut off, damaged or no text."""
 FLUSH_SECONDS = 0.5  # the longest that a line waits to be written
-
-Later = Callable[[float, Callable[[], None]], object]  # (seconds from now, function)
+CLOSE_SECONDS = 5.0  # for the last lines
+MAX_WAITING_LINES = 250_000  # that a disk has not taken yet: some 50 MB, and minutes of a busy engine
 
 
 class EventLogError(Exception):
@@ -32,18 +34,18 @@ class EventLogFile:
     A replay needs every segment since the start; `explain` reads the segments that are left. If the log cannot be
     written any more, because the disk is full for instance, it ends there and the gateway serves on without one.
 
-    Lines are written together, every `FLUSH_SECONDS`.
+    A thread writes the lines together, every `FLUSH_SECONDS`, so that the engine never waits for a disk.
     """
 
-    def __init__(self, path: Path, segment_bytes: int, later: Later, keep: int = 8) -> None:
+    def __init__(self, path: Path, segment_bytes: int, keep: int = 8) -> None:
         """Begin a new log, after rotating an earlier run's at PATH. Raises `EventLogError`."""
-        self._lines: list[str] = []  # to be written
-        self.write = self._lines.append  # a whole line, without its end
+        self._lines: list[str] = []  # to be written: one thread appends, the writer takes from the front
         self._path = path
         self._segment_bytes = segment_bytes
         self._keep = keep
-        self._later = later
         self._written = 0
+        self._closing = threading.Event()
+        self._is_cut = False  # a line was dropped, and so are all behind it
         try:
             if path.exists() and path.stat().st_size:
                 self._rotate()
@@ -52,37 +54,50 @@ class EventLogFile:
             raise EventLogError(
                 f"the event log {path} cannot be written: {error.strerror}; name another file with --event-log"
             ) from None
-        later(FLUSH_SECONDS, self._flush)
+        self._writer = threading.Thread(target=self._write_until_closing, name="event-log", daemon=True)
+        self._writer.start()
 
-    def _flush(self) -> None:
-        self._later(FLUSH_SECONDS, self._flush)
+    def write(self, line: str) -> None:
+        """Append a whole line, without its end. The log ends if a disk has not taken `MAX_WAITING_LINES`."""
+        self._is_cut |= len(self._lines) == MAX_WAITING_LINES
+        if not self._is_cut:
+            self._lines.append(line)
+
+    def _write_until_closing(self) -> None:
+        while not self._closing.wait(FLUSH_SECONDS):
+            self._write_lines()
         self._write_lines()
 
     def _write_lines(self) -> None:
         """Write the pending lines; once the log has ended, they are dropped."""
-        if self._lines and not self._file.closed:
-            together = "\n".join(self._lines)
+        is_cut, lines = self._is_cut, self._lines[:]
+        if lines and not self._file.closed:
+            together = "\n".join(lines)
             fits = self._written + len(together) < self._segment_bytes
             try:
-                for line in [together] if fits else self._lines:
+                for line in [together] if fits else lines:
                     self._append(line)
-                self._file.flush()
+                if is_cut:
+                    raise OSError(errno.EBUSY, f"the disk has not taken {MAX_WAITING_LINES} lines in time")
             except OSError as error:
                 self._give_up(error)
-        self._lines.clear()
+        del self._lines[: len(lines)]
 
     def _append(self, line: str) -> None:
         if self._written + len(line) >= self._segment_bytes and self._written:
             self._file.close()
             self._rotate()
             self._file = self._open()
-        self._file.write(line + "\n")
+        left = memoryview(f"{line}\n".encode())
+        while left:
+            left = left[self._file.write(left) or 0 :]
         self._written += len(line) + 1
 
     def _give_up(self, error: OSError) -> None:
         log.error("the event log %s ends here, and the gateway serves on without it: %s", self._path, error)
-        with suppress(OSError):
-            self._file.close()
+        if threading.current_thread() is self._writer or not self._writer.is_alive():  # else closing would wait for it
+            with suppress(OSError):
+                self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -90,17 +105,20 @@ class EventLogFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._write_lines()
+        self._closing.set()
+        self._writer.join(CLOSE_SECONDS)
         try:
+            if self._writer.is_alive():
+                raise OSError(errno.EBUSY, f"the disk has not taken its last lines in {CLOSE_SECONDS:g} s")
             self._file.close()
         except OSError as unwritten:
             self._give_up(unwritten)
 
-    def _open(self) -> TextIO:
+    def _open(self) -> FileIO:
         self._written = 0
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.fchmod(descriptor, 0o600)  # an empty file may have had other permissions
-        return os.fdopen(descriptor, "w", BUFFER_BYTES, "utf-8")
+        return FileIO(descriptor, "w")  # unbuffered: a buffer that the writer holds would abort an exit
 
     def _rotate(self) -> None:
         for number in range(self._keep - 1, 0, -1):

@@ -23,7 +23,7 @@ from gateway.telemetry.event_log_file import EventLogFile
 from gateway.tenants.live_policy import LivePolicy
 from quotas.quotas import Grant
 
-BLOCKED_SECONDS = 0.1
+BLOCKED_SECONDS = 0.3
 
 
 def without_hangups() -> None:

@@ -18,6 +18,7 @@ from labs.simulation.recording import TraceFacts
 from labs.simulation.summary import ClassSummary, Summary, Tail, TenantSummary
 from labs.simulation.traces import Traffic
 from labs.what_if.comparison import MOST_REQUESTS, WhatIf, what_if
+from quotas.policy.policy import Policy
 from quotas.policy.policy_file import PolicyError, field_places, parse_policy
 
 MAX_COMPUTE_SECONDS = 10.0  # of computation
@@ -40,10 +41,13 @@ def main() -> None:
 def answer_of(question: WhatIfQuestion, requests: list[RecentRequest]) -> Row | None:
     """Simulate the edit; None: it is not valid."""
     sources = question.edited
-    try:
-        edited, places = parse_policy(sources), field_places(sources)
-    except PolicyError:
-        return None
+    if isinstance(sources, Policy):
+        edited, places = sources, {}
+    else:
+        try:
+            edited, places = parse_policy(sources), field_places(sources)
+        except PolicyError:
+            return None
     served = Served(question.core, question.engine, (question.step_time, PRIOR_STEPS))
     device = device_of("this one", question.step_time, served, question.block_bytes)
     facts = TraceFacts(True, True, True, question.model, question.began)

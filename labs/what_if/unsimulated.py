@@ -17,6 +17,7 @@ MOST_LINES = 60
 NEVER = {  # fields of a tenant without effect in a simulation
     "on_store_outage": "the quota store never fails in a simulation",
     "default_adapter": "a simulation has one model, and no adapters",
+    "log_texts": "what is logged changes nothing for requests",
     "max_n": "a trace says nothing of requests that were refused for what they are",
     "max_schema_bytes": "a trace does not say what answers have to match",
     "max_top_logprobs": "a trace does not say what is told of tokens",

@@ -161,6 +161,7 @@ class TenantReader:
             batches=_read_batches(section.section("batches"), base.batches),
             usage=_read_usage(section.section("usage"), base.usage),
             guardrail=_read_guardrail(section, base.guardrail),
+            log_texts=section.value("log_texts", words.log_texts, base.log_texts),
             max_n=_read_bound(section, "max_n", base.max_n, 1, MAX_N),
             max_schema_bytes=_read_bound(section, "max_schema_bytes", base.max_schema_bytes, 0, MAX_SCHEMA_BYTES),
             max_top_logprobs=_read_bound(section, "max_top_logprobs", base.max_top_logprobs, 0, MAX_TOP_LOGPROBS),

@@ -30,6 +30,7 @@ Lateness = Literal["wait", "refuse"]
 Unnamed = Literal["allow", "refuse"]
 GuardrailStage = Literal["prompt", "answer"]
 GuardrailFailure = Literal["closed", "open"]
+LogTexts = Literal["none", "redacted", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ class TenantPolicy:
     batches: BatchLimits = BatchLimits()
     usage: UsageDetail = UsageDetail()
     guardrail: GuardrailPolicy | None = None
+    log_texts: LogTexts = "none"  # whether prompts and answers are in the log of requests
     max_n: int = MAX_N  # answers to one prompt, hidden ones of best_of included
     max_schema_bytes: int = MAX_SCHEMA_BYTES  # of an answer's constraint; 0: no constraints
     max_top_logprobs: int = MAX_TOP_LOGPROBS  # most likely tokens at each position
@@ -343,6 +345,7 @@ def _digest(tenant: TenantPolicy) -> int:
         (tenant.guardrail, tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
         (tenant.calendar, tenant.team, _said(tenant.team_limits)),
         *([tenant.default_adapter] if tenant.default_adapter is not None else []),
+        *([f"log_texts {tenant.log_texts}"] if tenant.log_texts != "none" else []),
     )
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])
 

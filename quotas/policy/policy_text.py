@@ -106,6 +106,7 @@ def tenant_fields(tenant: TenantPolicy) -> Plain:
         },
         "usage": {"by": list(tenant.usage.by), "rows": tenant.usage.rows},
         "guardrail": _guardrail(tenant.guardrail) if tenant.guardrail else NO_GUARDRAIL,
+        "log_texts": tenant.log_texts,
         "max_n": tenant.max_n,
         "max_schema_bytes": tenant.max_schema_bytes,
         "max_top_logprobs": tenant.max_top_logprobs,

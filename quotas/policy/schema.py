@@ -28,6 +28,7 @@ from quotas.policy.policy import (
     GuardrailFailure,
     GuardrailStage,
     Lateness,
+    LogTexts,
     Outage,
     Unnamed,
 )
@@ -46,6 +47,7 @@ OUTAGES: tuple[Outage, ...] = get_args(Outage)
 LATENESS: tuple[Lateness, ...] = get_args(Lateness)
 UNNAMED: tuple[Unnamed, ...] = get_args(Unnamed)
 GUARDRAIL_STAGES: tuple[GuardrailStage, ...] = get_args(GuardrailStage)
+LOG_TEXTS: tuple[LogTexts, ...] = get_args(LogTexts)
 GUARDRAIL_FAILURES: tuple[GuardrailFailure, ...] = get_args(GuardrailFailure)
 
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -262,6 +264,11 @@ def _defaults() -> dict[str, Schema]:
         "guardrail": {
             "anyOf": [_ref("guardrail"), {"const": NO_GUARDRAIL}],
             "description": "none lifts the default.",
+        },
+        "log_texts": {
+            "enum": list(LOG_TEXTS),
+            "description": "Whether the log of requests has prompts and answers, by the tenant's consent: without "
+            "e-mail addresses, long numbers and keys (redacted), or whole.",
         },
         "max_n": _number("integer", COUNT, "The most answers to one prompt: n, or best_of.", minimum=1, maximum=MAX_N),
         "max_schema_bytes": _number(

@@ -24,6 +24,7 @@ from quotas.policy.schema import (
     KEY_ID,
     KEY_PREFIX,
     LATENESS,
+    LOG_TEXTS,
     MAX_PROMPT_CHARS,
     MODEL,
     NO_TEAM,
@@ -77,6 +78,7 @@ scope = one_of(SCOPES, "a scope")
 outage = one_of(OUTAGES, "an outage policy")
 lateness = one_of(LATENESS, "a treatment of late requests")
 unnamed = one_of(UNNAMED, "a treatment of unnamed tenants")
+log_texts = one_of(LOG_TEXTS, "a treatment of prompts and answers in the log of requests")
 guardrail_stage = one_of(GUARDRAIL_STAGES, "a stage of a guardrail")
 guardrail_failure = one_of(GUARDRAIL_FAILURES, "a treatment of requests without a verdict")
 guardrail_url = partial(

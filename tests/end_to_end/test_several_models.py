@@ -108,6 +108,7 @@ def test_an_answer_of_each_model_can_be_bound_to_a_schema(site: Site) -> None:
 def test_use_is_told_for_each_model(site: Site) -> None:
     site.text("two", "second", QUESTIONS[2])
     report = site.server.ask_admin("usage?by=model").json()
+    assert site.server.ask_admin("overview").json()["model"] == "first, second, third"
     told = {value for row in report["rows"] for value in row.values() if isinstance(value, str)}
     assert {"first", "second", "third"} <= told, report
 

@@ -49,7 +49,7 @@ from quotas.policy.policy import (
 )
 from quotas.policy.policy_file import PolicyError, parse_policy
 from quotas.policy.problems import Problems
-from quotas.policy.schema import UNNAMED
+from quotas.policy.schema import LOG_TEXTS, UNNAMED
 from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar, compose
 
 POLICIES = Path(__file__).parents[2] / "policies"
@@ -217,6 +217,7 @@ def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...], teams:
             draw(st.integers(1, MAX_OPEN_BATCHES)),
         ),
         guardrail=draw(st.none() | guardrails),
+        log_texts=draw(st.sampled_from(LOG_TEXTS)),
         max_n=draw(st.integers(1, MAX_N)),
         max_schema_bytes=draw(st.integers(0, MAX_SCHEMA_BYTES)),
         max_top_logprobs=draw(st.integers(0, MAX_TOP_LOGPROBS)),

@@ -1,5 +1,6 @@
 // Puts the page together: one poll a second, whose answers go to the parts.
 
+import { segment } from "./api.js";
 import { Board } from "./board.js";
 import { CancelQuestion } from "./cancel_question.js";
 import { Charts } from "./charts.js";
@@ -20,6 +21,7 @@ import { shown } from "./text.js";
 import { UsageView } from "./usage/view.js";
 import { Views } from "./views.js";
 
+const EXPLANATION = 70000; // milliseconds
 const NOW = ["tenants", "requests", "queue", "kv", "refusals"]; // what the first view asks each second
 
 class GatewayBoard extends Board {
@@ -29,7 +31,11 @@ class GatewayBoard extends Board {
     this.slots = new Slots();
     this.charts = new Charts(byId("charts"));
     this.pool = new Pool(byId("pool"), byId("pool-scale"), this.slots);
-    this.request = requestDetail((row) => this.question.ask(this.api, row));
+    this.request = requestDetail(
+      (row) => this.question.ask(this.api, row),
+      (row) => this.api.post(`request-log/${segment(address(row))}/texts`),
+      (row) => this.api.get(`requests/${segment(address(row))}/explanation`, EXPLANATION),
+    );
     this.tenant = tenantDetail((row) => this.#openRequest(row));
     this.windows = [this.request, this.tenant];
     this.question = new CancelQuestion();

@@ -2,20 +2,22 @@
 
 import { Detail, factList } from "./detail.js";
 import { byId, el } from "./dom.js";
-import { outcome } from "./requests.js";
-import { shown } from "./text.js";
+import { address, outcome } from "./requests.js";
+import { lines, shown } from "./text.js";
 import { timeline } from "./timeline.js";
 import { duration, whole } from "./units.js";
 
-/** `cancel(row)` asks whether to end it. */
-export function requestDetail(cancel) {
-  return new Detail(byId("request-dialog"), "request-title", "requests", (request) => content(request, cancel));
+/** `cancel(row)` asks whether to end it; `texts(row)` and `explain(row)` promise its prompts and answers, and its story. */
+export function requestDetail(cancel, texts, explain) {
+  const content = (request) => shownWhole(request, cancel, texts, explain);
+  return new Detail(byId("request-dialog"), "request-title", "requests", content);
 }
 
-function content(request, cancel) {
+function shownWhole(request, cancel, texts, explain) {
   const reason = request.reason ? [el("p", { class: "note" }, shown(request.reason, 240))] : [];
   const picture = timeline(request.timeline ?? [], request.age ?? request.duration);
-  return [factList(facts(request)), ...reason, picture, ...(request.state ? [cancelling(request, cancel)] : [])];
+  const end = request.state ? cancelling(request, cancel) : more(request, texts, explain);
+  return [factList(facts(request)), ...reason, picture, end];
 }
 
 function facts(request) {
@@ -36,6 +38,41 @@ function facts(request) {
     ...(request.session ? { Session: shown(request.session, 64) } : {}),
     ...(request.trace_id ? { Trace: shown(request.trace_id, 32) } : {}),
   };
+}
+
+let asked = { of: null, place: null }; // of the request that is shown, whose answers outlast a refresh
+
+/** Buttons that ask for its story, and for prompts and answers: the log has them by the tenant's consent, each look is on record. */
+function more(request, texts, explain) {
+  if (asked.of === address(request)) return asked.place;
+  const answer = el("div", { role: "status" });
+  const button = (title, attributes, ask) => {
+    const show = () => ask(request).then((parts) => answer.replaceChildren(...parts), (error) => answer.replaceChildren(failed(error)));
+    return el("button", { type: "button", ...attributes, click: show }, title);
+  };
+  const place = el(
+    "div",
+    {},
+    el(
+      "div",
+      { class: "answers left" },
+      button("Explain", { id: "explain" }, async (row) => [said("Why", (await explain(row)).lines.join("\n"))]),
+      button("Prompt and answer", { id: "texts", class: "for-operators" }, async (row) =>
+        (await texts(row)).texts.flatMap(({ prompt, answer: end }) => [said("Prompt", prompt), said("Answer", end)]),
+      ),
+    ),
+    answer,
+  );
+  asked = { of: address(request), place };
+  return place;
+}
+
+function failed(error) {
+  return el("p", { class: "note" }, `${shown(error.message, 500)}.`);
+}
+
+function said(title, text) {
+  return el("section", {}, el("h3", {}, title), el("pre", { tabindex: 0 }, lines(text)));
 }
 
 function cancelling(request, cancel) {

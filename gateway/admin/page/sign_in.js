@@ -5,6 +5,13 @@ import { byId, setText } from "./dom.js";
 
 const STORED = "sluice-admin-key";
 const SENDABLE = /^[\x21-\x7e]+$/; // no header holds anything else
+const PROBLEMS = {
+  expired: "That sign-in was not begun here, or took too long: try again.",
+  no_role: "You have signed in, but have no role here: the gateway's log names the claim.",
+  refused: "The provider refused the sign-in.",
+  unavailable: "The provider cannot be asked: the gateway's log says why.",
+  untrusted: "What the provider said cannot be trusted: the gateway's log says why.",
+};
 
 /** Shows the form, or passes it when the tab has a key; `signedIn(api)` is called with one that was accepted. */
 export class SignIn {
@@ -19,8 +26,21 @@ export class SignIn {
 
   begin() {
     const key = sessionStorage.getItem(STORED);
-    if (key === null) this.ask("");
-    else this.signedIn(new Api(key));
+    if (key !== null) return this.signedIn(new Api(key));
+    const problem = new URLSearchParams(location.search).get("problem");
+    if (problem !== null) history.replaceState(null, "", location.pathname + location.hash);
+    this.ask(Object.hasOwn(PROBLEMS, problem ?? "") ? PROBLEMS[problem] : "");
+    this.#comeFromProvider();
+  }
+
+  /** Takes the key of a sign-in at a provider that has just succeeded, or offers one. */
+  async #comeFromProvider() {
+    const answer = await fetch("oidc/session", { cache: "no-store" }).catch(() => null);
+    const { offered, key } = answer?.ok ? await answer.json() : {};
+    byId("provider").hidden = !offered;
+    if (!key || sessionStorage.getItem(STORED) !== null) return;
+    sessionStorage.setItem(STORED, key);
+    this.signedIn(new Api(key));
   }
 
   /** Forgets the key and asks for one; `why` is shown. */

@@ -16,6 +16,12 @@ export function shown(name, limit = 80) {
   return head.length < text.length ? `${visible}… (${text.length.toLocaleString("en")} characters)` : visible;
 }
 
+/** A text of several lines, in which nothing else is invisible. */
+export function lines(text) {
+  const visible = (line) => line.replaceAll("\t", "  ").replace(INVISIBLE, spelled).replace(MARKS, "$1");
+  return text.split("\n").map(visible).join("\n");
+}
+
 function spelled(character) {
   return `‹U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`;
 }

@@ -116,7 +116,7 @@ async def test_no_route_lets_a_viewer_change_anything() -> None:
     viewer = Admin("ada", Role.VIEWER, b"")
     routes = Api.routes(Mock(spec=Api), Mock(spec=Actions))
     closed = [one for one in routes if one.methods != {"GET", "HEAD"} and one.path not in READS]
-    assert len(closed) == 12
+    assert len(closed) == 14
     for route in [*closed, next(one for one in routes if one.path == f"{PREFIX}/policy/source")]:
         with pytest.raises(RoleNotAllowed):
             await route.app({"type": "http", "user": viewer}, AsyncMock(), AsyncMock())

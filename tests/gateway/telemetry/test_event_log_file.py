@@ -1,23 +1,21 @@
+import contextlib
 import errno
 import gzip
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway.telemetry import event_log_file
-from gateway.telemetry.event_log_file import BUFFER_BYTES, EventLogError, EventLogFile, read_event_log
-
-
-def never(_: float, __: object) -> None:
-    """No time passes, so that lines are written at the end."""
-
+from gateway.telemetry.event_log_file import EventLogError, EventLogFile, read_event_log
 
 HEADER = '["log",1]'
 
 
 def write(path: Path, lines: list[str], segment_bytes: int = 10_000) -> None:
-    with EventLogFile(path, segment_bytes, never) as file:
+    with EventLogFile(path, segment_bytes) as file:
         for line in lines:
             file.write(line)
 
@@ -70,41 +68,73 @@ def test_a_new_run_rotates_the_last_one_away_and_is_read_alone(tmp_path: Path) -
 
 
 def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    with EventLogFile(Path("/dev/full"), 1 << 20, never) as file:
+    with EventLogFile(Path("/dev/full"), 1 << 20) as file:
         for _ in range(10):
-            file.write("x" * BUFFER_BYTES)
+            file.write("x" * 65536)
     (record,) = caplog.records
     assert "/dev/full ends here" in record.getMessage() and "No space left" in record.getMessage()
 
 
-def test_lines_unwritten_at_the_end_on_a_full_disk_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    with EventLogFile(Path("/dev/full"), 1 << 20, never) as file:
-        file.write("short")
-        assert not caplog.records
-    assert len(caplog.records) == 1
-
-
-def test_a_written_line_can_be_read_a_moment_later_and_costs_one_timer(tmp_path: Path) -> None:
-    timers: list[Callable[[], None]] = []
-    with EventLogFile(tmp_path / "log", 1 << 20, lambda _, call: timers.append(call)) as file:
+def test_a_written_line_can_be_read_a_moment_later(tmp_path: Path) -> None:
+    with EventLogFile(tmp_path / "log", 1 << 20) as file:
         for line in (HEADER, '["plan",1]'):
             file.write(line)
-        (flush,) = timers
-        flush()
-        assert list(read_event_log(tmp_path / "log")) == [HEADER, '["plan",1]']
+        while list(read_event_log(tmp_path / "log") if (tmp_path / "log").stat().st_size else ()) != [HEADER, line]:
+            time.sleep(0.01)
         file.write('["plan",2]')
-        assert len(timers) == 2
-    timers[1]()
     assert list(read_event_log(tmp_path / "log"))[-1] == '["plan",2]'
 
 
-def test_a_full_disk_is_told_when_what_is_pending_is_written(caplog: pytest.LogCaptureFixture) -> None:
-    timers: list[Callable[[], None]] = []
-    with EventLogFile(Path("/dev/full"), 1 << 20, lambda _, call: timers.append(call)) as file:
+def test_a_full_disk_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with EventLogFile(Path("/dev/full"), 1 << 20) as file:
         file.write("short")
-        timers[0]()
-        assert len(caplog.records) == 1
+        while not caplog.records:
+            time.sleep(0.01)
         file.write("more")
+    assert len(caplog.records) == 1
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Iterator[Path]:
+    """A disk that takes nothing: a pipe that is full, and that nobody reads."""
+    path = tmp_path / "log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    filler = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(filler, bytes(4096))
+    yield path
+    os.set_blocking(reader, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.read(reader, 1 << 20):
+            pass
+    os.close(filler)
+    os.close(reader)
+
+
+def test_a_disk_that_takes_nothing_holds_nobody_up(
+    stuck: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_log_file, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(event_log_file, "MAX_WAITING_LINES", 1000)
+    with EventLogFile(stuck, 1 << 30) as file:
+        for _ in range(5000):
+            file.write("a line")
+        assert len(file._lines) <= 1000
+    (record,) = caplog.records
+    assert "ends here" in record.getMessage() and "the disk has not taken" in record.getMessage()
+
+
+def test_lines_that_the_disk_has_not_taken_are_bounded_and_the_log_ends_before_its_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_log_file, "MAX_WAITING_LINES", 100)
+    monkeypatch.setattr(event_log_file, "FLUSH_SECONDS", 1000.0)
+    with EventLogFile(tmp_path / "log", 1 << 20) as file:
+        for line in (HEADER, *(f'["plan",{n}]' for n in range(200))):
+            file.write(line)
+    assert list(read_event_log(tmp_path / "log")) == [HEADER, *(f'["plan",{n}]' for n in range(99))]
     assert len(caplog.records) == 1
 
 
@@ -114,7 +144,7 @@ def test_a_segment_that_cannot_be_rotated_ends_the_log(
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    with EventLogFile(tmp_path / "log", 20, never) as file:
+    with EventLogFile(tmp_path / "log", 20) as file:
         file.write(HEADER)
         monkeypatch.setattr(Path, "replace", refuse)
         for _ in range(5):
@@ -131,7 +161,7 @@ def test_a_line_that_was_cut_off_is_not_read(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_begun_is_named_with_its_flag(tmp_path: Path) -> None:
     with pytest.raises(EventLogError, match=r"nowhere/log cannot be written: No such file .* with --event-log"):
-        EventLogFile(tmp_path / "nowhere" / "log", 100, never)
+        EventLogFile(tmp_path / "nowhere" / "log", 100)
 
 
 @pytest.mark.parametrize("content", [b'{"level":"info"}\n', b"garbage", b"\x8b\xff\n"])

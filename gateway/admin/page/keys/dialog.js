@@ -4,6 +4,7 @@ import { segment } from "../api.js";
 import { announce, byId, el } from "../dom.js";
 import { shown } from "../text.js";
 import { moment } from "../units.js";
+import { SIMULATION, whatIf } from "../policy/what_if.js";
 import { SettingsFields } from "./settings.js";
 
 const SCOPES = { inference: "inference", limits: "reading its limits" };
@@ -78,6 +79,7 @@ export class KeyDialog {
       ...settings.elements,
     ];
     const path = `keys/${segment(row.id)}/edit`;
+    fields.push(...this.#whatIf(row, settings));
     this.#show(`Edit key ${shown(row.id, 24)}`, fields, "Put into force", () =>
       this.#api().post(path, {
         name: name.value.trim(),
@@ -87,6 +89,19 @@ export class KeyDialog {
       }),
     );
     name.focus();
+  }
+
+  /** A button that simulates the last hour under the settings, and the place of its answer. */
+  #whatIf(row, settings) {
+    const place = el("div", { class: "whole", id: "key-what-if-answer", role: "status" });
+    const ask = async ({ currentTarget: button }) => {
+      button.disabled = true;
+      place.replaceChildren(el("p", { class: "muted" }, "Simulating…"));
+      const asked = this.#api().post(`keys/${segment(row.id)}/what-if`, { settings: settings.text }, SIMULATION);
+      place.replaceChildren(...(await asked.then(whatIf, (error) => [el("p", { class: "problem" }, `${shown(error.message, 400)}.`)])));
+      button.disabled = false;
+    };
+    return [el("button", { type: "button", id: "key-what-if", class: "whole", click: ask }, "What it would have done to the last hour"), place];
   }
 
   rotate(row) {

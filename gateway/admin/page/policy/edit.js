@@ -3,9 +3,9 @@
 import { byId, el, setText } from "../dom.js";
 import { counted, shown } from "../text.js";
 import { diff } from "./diff.js";
-import { whatIf } from "./what_if.js";
+import { SIMULATION, whatIf } from "./what_if.js";
 
-const SIMULATION = 70000;
+
 const DURATION = "it takes up to 10 s on an idle processor, and longer on a busy one";
 const PATIENCE = 30000; // milliseconds: a large policy takes its time
 

@@ -5,6 +5,8 @@ import { plainTable } from "../plain_table.js";
 import { counted, shown } from "../text.js";
 import { duration, percent, whole } from "../units.js";
 
+export const SIMULATION = 70000; // milliseconds for its answer
+
 const FIGURES = [[""], ["As it is", true], ["Edited", true]];
 const ONES = [
   [""],
