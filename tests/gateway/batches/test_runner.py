@@ -68,7 +68,7 @@ class Site:
         """Run until the batches have ended; returns the last one's fields."""
         running = asyncio.create_task(self.runner.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(240):
                 while not {*names}.isdisjoint([*await self.store.open_of("t"), *self.runner.running]):
                     await asyncio.sleep(0.01)
         finally:
