@@ -162,7 +162,8 @@ def make_core(
     queue = SpareLast(order, spare_order)
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)
-    ledger = Ledger(share, spare, tariffs, copy_time, AdapterTime(engine))
+    adapter_time = AdapterTime(engine)
+    ledger = Ledger(share, spare, tariffs, copy_time, adapter_time)
     sizer = PrefillSizer(engine, model, copy_time, config.prefill_share, others)
     forecast = FuturePeak(engine, lengths, config.memory_risk)
     swap_choice = SwapChoice(config.swap, engine, model)
@@ -171,7 +172,7 @@ def make_core(
     spare_sizer = SpareSizer(sizer, config.spare_share)
     hooks = TenantHooks(queue.due, ledger, sizer, spare_sizer, gate, forecast, swap_choice, retention, fair)
     scheduler = Scheduler(engine, queue, hooks)
-    forecaster = Forecaster(scheduler, order, backlog, pipeline, models, lengths)
+    forecaster = Forecaster(scheduler, order, backlog, pipeline, models, lengths, adapter_time)
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
     expiry = EXPIRIES[config.overload](forecaster)
     return Controller(

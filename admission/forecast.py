@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from admission.backlog import Backlog
 from admission.departures import Departures
+from admission.ledger import AdapterTime
 from admission.output_length import OutputLengths
 from admission.step_times.step_time import Pipeline, StepTimeModel, StepWork, plain_sum
 from backend.scheduler.scheduler import Scheduler
@@ -89,6 +90,7 @@ class _SharedStep(NamedTuple):
     of_prefill: float  # the part of the seconds that is due to prefill
     decodes: int
     decode_context: int
+    adapting: float  # the part of the seconds that is due to the adapters of decodes
     others: float = 0.0  # seconds of the other models' steps beside it, which `seconds` hold
 
 
@@ -103,9 +105,10 @@ class Forecaster:
         pipeline: Pipeline,
         models: Listed[StepTimeModel],
         lengths: OutputLengths,
+        adapter_time: AdapterTime,
     ) -> None:
         self._scheduler, self._order, self._backlog, self._pipeline = scheduler, order, backlog, pipeline
-        self._models, self._lengths = models, lengths
+        self._models, self._lengths, self._adapter_time = models, lengths, adapter_time
         config = scheduler.config
         self._departures = Departures(lengths, config.max_num_seqs, config.max_num_batched_tokens)
         self._step_number = 0
@@ -123,6 +126,7 @@ class Forecaster:
         step = self._step(sequence, cached)
         a_token = step.seconds / step.prefill_tokens
         prompt = sequence.num_prompt_tokens - cached
+        prefill = prompt * a_token + self._adapter_time.of_prompt(sequence, prompt)
         in_progress, later = 0, order.behind(sequence, due)
         for running, left in self.prefilling():
             running_due = order.due(running)
@@ -135,12 +139,12 @@ class Forecaster:
         wait = _wait(in_progress + ahead.tokens, place, decodes, step)
         soonest = self._pipeline.remaining(now) + step.seconds / 2
         soonest += self._scheduler.wake_seconds(sequence.request.model)
-        first = soonest + wait + prompt * a_token
+        first = soonest + wait + prefill
         output = self._lengths.quantile(sequence.tenant, sequence.request.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, in_progress + self._backlog.total.tokens, sequence, step)
         behind = self._behind(later, in_progress + ahead.tokens + prompt, ahead.requests + 1, soonest, step)
         each = wait / max(1.0, in_progress + ahead.tokens)
-        return Forecast(first, last, wait, ahead.own_tokens * each, each, prompt * a_token, behind)
+        return Forecast(first, last, wait, ahead.own_tokens * each, each, prefill, behind)
 
     def _behind(
         self, later: list[DueRequest], total: float, requests: float, soonest: float, step: _SharedStep
@@ -166,7 +170,8 @@ class Forecaster:
             total += tokens
             if sequence.request.first_token_by is not None:
                 behind.sequences.append(sequence)
-                behind.first_tokens.append(soonest + wait + tokens * a_token)
+                own = tokens * a_token + self._adapter_time.of_prompt(sequence, tokens)
+                behind.first_tokens.append(soonest + wait + own)
         return behind
 
     def prefilling(self) -> list[tuple[Sequence, int]]:
@@ -180,9 +185,11 @@ class Forecaster:
         """Return the prefill seconds on an otherwise idle machine: a lower bound for every schedule."""
         config, model = self._scheduler.config, self._models[sequence.request.model].fitted
         cached = self._scheduler.num_cached_tokens(sequence)
-        steps, rest = divmod(sequence.num_tokens - cached, config.max_num_batched_tokens)
+        tokens = sequence.num_tokens - cached
+        steps, rest = divmod(tokens, config.max_num_batched_tokens)
         whole = model.seconds(StepWork(prefill_tokens=config.max_num_batched_tokens))
-        return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0)
+        adapting = self._adapter_time.of_prompt(sequence, tokens)
+        return steps * whole + (model.seconds(StepWork(prefill_tokens=rest)) if rest else 0.0) + adapting
 
     def _step(self, sequence: Sequence, cached: int) -> _SharedStep:
         scheduler, model, others = self._scheduler, sequence.request.model, 0.0
@@ -201,7 +208,11 @@ class Forecaster:
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         times = self._models[model].fitted
         seconds, alone = times.seconds(work), times.seconds(StepWork(0, decodes, context))
-        return _SharedStep(prefill, seconds + others, seconds - alone, decodes, context, others)
+        adapting = self._adapter_time.of_decodes(
+            scheduled.sequences[: scheduled.batch.num_decodes] if scheduled else ()
+        )
+        beside = others + adapting
+        return _SharedStep(prefill, seconds + beside, seconds - alone, decodes, context, adapting, others)
 
     def _beside(self, model: int) -> tuple[int, int, float]:
         """Return the decodes of a model, the tokens that they attend to, and the seconds of a step of each other model
@@ -221,6 +232,7 @@ class Forecaster:
         full = min(tokens, waiting / step.prefill_tokens)
         times = self._models[sequence.request.model].fitted
         alone = times.seconds(StepWork(decode_tokens=1, decode_context=sequence.num_tokens))
+        alone += self._adapter_time.of_decodes((sequence,))
         each = max(alone, self._pipeline.typical) + step.others
         return full * step.seconds + (tokens - full) * min(step.seconds, each)
 
@@ -244,7 +256,7 @@ class Forecaster:
         context = step.decode_context + round(joining * (self.typical_prompt + self.typical_answer / 2))
         decodes = StepWork(0, step.decodes + joining, context)
         steps = self._departures.steps_until(lacking, requests * self.typical_answer, places, self.typical_answer)
-        return steps, self._models[sequence.request.model].fitted.seconds(decodes) + step.others
+        return steps, self._models[sequence.request.model].fitted.seconds(decodes) + step.others + step.adapting
 
 
 def _wait(tokens: float, place: float, decodes: float, step: _SharedStep) -> float:

@@ -106,6 +106,17 @@ class AdapterTime:
     def __init__(self, config: EngineConfig) -> None:
         self._decode, self._prompt, self._bring = config.adapter_block_seconds
 
+    def of_prompt(self, sequence: Sequence, tokens: int) -> float:
+        """Return the seconds that its adapter, once it is on the device, adds to computing `tokens` of its prompt."""
+        adapter = sequence.request.adapter
+        return 0.0 if adapter is None else self._prompt * adapter.num_blocks * tokens
+
+    def of_decodes(self, sequences: Iterable[Sequence]) -> float:
+        """Return the seconds that adapters add to a step in which these sequences decode."""
+        if not self._decode:
+            return 0.0
+        return self._decode * sum([one.request.adapter.num_blocks for one in sequences if one.request.adapter])
+
     def of_rows(self, scheduled: ScheduledStep) -> list[float]:
         """Return the seconds of each row; none if no row has an adapter. What a step brings is its first row's that has
         the adapter.

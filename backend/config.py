@@ -11,7 +11,7 @@ MAX_TABLE_ENTRIES = 2**20  # unless the pool has half as many blocks
 
 
 KVCacheDtype = Literal["auto", "fp8"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["auto", "none", "int8", "int4"]
 
 
 class Batching(StrEnum):
@@ -58,7 +58,7 @@ class EngineOptions:
     kv_allocation: KVAllocation = KVAllocation.PAGED
     steps_in_flight: int = 2
     kv_cache_dtype: KVCacheDtype = "auto"
-    quantization: Quantization = "none"
+    quantization: Quantization = "auto"
     prefix_cache: bool = True
     swap_space_bytes: int = 0  # of the host's memory
     max_adapter_rank: int = 0  # 0: no adapters

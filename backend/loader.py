@@ -95,7 +95,7 @@ def load_model(
     shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
     if beside is None:
         check_size(options, config, precision, target, shard)  # contradictions show before the long load
-    if target.type == "cuda" or options.kv_cache_dtype != "auto" or options.quantization != "none":
+    if target.type == "cuda" or options.kv_cache_dtype != "auto" or options.quantization not in ("auto", "none"):
         # and so does a lack of kernels
         select_ops(target, precision, kernels, cache_dtype(options, precision), options.quantization)
     advance = _advance(Shards(directory).num_bytes, progress)
@@ -105,7 +105,8 @@ def load_model(
             num_parameters = empty_weights(config, precision, torch.device("meta")).num_parameters
             runner = load_leading(tensor_parallel, directory, config, options, precision, target, kernels, advance)
         else:
-            weights = load_weights(directory, config, precision, target, advance)
+            keeps_integers = options.quantization == "auto" and target.type == "cpu"
+            weights = load_weights(directory, config, precision, target, advance, keeps_integers=keeps_integers)
             num_parameters = weights.num_parameters
             if beside is not None:
                 runner = place_beside(beside, config, options, weights, precision, kernels)

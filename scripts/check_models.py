@@ -2,11 +2,12 @@
 """Check a real model, SmolLM2-135M-Instruct in GGUF's Q4_1, offline and served: `scripts/check_models.py`.
 
 Fetches it first if it is not there (scripts/download smollm2). Weights are compared bit by bit, and greedy texts token
-by token, with those of transformers, which reads the file with ggml's package gguf, installed for the run. Weights that
-are rounded to 8 bits at load have to leave the perplexity of a text what it is. Served, it has to answer a chat with
-sense, stream it, stop at its end token, fill a JSON schema, call a tool that it has to, and read a result. The time
-from the command to the first streamed token is measured with the file in the cache, with and without the folder that
-is made of it. Writes labs/benchmarks/results/models.json; exit status 1 when a check failed.
+by token, with those of transformers, which reads the file with ggml's package gguf, installed for the run. Products of
+integers have to leave the perplexity of a text what it is, and at most 0.5 % above llama.cpp's of the same file.
+Served, it has to answer a chat with sense, stream it, stop at its end token, fill a JSON schema, call a tool that it
+has to, and read a result. The time from the command to the first streamed token is measured with the file in the cache,
+with and without the folder that is made of it. Writes labs/benchmarks/results/models.json; exit status 1 when a check
+failed.
 """
 
 import json
@@ -35,14 +36,17 @@ from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
 from backend.model.weights import checkpoint_names, load_weights
 from backend.text.tokenizer import Tokenizer
+from labs.benchmarks.llama_environment import llama_python
 from labs.benchmarks.processes import ROOT
+from labs.benchmarks.quantized_peers import file_in
 from labs.benchmarks.report import RESULTS, Report
 from labs.benchmarks.served import served
 
 MODEL, TENANT = "smollm2", "models"
 NUM_TOKENS = 32
 HELD_TEXT, HELD_TOKENS = "fairness.md", 2000
-QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8")
+QUANTIZATIONS: tuple[Quantization, ...] = ("none", "auto", "int8", "int4")
+BESIDE_LLAMA = ("Q4_1", "Q8_0")
 READERS = ["gguf==0.19.0", "accelerate==1.15.0", "psutil"]  # which transformers reads GGUF with
 TEXTS = [
     "The capital of France is",
@@ -127,20 +131,35 @@ def check_numbers(report: Report) -> None:
 
 
 def check_rounding(report: Report) -> None:
-    """Compare the perplexity of a text with weights as they are and rounded to 8 bits."""
+    """Compare perplexities of a text: of weights multiplied out, as the file has them, rounded, and llama.cpp's."""
     folder = resolve_model(MODEL)
     tokenizer = Tokenizer.from_dir(folder, read_model_config(folder).vocab_size)
     prompt = tokenizer.encode_text((ROOT / "docs" / HELD_TEXT).read_text(), add_special_tokens=False)[:HELD_TOKENS]
-    found = dict[str, float]()
-    for quantization in QUANTIZATIONS:
-        options = EngineOptions(kv_memory_bytes=2**28, max_model_len=2 * HELD_TOKENS, quantization=quantization)
-        llm = LLM(MODEL, options, dtype="float32", device="cpu", kernels="native")
-        scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-        (one,) = llm.generate([prompt], scored, progress=False)
-        assert one.prompt_logprobs is not None, "they were asked for"
-        found[quantization] = math.exp(-mean(token.logprob for token in one.prompt_logprobs))
+    found = {how: perplexity(MODEL, prompt, how) for how in QUANTIZATIONS}
+    for name in BESIDE_LLAMA:
+        file = str(file_in(name))
+        found[f"{name}, ours"] = perplexity(file, prompt, "auto")
+        found[f"{name}, llama.cpp"] = theirs = perplexity_of_llama(file, prompt)
+        report.at_most(f"perplexity in {name}, times llama.cpp's", found[f"{name}, ours"] / theirs, 1.005)
     report.add_table(f"perplexity of docs/{HELD_TEXT}, {len(prompt)} tokens", [found])
+    report.at_most("perplexity with the file's integers, times multiplied out", found["auto"] / found["none"], 1.001)
     report.at_most("perplexity with weights of 8 bits, times that without", found["int8"] / found["none"], 1.01)
+
+
+def perplexity(model: str, prompt: list[int], quantization: Quantization) -> float:
+    options = EngineOptions(kv_memory_bytes=2**28, max_model_len=2 * HELD_TOKENS, quantization=quantization)
+    llm = LLM(model, options, dtype="float32", device="cpu", kernels="native")
+    scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    (one,) = llm.generate([prompt], scored, progress=False)
+    assert one.prompt_logprobs is not None, "they were asked for"
+    return math.exp(-mean(token.logprob for token in one.prompt_logprobs))
+
+
+def perplexity_of_llama(file: str, prompt: list[int]) -> float:
+    flags = ["--model", file, "--dtype", "float32", "--perplexity"]
+    command = bound([str(llama_python()), "-m", "labs.benchmarks.peers.llama_cpp", *flags])
+    told = subprocess.run(**command, cwd=ROOT, check=True, input=json.dumps(prompt), text=True, stdout=subprocess.PIPE)
+    return float(told.stdout)
 
 
 def read_by_transformers(file: Path) -> Any:

@@ -2,7 +2,8 @@
 
 `sluice serve` with the embedded model and its own quota store, and clients that do everything at once: answers whole
 and streamed, streams left halfway, connections cut at any byte, bodies that are malformed or too large, strange keys,
-tenants at their limits, an admin who looks and cancels, edits of the policy, traces to a collector.
+tenants at their limits, an admin who looks and cancels, edits of the policy, traces to a collector. Now and then the
+network between them delays, holds, refuses or cuts every connection for up to a second.
 
 At intervals the load holds still until the gateway has nothing to do, and what it holds is read from its metrics: a row
 of the table. Then nothing of the requests may be left: no KV block, no reservation, no span, no connection. What a
@@ -19,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -29,12 +30,14 @@ import httpx
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.report import Report, scenario_parser
-from scripts.soak_load import ANSWER_TIMEOUT_SECONDS, MANNERS, POLICY, TENANTS, Visitor
+from labs.faults.proxy import Proxy
+from scripts.soak_load import ANSWER_TIMEOUT_SECONDS, BROKEN, MANNERS, POLICY, TENANTS, Visitor
 from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver
 
 CLIENTS = 16  # at a time; half as many sequences run
 ROWS = 40
+FAULT_SECONDS = 2.0  # between two faults of the network, on average
 SETTLE_SECONDS = 30.0  # in which a gateway without load must have nothing left
 FLAGS = ("--threads", "1", "--max-num-seqs", "8", "--max-waiting", "12", "--trace-sample-ratio", "0.5")
 
@@ -83,9 +86,11 @@ def main(arguments: list[str] | None = None) -> int:
         tempfile.TemporaryDirectory() as directory,
         otlp_receiver() as collector,
         gateway(Path(directory), collector) as (server, keys),
+        Proxy(server.port) as network,
     ):
-        visitor = Visitor(server, keys, Path(directory) / "policy.yaml", Random(options.seed), new_client())
-        rows = asyncio.run(soak(visitor, collector, 60 * minutes))
+        reached = replace(server, port=network.port)
+        visitor = Visitor(reached, keys, Path(directory) / "policy.yaml", Random(options.seed), new_client())
+        rows = asyncio.run(soak(visitor, network, collector, 60 * minutes))
         complaints = complaints_in(server.log)
     tell(report, rows, visitor)
     judge(report, rows, visitor.wrong, complaints)
@@ -111,11 +116,12 @@ def new_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=ANSWER_TIMEOUT_SECONDS, limits=httpx.Limits(max_connections=None))
 
 
-async def soak(visitor: Visitor, collector: Receiver, seconds: float) -> list[Row]:
+async def soak(visitor: Visitor, network: Proxy, collector: Receiver, seconds: float) -> list[Row]:
     """The rows of the table, which is printed as it grows."""
     gate, rows, began = Gate(), [], time.monotonic()
     async with asyncio.TaskGroup() as group:
-        clients = [group.create_task(come_and_go(visitor, gate)) for _ in range(CLIENTS)]
+        tasks = [group.create_task(come_and_go(visitor, gate)) for _ in range(CLIENTS)]
+        tasks.append(group.create_task(disturb(network, visitor.random)))
         for number in range(1, ROWS + 1):
             gate.opened.set()
             await asyncio.sleep(max(0.0, began + seconds * number / ROWS - time.monotonic()))
@@ -126,8 +132,8 @@ async def soak(visitor: Visitor, collector: Receiver, seconds: float) -> list[Ro
             rows.append(row(time.monotonic() - began, busy, await settled(visitor), visitor))
             show(rows)
             collector.requests.clear()
-        for client in clients:
-            client.cancel()
+        for task in tasks:
+            task.cancel()
     await visitor.http.aclose()
     return rows
 
@@ -142,11 +148,20 @@ async def come_and_go(visitor: Visitor, gate: Gate) -> None:
         try:
             await manner(visitor)
         except (httpx.HTTPError, OSError) as error:
-            visitor.note(f"{manner.__name__}: {type(error).__name__}", -1, ())
+            visitor.note(f"{manner.__name__}: {type(error).__name__}", BROKEN, (BROKEN,))
         finally:
             gate.inside -= 1
             if not gate.inside:
                 gate.empty.set()
+
+
+async def disturb(network: Proxy, random: Random) -> None:
+    """Break the network now and then, and mend it."""
+    while True:
+        await asyncio.sleep(random.expovariate(1 / FAULT_SECONDS))
+        await asyncio.to_thread(random.choice((network.cut, network.hold, network.refuse, network.delay)))
+        await asyncio.sleep(random.random())
+        await asyncio.to_thread(network.clear)
 
 
 async def settled(visitor: Visitor) -> Row:
@@ -189,7 +204,10 @@ def show(rows: Sequence[Row]) -> None:
 
 def tell(report: Report, rows: list[Row], visitor: Visitor) -> None:
     answers = {f"{what} {status}": count for (what, status), count in sorted(visitor.statuses.items())}
-    report.add_table("what clients were told (0: they did not stay)", [{"": k, "times": n} for k, n in answers.items()])
+    report.add_table(
+        "what clients were told (0: they did not stay; -1: the network broke)",
+        [{"": k, "times": n} for k, n in answers.items()],
+    )
     report.tables["what the gateway held while nothing was asked of it"] = [dict(row) for row in rows]
     report.notes = [f"{CLIENTS} clients, {sum(visitor.statuses.values()):,} requests in {rows[-1]['minute']:.3g} min"]
 

@@ -36,6 +36,7 @@ ADMIN = ("overview", "tenants", "tenants/steady", "requests", "queue", "kv", "po
 
 SERVED = {200, 429, 503, 504}  # an answer, or the refusal of a busy gateway
 REFUSED = {400, 401, 403, 404, 405, 411, 413, 415, 422, 429, 503}
+BROKEN = -1  # in place of a status: the network broke the connection
 CUT = 0  # in place of a status: the client left before it
 
 

@@ -18,7 +18,7 @@ from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
 from backend.text.tokenizer import Tokenizer
 from tests.examples import NIGHTLY
-from tests.gateway.server_process import ServerProcess, running_server
+from tests.gateway.server_process import PATIENCE, ServerProcess, running_server
 from tests.gateway.stoppable_store import StoppableStore
 from tests.quotas.servers import BINARIES, running
 
@@ -36,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    unhurried = httpx._config.DEFAULT_TIMEOUT_CONFIG  # of calls that name no timeout, also of functions: else 5 s
+    unhurried.connect = unhurried.read = unhurried.write = unhurried.pool = PATIENCE
     settings.load_profile(NIGHTLY if config.getoption("--all") else "daily")
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from backend.errors import ModelLoadError
 from backend.gguf.architecture import Architecture
-from backend.gguf.quants import dequantised
+from backend.gguf.quants import dequantised, stored_rows
 from backend.gguf.reader import GgufFile, StoredTensor
 
 
@@ -24,13 +24,19 @@ class GgufTensors:
         return [*self._names]
 
     def get_tensor(self, name: str) -> Tensor:
-        stored = self._names[name]
-        tensor, heads = dequantised(self._file, stored), self._architecture.heads_of(name)
-        return tensor if heads is None else _unpermuted(self._file, stored, tensor, heads)
+        return self._ordered(name, dequantised(self._file, self._names[name]))
+
+    def get_rows(self, name: str) -> Tensor:
+        """Return the rows of a quantised matrix as they are stored: [rows, bytes of a row]."""
+        return self._ordered(name, stored_rows(self._file, self._names[name]))
 
     def get_slice(self, name: str) -> Tensor:
         """Return the whole tensor, to take slices of: blocks consist of rows, so all rows are read first."""
         return self.get_tensor(name)
+
+    def _ordered(self, name: str, tensor: Tensor) -> Tensor:
+        heads = self._architecture.heads_of(name)
+        return tensor if heads is None else _unpermuted(self._file, self._names[name], tensor, heads)
 
 
 @contextmanager

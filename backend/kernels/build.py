@@ -30,7 +30,7 @@ from backend.timed_run import end_on_signals, run_within
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
-COMPILE_SECONDS = 900.0  # 12 s of a core, of which a busy machine may leave little
+COMPILE_SECONDS = 900.0  # 20 s of a core, of which a busy machine may leave little
 VERSION_SECONDS = 30.0
 DIGEST_BYTES = 32
 DRAFT = "build-"  # beginning of the names of folders in the cache in which a library is compiled

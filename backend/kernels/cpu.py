@@ -5,12 +5,14 @@ import importlib
 import logging
 import os
 import shutil
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from backend.errors import ConfigError
 from backend.kernels import build
+from backend.kernels.integers import IntegerWeight, StoredWeight, Weight, joined, rounded
 from backend.kernels.linear import TiledLinear, packs, widened
 from backend.kernels.native import DTYPES, NO_WINDOW, NativeLayers, PackedLinear, declare, pointer
 from backend.kernels.ops import DecoderStack, Linear, Ops, RunLayers, StepInputs
@@ -20,14 +22,16 @@ from backend.kernels.torch_ops import TorchOps
 
 log = logging.getLogger(__name__)
 
+ROUNDED_BITS = {"int4": 4, "int8": 8}
 KINDS = ("auto", "native", "triton", "torch", "reference")
 
 
 class CpuOps:
     """`Ops` by the library of `csrc`, for contiguous CPU tensors of the types in `native.DTYPES`.
 
-    With `quantizes`, weights of products are kept in 8 bits, with a scale for 32 inputs of an output, and
-    multiplied in fp32.
+    With `bits`, weights of products are rounded to integers of 4 or 8 bits. Of those and of stored integers, the
+    product is that of the dequantised weights with inputs that are rounded to 16 bits of the largest of a group of 16
+    or 32: each group's integers are multiplied and added exactly, its sum is scaled, and added to the last, in fp32.
 
     Raises AttributeError when the library lacks a function. Heads of a shape that its attention does not take (see
     `supports`) go to `TorchOps`.
@@ -36,9 +40,9 @@ class CpuOps:
     captures = False
     sample = None
 
-    def __init__(self, library: ctypes.CDLL, quantizes: bool = False) -> None:
+    def __init__(self, library: ctypes.CDLL, bits: int | None = None) -> None:
         self._library = declare(library)
-        self._quantizes = quantizes
+        self._bits = bits
         self._rms_norm = library.sluice_rms_norm
         self._add_rms_norm = library.sluice_add_rms_norm
         self._silu_mul = library.sluice_silu_mul
@@ -57,16 +61,21 @@ class CpuOps:
         fits = head_dim % self._head_dim_multiple == 0 and head_dim <= self._max_head_dim
         return dtype in DTYPES and fits and num_heads <= self._max_group * num_kv_heads
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        if weight.dtype == torch.float16:
-            return widened(PackedLinear(self._library, weight.float(), bias, self._quantizes))
-        if self._quantizes:
-            return PackedLinear(self._library, weight, bias, quantizes=True)
-        if weight.dtype == torch.bfloat16 and build.multiplies_in_bfloat16() and packs(torch.bfloat16):
+    def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        wide = torch.float32 if weight.dtype == torch.float16 else weight.dtype
+        packed: Tensor | list[IntegerWeight]
+        if isinstance(weight, StoredWeight):
+            packed = [joined([*same]) for _, same in groupby((part() for part in weight.parts), lambda part: part.form)]
+        elif self._bits is not None:
+            packed = [rounded(weight, self._bits)]
+        elif weight.dtype == torch.bfloat16 and build.multiplies_in_bfloat16() and packs(torch.bfloat16):
             product = TiledLinear(weight, bias)
             self.batch_invariant &= product.batch_invariant
             return product
-        return PackedLinear(self._library, weight, bias)
+        else:
+            packed = weight.to(wide)
+        linear = PackedLinear(self._library, packed, bias, weight.shape[1], wide)
+        return linear if wide == weight.dtype else widened(linear)
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
         packed = all(isinstance(linear, PackedLinear) for layer in stack.layers for linear in layer.linears)
@@ -244,7 +253,7 @@ def select_ops(
     dtype: torch.dtype,
     kind: str = "auto",
     kv_dtype: torch.dtype | None = None,
-    quantization: str = "none",
+    quantization: str = "auto",
 ) -> Ops:
     """Return the operations for `device` and `dtype`, chosen before the first step and never swapped. `kind` is one of:
 
@@ -256,10 +265,10 @@ def select_ops(
     reference  the oracle, slow
 
     `kv_dtype`: that of cached keys and values, if it is another: compiled kernels of a CPU take none. `quantization` of
-    the products' weights, `int8` or `none`: compiled kernels of a CPU alone have it, and `auto` compiles them for it.
+    `int4` or `int8` rounds the products' weights: compiled kernels of a CPU alone do, and `auto` compiles them for it.
     """
-    if quantization != "none":
-        return _quantizing(device, dtype, kind, kv_dtype)
+    if (bits := ROUNDED_BITS.get(quantization)) is not None:
+        return _quantizing(device, dtype, kind, kv_dtype, bits)
     if kind not in KINDS:
         raise ConfigError(f"kernels must be one of {', '.join(KINDS)}, got {kind!r}")
     if kind == "reference":
@@ -276,15 +285,15 @@ def select_ops(
     return native or TorchOps()
 
 
-def _quantizing(device: torch.device, dtype: torch.dtype, kind: str, kv_dtype: torch.dtype | None) -> Ops:
+def _quantizing(device: torch.device, dtype: torch.dtype, kind: str, kv_dtype: torch.dtype | None, bits: int) -> Ops:
     if device.type != "cpu" or kind not in ("auto", "native") or dtype not in DTYPES or kv_dtype not in (None, dtype):
         raise ConfigError(
-            "quantization int8 is of the compiled kernels of a CPU: choose device cpu, kernels auto or native, dtype "
-            f"float32, bfloat16 or float16, and kv_cache_dtype auto; got {device.type}, {kind}, {dtype} and {kv_dtype}"
+            f"quantization int{bits} is of a CPU's compiled kernels: choose device cpu, kernels auto or native, dtype "
+            f"float32, bfloat16 or float16, and kv_cache_dtype auto; got {device.type}, {kind}, {dtype}, {kv_dtype}"
         )
-    native = _native(dtype, wait=True, quantizes=True)
+    native = _native(dtype, wait=True, bits=bits)
     if native is None:
-        raise ConfigError("quantization int8 needs compiled kernels, and there are none: the log above says why")
+        raise ConfigError(f"quantization int{bits} needs compiled kernels, and there are none: the log above says why")
     return native
 
 
@@ -304,16 +313,16 @@ def _triton(device: torch.device) -> Ops:
     return ops
 
 
-def _native(dtype: torch.dtype, wait: bool, quantizes: bool = False) -> CpuOps | None:
+def _native(dtype: torch.dtype, wait: bool, bits: int | None = None) -> CpuOps | None:
     library = build.load_library(wait)
     if library is None:
         return None
     try:
-        ops = CpuOps(library, quantizes)
+        plain, ops = CpuOps(library), CpuOps(library, bits)
     except AttributeError as error:
         log.error("the kernel library lacks a function, torch kernels serve instead: %s", error)
         return None
-    wrong, varying = disagreements(ops, dtype), batch_dependent(ops, dtype)
+    wrong, varying = disagreements(plain, dtype), batch_dependent(ops, dtype)
     if wrong:
         log.error("compiled kernels disagree with the reference (%s), torch kernels serve instead", ", ".join(wrong))
         return None

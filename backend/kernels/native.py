@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from backend.kernels.integers import IntegerWeight, PackedIntegers
 from backend.kernels.ops import DecoderLayer, DecoderStack, StepAdapters, StepInputs
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The numbers by which `csrc/storage.h` knows the storage types."""
-
-WEIGHT_DTYPES = DTYPES | {torch.int8: 3}
 
 NO_WINDOW = 2**62
 
@@ -54,8 +53,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "sluice_apply_token_bitmask": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int),
     # dtype, packed, weight, outputs, inputs, threads
     "sluice_pack_weight": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
-    # dtype, out, x, packed, scale, bias, rows, outputs, inputs, threads
-    "sluice_linear": (c_int, *(c_void_p,) * 5, *(c_int64,) * 3, c_int),
+    # dtype, out, x, linear, rows, threads
+    "sluice_linear": (c_int, *(c_void_p,) * 3, c_int64, c_int),
     # dtype, out, x, rows, vectors, row_stride, memory, rank, part_outputs, num_parts, tokens, inputs, threads
     "sluice_adapt": (
         c_int,
@@ -72,7 +71,6 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     # decoder, pool, step, out, residual, scratch, threads
     "sluice_layers": (*(c_void_p,) * 6, c_int),
     "sluice_linear_panel": (),
-    "sluice_inputs_per_scale": (),
     "sluice_max_group": (),
     "sluice_max_head_dim": (),
     "sluice_head_dim_multiple": (),
@@ -89,79 +87,74 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def quantized(weight: Tensor, inputs_per_scale: int) -> tuple[Tensor, Tensor]:
-    """Return `weight` [outputs, inputs] as integers of 8 bits, and the scales [outputs, groups] fp32 by which a group's
-    are multiplied: the largest number of a group becomes 127 or -127. The last group may have fewer inputs.
-    """
-    outputs, inputs = weight.shape
-    wide = functional.pad(weight.float(), (0, -inputs % inputs_per_scale)).view(outputs, -1, inputs_per_scale)
-    scale = (wide.abs().amax(2) / torch.iinfo(torch.int8).max).clamp_min_(torch.finfo(torch.float32).tiny)
-    numbers = (wide / scale.unsqueeze(2)).round_().to(torch.int8)
-    return numbers.flatten(1)[:, :inputs].contiguous(), scale
+class _LinearStruct(Structure):
+    """`PackedLinear` of kernels.h; each of these structures has a counterpart in csrc, and the same fields."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "factors", "steps", "bias", "next")),
+        *((name, c_int64) for name in ("outputs", "inputs", "bits", "group", "groups_per_block", "num_factors")),
+    )
 
 
 class PackedLinear:
-    """The product with a weight that is packed for the library, in the weight's type or in 8 bits."""
+    """The product with a weight that is packed for the library, in its type or in integers."""
 
-    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, quantizes: bool = False) -> None:
-        """Copy `weight` [out_features, in_features], which is fp32 or bf16; with `quantizes`, in 8 bits."""
-        self.dtype = weight.dtype
-        self.outputs, self.inputs = weight.shape
-        panel: int = library.sluice_linear_panel()
-        padded = -(-self.outputs // panel) * panel
-        self._scale: Tensor | None = None  # [panels, groups, panel]
-        if quantizes:
-            weight, scale = quantized(weight, library.sluice_inputs_per_scale())
-            scale = functional.pad(scale, (0, 0, 0, padded - self.outputs))
-            self._scale = scale.view(-1, panel, scale.shape[1]).transpose(1, 2).contiguous()
-        self._weight = weight.new_empty((padded, self.inputs))
-        self._bias = None if bias is None else functional.pad(bias.float(), (0, padded - self.outputs))
-        self.pointers = (self._weight.data_ptr(), pointer(self._scale), pointer(self._bias))
-        source, threads = weight.contiguous(), torch.get_num_threads()
-        library.sluice_pack_weight(
-            WEIGHT_DTYPES[weight.dtype], self.pointers[0], source.data_ptr(), self.outputs, self.inputs, threads
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        weight: Tensor | list[IntegerWeight],
+        bias: Tensor | None,
+        inputs: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """Copy `weight` [out_features, inputs], which is of `dtype`, fp32 or bf16, or consists of integers of its
+        outputs, which may be filled up beyond `inputs`.
+        """
+        self._multiply, self._code, self.dtype = library.sluice_linear, DTYPES[dtype], dtype
+        self.outputs, self.inputs = sum(map(len, weight)) if isinstance(weight, list) else len(weight), inputs
+        self._panel: int = library.sluice_linear_panel()
+        self._kept: list[object] = []  # what the structures point to
+        first = None
+        if isinstance(weight, Tensor):
+            packed = weight.new_empty((-(-self.outputs // self._panel) * self._panel, inputs))
+            source, threads = weight.contiguous(), torch.get_num_threads()
+            library.sluice_pack_weight(self._code, packed.data_ptr(), source.data_ptr(), *source.shape, threads)
+            first = self._struct(self.outputs, bias, weight=packed)
+        else:
+            biases = [None] * len(weight) if bias is None else bias.split([*map(len, weight)])
+            for part, own in reversed([*zip(weight, biases, strict=True)]):
+                first = self._integers(part, own, first)
+        assert first is not None, "it has outputs"
+        self.address = ctypes.addressof(first)
+
+    def _integers(self, part: IntegerWeight, bias: Tensor | None, following: _LinearStruct | None) -> _LinearStruct:
+        packed = PackedIntegers.of(part, self._panel)
+        made = self._struct(len(part), bias, weight=packed.weight, factors=packed.factors, steps=packed.steps)
+        made.bits, made.group, made.groups_per_block, made.num_factors = part.form
+        made.next = None if following is None else ctypes.addressof(following)
+        return made
+
+    def _struct(self, outputs: int, bias: Tensor | None, **tensors: Tensor | None) -> _LinearStruct:
+        tensors["bias"] = None if bias is None else functional.pad(bias.float(), (0, -outputs % self._panel))
+        made = _LinearStruct(
+            outputs=outputs, inputs=self.inputs, **{name: pointer(one) for name, one in tensors.items()}
         )
-        self._multiply = library.sluice_linear
-        self._code = DTYPES[self.dtype]
+        self._kept += [made, *tensors.values()]
+        return made
 
     def __call__(self, x: Tensor) -> Tensor:
         assert x.is_contiguous()
         assert x.dtype == self.dtype
         rows = x.shape[0]
         out = x.new_empty((rows, self.outputs))
-        weight, scale, bias = self.pointers
-        self._multiply(
-            self._code,
-            out.data_ptr(),
-            x.data_ptr(),
-            weight,
-            scale,
-            bias,
-            rows,
-            self.outputs,
-            self.inputs,
-            torch.get_num_threads(),
-        )
+        self._multiply(self._code, out.data_ptr(), x.data_ptr(), self.address, rows, torch.get_num_threads())
         return out
-
-
-class _LinearStruct(Structure):
-    """`PackedLinear` of layers.cpp; each of these structures has a counterpart there, and the same fields."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("weight", "scale", "bias")),
-        *((name, c_int64) for name in ("outputs", "inputs")),
-    )
-
-    @classmethod
-    def of(cls, linear: PackedLinear) -> Self:
-        return cls(*linear.pointers, linear.outputs, linear.inputs)
 
 
 class _LayerStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_attention_norm")),
-        *((name, _LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, c_void_p) for name in ("qkv", "output", "gate_up", "down")),
         ("window", c_int64),
     )
 
@@ -276,9 +269,9 @@ class NativeLayers:
 
 def _layer(layer: DecoderLayer) -> _LayerStruct:
     norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_attention_norm)
-    linears = [linear for linear in layer.linears if isinstance(linear, PackedLinear)]
+    linears = [linear.address for linear in layer.linears if isinstance(linear, PackedLinear)]
     window = NO_WINDOW if layer.window is None else layer.window
-    return _LayerStruct(*map(pointer, norms), *map(_LinearStruct.of, linears), window)
+    return _LayerStruct(*map(pointer, norms), *linears, window)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from backend.kernels.integers import Weight
+
 
 @dataclass(frozen=True, slots=True)
 class StepAdapters:
@@ -133,7 +135,7 @@ class Ops(Protocol):
     implementation may return memory that its next call reuses only if it says so; none does today.
     """
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """Take over `weight` [out_features, in_features] and return its product.
 
         The implementation may repack the weight: the caller drops its own reference, so that one copy remains.

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from backend.kernels.integers import Weight, multiplied_out
 from backend.kernels.ops import DecoderStack, Linear, StepInputs
 
 E4M3_LARGEST = 448.0
@@ -151,9 +152,9 @@ def apply_token_bitmask(
             logits[row, len(allowed) :] = -torch.inf
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def linear(weight: Weight, bias: Tensor | None) -> Linear:
     """Return the product with `weight` [out_features, in_features], which is not repacked."""
-    return partial(torch.nn.functional.linear, weight=weight, bias=bias)
+    return partial(torch.nn.functional.linear, weight=multiplied_out(weight), bias=bias)
 
 
 def one_by_one(stack: DecoderStack) -> None:

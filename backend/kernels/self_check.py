@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from backend.kernels import reference
+from backend.kernels.integers import StoredWeight, rounded
 from backend.kernels.ops import Ops, StepAdapters, StepInputs
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 4
@@ -34,7 +36,7 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     oracle: Ops = reference.ReferenceOps()
     q, found_q = rope(oracle, kv), rope(ops, found_kv)
     x, residual, weight = draw(3, 80), draw(3, 80), draw(80)
-    matrix, bias = _of_eight_bits(draw(21, 80)), draw(21)
+    matrix, bias = draw(21, 80), draw(21)
     pairs = {
         "linear": (reference.linear(matrix, bias)(x), ops.linear(matrix, bias)(x)),
         "rms_norm": (reference.rms_norm(x, weight, EPS), ops.rms_norm(x, weight, EPS)),
@@ -46,6 +48,9 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
         "rope_and_store": (torch.cat((q.flatten(), kv.flatten())), torch.cat((found_q.flatten(), found_kv.flatten()))),
         "paged_attention": (attend(oracle), attend(ops)),
     }
+    for bits in (4, 8):
+        stored, x = StoredWeight((21, 96), dtype, (partial(rounded, draw(21, 96) / 16, bits),)), draw(3, 96)
+        pairs[f"linear of {bits} bits"] = (reference.linear(stored, bias)(x), ops.linear(stored, bias)(x))
     adapted, found_adapted = (draw(step.positions.numel(), 84) for _ in range(2))
     found_adapted.copy_(adapted)
     wide, with_adapters = draw(len(adapted), 80), replace(step, adapters=_some_adapters(draw, len(adapted)))
@@ -60,13 +65,6 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     pairs["apply_token_bitmask"] = (expected, masked)
     tolerance = TOLERANCE[dtype]
     return [name for name, (a, b) in pairs.items() if not torch.allclose(a.float(), b.float(), tolerance, tolerance)]
-
-
-def _of_eight_bits(matrix: Tensor) -> Tensor:
-    """Return a similar matrix that 8 bits with a scale for some inputs of a row hold exactly."""
-    numbers = (40 * matrix).round().clamp(-127, 127)
-    numbers[:, ::16] = 127
-    return numbers / 128
 
 
 def _some_adapters(draw: "_Draw", num_tokens: int) -> StepAdapters:

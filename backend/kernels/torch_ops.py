@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from backend.kernels import reference
+from backend.kernels.integers import Weight, multiplied_out
 from backend.kernels.linear import best_linear
 from backend.kernels.ops import Linear, StepInputs
 
@@ -26,8 +27,8 @@ class TorchOps:
     captures = False
     sample = None
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return best_linear(weight, bias)
+    def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        return best_linear(multiplied_out(weight), bias)
 
     def paged_attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None

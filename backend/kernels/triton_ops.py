@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels.few_rows import FewRowLayers, Product
+from backend.kernels.integers import Weight, multiplied_out
 from backend.kernels.low_rank import launch_adapt
 from backend.kernels.ops import DecoderStack, Linear, RunLayers, StepInputs
 from backend.kernels.paged_decode import paged_decode
@@ -34,8 +35,8 @@ class TritonOps:
     def __init__(self, kv_scales: tuple[float, float] = (1.0, 1.0)) -> None:
         self._kv_scales = kv_scales
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return Product(weight, bias)
+    def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        return Product(multiplied_out(weight), bias)
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
         return FewRowLayers.of(self, stack)

@@ -108,8 +108,8 @@ class Decoder:
         self._run_layers: RunLayers = fused or partial(run_layers, ops, stack)
         self.lm_head = ops.linear(weights.lm_head, None)
         head = weights.lm_head
-        widens = parallel is None and head.device.type != "cpu" and head.dtype != torch.float32
-        self._wide_head = head.t() if widens else None  # [hidden, vocab], multiplied to fp32
+        widens = parallel is None and weights.embedding.device.type != "cpu" and head.dtype != torch.float32
+        self._wide_head = head.t() if isinstance(head, Tensor) and widens else None  # [hidden, vocab], to fp32
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, kv: KVCache) -> Tensor:

@@ -53,13 +53,13 @@ class Shards:
         if quantization is not None:
             self.infos, self.quantized = combined(self.infos, quantization)
         if is_gguf(self.source) or self.quantized:  # bytes are counted as they come out of it
-            self.num_bytes = sum(prod(info.shape) * self._num_size(name) for name, info in self.infos.items())
+            self.num_bytes = sum(prod(info.shape) * self.num_size(name) for name, info in self.infos.items())
 
     def full_name(self, stored_as: str) -> str:
         """Return the full name of the tensor that a shard stores under this name."""
         return _BASE + stored_as if self._is_base and not stored_as.startswith(_HEAD) else stored_as
 
-    def _num_size(self, name: str) -> int:
+    def num_size(self, name: str) -> int:
         """Return the bytes of each number of a tensor as it is read."""
         return _DEQUANTISED_BYTES if name in self.quantized else _BYTES.get(self.infos[name].dtype, 1)
 
@@ -143,7 +143,12 @@ def _read_header(shard: Path) -> dict[str, TensorInfo]:
     if is_gguf(shard):
         with GgufFile(shard) as file:
             names = Architecture(file).names().items()
-        return {name: TensorInfo(shard, name, one.shape, one.format.torch_dtype) for name, one in names}
+        return {
+            name: TensorInfo(
+                shard, name, one.shape, one.format.torch_dtype, None, None if one.format.size == 1 else one.format.name
+            )
+            for name, one in names
+        }
     with opened(shard, "np") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         infos = {name: TensorInfo(shard, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}

@@ -13,3 +13,4 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: str  # in safetensors' words: "F32", "BF16", "I8"
     values: tuple[int, ...] | None = None  # of a quantised weight's shape, which is itself a tensor
+    block_format: str | None = None  # of a quantised GGUF tensor, whose numbers are read in `dtype`: "Q4_K"

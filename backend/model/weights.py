@@ -1,8 +1,9 @@
 """The decoder's weights are allocated fused, then filled from a checkpoint or at random."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from backend.errors import ModelLoadError
 from backend.gguf.checkpoint import opened_gguf
+from backend.gguf.quants import integers
+from backend.kernels.integers import IntegerWeight, StoredWeight, Weight
 from backend.model.dequantization import dequantised
 from backend.model.model_config import ModelConfig
 from backend.model.shards import Shards, is_gguf, opened
@@ -29,17 +32,22 @@ class Checkpoint(Shards):
         one, two = (self._whole(each, self.infos[each]) for each in (name, other))
         return torch.equal(one, two)
 
-    def tensors(self, part: Callable[[str], Slices] = lambda _: ()) -> Iterator[tuple[str, Tensor]]:
+    def tensors(
+        self, part: Callable[[str], Slices] = lambda _: (), stored: Container[str] = ()
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield every tensor with its name, file by file: views of the mapped file, to be copied before the next.
 
-        If `part` returns slices for a tensor's name, only they are read. A quantised weight is dequantised as a whole.
+        If `part` returns slices for a tensor's name, only they are read. A quantised weight is dequantised as a whole,
+        or comes as the bytes of its rows if its name is among the `stored`.
         """
         for path in self.paths:
             names = {info.stored_as: name for name, info in self.infos.items() if info.shard == path}
             with _opened(path) as file:
                 for stored_as, name in names.items():
                     slices = part(name)
-                    if name in self.quantized:
+                    if name in stored:
+                        yield name, file.get_rows(stored_as)
+                    elif name in self.quantized:
                         whole = self._whole(name, self.infos[name])
                         yield name, whole[slices] if slices else whole
                     else:
@@ -64,6 +72,14 @@ def _opened(path: Path) -> AbstractContextManager[Any]:
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DERIVED = ".rotary_emb.inv_freq"  # in old checkpoints; derived from the config
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_FUSED = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The parts of each product's weight, in the order of their rows."""
+
 _CPU = torch.device("cpu")
 MAX_WEIGHT = 1e6  # in absolute value; the largest of published models are norms of some hundreds
 
@@ -73,32 +89,33 @@ class LayerWeights:
     """One decoder layer's weights. A product's is [out_features, in_features]; absent biases and norms are None."""
 
     input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(Hq + 2 Hk) * D, hidden], rows of q, then k, then v
+    qkv: Weight  # [(Hq + 2 Hk) * D, hidden], rows of q, then k, then v
     qkv_bias: Tensor | None
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None
-    output: Tensor  # [hidden, Hq * D]
+    output: Weight  # [hidden, Hq * D]
     output_bias: Tensor | None
     post_attention_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden], rows of gate, then up
+    gate_up: Weight  # [2 * intermediate, hidden], rows of gate, then up
     gate_up_bias: Tensor | None
-    down: Tensor  # [hidden, intermediate]
+    down: Weight  # [hidden, intermediate]
     down_bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a whole model. With tied embeddings `lm_head` is `embedding` itself."""
+    """The weights of a whole model. With tied embeddings `lm_head` is `embedding` itself, or its integers."""
 
     embedding: Tensor  # [vocab, hidden]
     layers: list[LayerWeights]
     final_norm: Tensor  # [hidden]
-    lm_head: Tensor  # [vocab, hidden]
+    lm_head: Weight  # [vocab, hidden]
+    is_tied: bool
 
     @property
     def num_parameters(self) -> int:
         """The count of the weights' numbers, a tied matrix counted once."""
-        whole = [self.embedding, self.final_norm] + ([] if self.lm_head is self.embedding else [self.lm_head])
+        whole = [self.embedding, self.final_norm] + ([] if self.is_tied else [self.lm_head])
         fused = [getattr(layer, field.name) for layer in self.layers for field in fields(layer)]
         return sum(tensor.numel() for tensor in whole + fused if tensor is not None)
 
@@ -110,9 +127,11 @@ def load_weights(
     device: torch.device = _CPU,
     progress: Callable[[int], None] = lambda _: None,
     shard: Shard | None = None,
+    keeps_integers: bool = False,
 ) -> Weights:
     """Read the weights of `directory`, converting to `dtype`; one tensor beyond the model is in memory at a time. With
-    a `shard`, only its part is read.
+    a `shard`, only its part is read. With `keeps_integers`, the weights of products that a GGUF file has quantised, all
+    parts of them, stay as they are.
 
     If the config ties embeddings and a head is stored as well, the head is kept only if it differs from the embedding.
     `progress` is told the bytes of each tensor read; they add up to almost `Checkpoint.num_bytes` (headers apart).
@@ -125,14 +144,59 @@ def load_weights(
     _check(checkpoint, config)
     if tied and stored:  # as in transformers
         config = replace(config, tie_word_embeddings=checkpoint.are_equal(_EMBEDDING, _HEAD))
-    weights = empty_weights(config, dtype, device, shard)
+    weights = empty_weights(config, dtype, device, shard)  # memory that is not written to is not taken
     targets = dict(checkpoint_names(config, weights, shard))
-    for name, tensor in checkpoint.tensors(lambda name: () if shard is None else shard.slices(name, config)):
+    kept = _StoredRows(checkpoint, config) if keeps_integers and shard is None else None
+    names = () if kept is None else kept.names
+    for name, tensor in checkpoint.tensors(lambda name: () if shard is None else shard.slices(name, config), names):
         info = checkpoint.infos[name]
-        if name in targets:
+        if kept is not None and name in names:
+            kept.unpack[name] = partial(_unpacked, info, name, tensor)
+            if name == _EMBEDDING:
+                targets[name].copy_(kept.unpack[name]().dequantised())
+        elif name in targets:
             copy_checked(info, name, tensor, targets[name])
-        progress(prod(info.shape) * tensor.itemsize)
-    return weights
+        progress(prod(info.shape) * checkpoint.num_size(name))
+    return weights if kept is None else kept.placed(weights, dtype)
+
+
+class _StoredRows:
+    """The rows of products' weights that stay in the blocks of a GGUF file."""
+
+    def __init__(self, checkpoint: Checkpoint, config: ModelConfig) -> None:
+        self._infos = checkpoint.infos
+        self._head = _EMBEDDING if config.tie_word_embeddings else _HEAD
+        self._fused = {
+            (index, field): [f"model.layers.{index}.{part}.weight" for part in parts]
+            for index in range(config.num_layers)
+            for field, parts in _FUSED.items()
+        }
+        whole = [*self._fused.values(), [self._head]]
+        self.names = {name for parts in whole if all(map(self._is_quantised, parts)) for name in parts}
+        self.unpack: dict[str, Callable[[], IntegerWeight]] = {}
+
+    def _is_quantised(self, name: str) -> bool:
+        return self._infos[name].block_format is not None
+
+    def _weight(self, names: list[str], dtype: torch.dtype) -> StoredWeight:
+        shapes = [self._infos[name].shape for name in names]
+        shape = (sum(rows for rows, _ in shapes), shapes[0][1])
+        return StoredWeight(shape, dtype, tuple(map(self.unpack.pop, names)))
+
+    def placed(self, weights: Weights, dtype: torch.dtype) -> Weights:
+        """Return the weights with those that are stored."""
+        for (index, field), names in self._fused.items():
+            if self.names.issuperset(names):
+                kept: dict[str, Any] = {field: self._weight(names, dtype)}
+                weights.layers[index] = replace(weights.layers[index], **kept)
+        return replace(weights, lm_head=self._weight([self._head], dtype)) if self._head in self.names else weights
+
+
+def _unpacked(info: TensorInfo, name: str, rows: Tensor) -> IntegerWeight:
+    """Return the integers of rows in blocks. Raises `ModelLoadError` for numbers that no training ends with."""
+    found = integers(str(info.block_format), rows)
+    _check_bounds(info, name, -found.bound(), found.bound())
+    return found
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, device: torch.device = _CPU) -> Weights:
@@ -171,6 +235,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
         layers=[_empty_layer(layer_config, empty) for _ in range(config.num_layers)],
         final_norm=empty(config.hidden_size),
         lm_head=embedding if config.tie_word_embeddings else over_vocabulary(),
+        is_tied=config.tie_word_embeddings,
     )
 
 
@@ -195,12 +260,12 @@ def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeig
 
 def checkpoint_names(config: ModelConfig, weights: Weights, shard: Shard | None = None) -> Iterator[tuple[str, Tensor]]:
     """Yield each tensor's name in a Hugging Face checkpoint, with the memory (often part of a tensor) that it fills, or
-    that its part in a `shard` fills.
+    that its part in a `shard` fills. Stored weights are left out.
     """
     rows = config.vocab_size if shard is None else len(shard.vocab)
     yield _EMBEDDING, weights.embedding[:rows]
     yield "model.norm.weight", weights.final_norm
-    if not config.tie_word_embeddings:
+    if not config.tie_word_embeddings and isinstance(weights.lm_head, Tensor):
         yield _HEAD, weights.lm_head[:rows]
     if shard is not None:
         config = shard.part_of(config)
@@ -212,17 +277,14 @@ def checkpoint_names(config: ModelConfig, weights: Weights, shard: Shard | None 
 
 def _layer_names(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor | None]]:
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    for kind, qkv, output in (("weight", layer.qkv, layer.output), ("bias", layer.qkv_bias, layer.output_bias)):
-        if qkv is not None:
-            yield f"self_attn.q_proj.{kind}", qkv[:query]
-            yield f"self_attn.k_proj.{kind}", qkv[query : query + key]
-            yield f"self_attn.v_proj.{kind}", qkv[query + key :]
-        yield f"self_attn.o_proj.{kind}", output
-    for kind, gate_up, down in (("weight", layer.gate_up, layer.down), ("bias", layer.gate_up_bias, layer.down_bias)):
-        if gate_up is not None:
-            yield f"mlp.gate_proj.{kind}", gate_up[: config.intermediate_size]
-            yield f"mlp.up_proj.{kind}", gate_up[config.intermediate_size :]
-        yield f"mlp.down_proj.{kind}", down
+    rows = {"qkv": [query, key, key], "gate_up": [config.intermediate_size] * 2}
+    for products in (("qkv", "output"), ("gate_up", "down")):
+        for kind, suffix in (("weight", ""), ("bias", "_bias")):
+            for product in products:
+                fused = getattr(layer, product + suffix)
+                if isinstance(fused, Tensor):
+                    parts = fused.split(rows[product]) if product in rows else [fused]
+                    yield from zip((f"{name}.{kind}" for name in _FUSED[product]), parts, strict=True)
     yield "self_attn.q_norm.weight", layer.q_norm
     yield "self_attn.k_norm.weight", layer.k_norm
     yield "input_layernorm.weight", layer.input_norm
@@ -282,7 +344,10 @@ def _check_numbers(info: TensorInfo, name: str, stored: Tensor) -> None:
     """Refuse numbers that no training ends with: a damaged file would be served as empty answers, or as nonsense."""
     if not stored.numel():
         return
-    low, high = (float(bound) for bound in stored.aminmax())  # NaN where any number is
+    _check_bounds(info, name, *(float(bound) for bound in stored.aminmax()))  # NaN where any number is
+
+
+def _check_bounds(info: TensorInfo, name: str, low: float, high: float) -> None:
     if not -MAX_WEIGHT <= low <= high <= MAX_WEIGHT:
         raise ModelLoadError(
             f"{info.shard}: {name} holds numbers from {low:g} to {high:g}, and weights lie within {MAX_WEIGHT:g}: the "

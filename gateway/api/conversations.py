@@ -7,7 +7,6 @@ each change, in place of the revision that was read.
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from os import urandom
 from typing import Annotated, Any
@@ -17,8 +16,7 @@ from pydantic import Field, with_config
 from starlette.routing import Route
 from typing_extensions import TypedDict  # as in `gateway.openai.bodies`
 
-from admission.outcome import Outcome
-from gateway.api.endpoint import Call, Endpoint
+from gateway.api.endpoint import Call, StoredEndpoint
 from gateway.api.frontend import Frontend
 from gateway.api.stored_responses import StoredResponses, listed, page_of
 from gateway.errors import BadRequest, ConversationNotFound, Overloaded, Unsatisfiable
@@ -179,22 +177,10 @@ def stored_items(items: Sequence[Item]) -> list[Item]:
     return kept
 
 
-class _ConversationEndpoint(Endpoint):
-    """Has one answer, which `told` returns. A call counts as a request and spends no tokens."""
-
+class _ConversationEndpoint(StoredEndpoint):
     def __init__(self, frontend: Frontend) -> None:
         super().__init__(frontend)
         self._conversations = StoredConversations(StoredResponses(frontend))
-
-    async def answer(self, call: Call) -> Outcome:
-        policy = self.frontend.policy(self.authenticate(call), "inference")
-        with closing(await self.charge(call, policy, in_passing=True)) as charge:
-            body = orjson.dumps(await self.told(call, policy))
-            charge.was_served = True
-        return await self.complete(call, body)
-
-    async def told(self, call: Call, policy: EffectivePolicy) -> Json:
-        raise NotImplementedError
 
     async def read_checked(self, call: Call, policy: EffectivePolicy, form: BodyType[Any]) -> Json:
         """The body, with its items checked. Raises `BadRequest`."""

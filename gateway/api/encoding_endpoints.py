@@ -56,13 +56,9 @@ class EncodingEndpoint(TokensEndpoint):
         call.record.body_read, call.record.model = frontend.telemetry.clock(), masked(request.params.model)
         policy = self.present_policy(call, policy, has_come)
         encoder = self._encoder(request.params, policy)
-        scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
-        async with scope:
-            call.response.send, call.record.scope = scope.send, scope
+        async with self.scoped(call) as scope:
             self.tell_ignored(call, request.params.ignored)
             await call.response.reply(await self.reply(call, request, encoder, policy))
-        if scope.error is not None:
-            raise scope.error
         return scope.outcome or Outcome.COMPLETED
 
     def _encoder(self, params: EncodingParams, policy: EffectivePolicy) -> ServedEncoder:

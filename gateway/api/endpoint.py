@@ -1,11 +1,12 @@
 """The base of every endpoint: each request gets an answer, also after an error, and ends in exactly one outcome."""
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import orjson
 from starlette.types import Receive, Scope, Send
 
 from admission.outcome import Outcome
@@ -15,7 +16,7 @@ from gateway.api.frontend import Frontend
 from gateway.api.refusals import refusal_of
 from gateway.errors import ApiError, InternalError
 from gateway.http.json_body import JsonBody
-from gateway.http.request_scope import ClientGone
+from gateway.http.request_scope import ClientGone, RequestScope
 from gateway.http.responses import JSON_HEADERS, Headers, ResponseWriter
 from gateway.openai.foreign_fields import Ignored, ignored_header
 from gateway.telemetry.request_record import RequestRecord
@@ -118,6 +119,16 @@ class Endpoint:
         call.response.add_headers(charge.headers)
         return charge
 
+    @asynccontextmanager
+    async def scoped(self, call: Call) -> AsyncIterator[RequestScope]:
+        """The block that serves a request until its client leaves. Raises the error that has ended it early."""
+        scope = self.frontend.active_requests.scope(call.scope, call.receive, call.send, self.frontend.telemetry.clock)
+        async with scope:
+            call.response.send, call.record.scope = scope.send, scope
+            yield scope
+        if scope.error is not None:
+            raise scope.error
+
     async def complete(self, call: Call, body: bytes, status: int = 200, headers: Headers = JSON_HEADERS) -> Outcome:
         """Send a whole response outside of any scope; the connection of a client that does not read it is dropped."""
         await call.response.reply(body, status, headers)
@@ -134,6 +145,21 @@ class Endpoint:
 
     async def answer(self, call: Call) -> Outcome:
         """Send the response and return the outcome, or raise an exception that `refusal_of` translates."""
+        raise NotImplementedError
+
+
+class StoredEndpoint(Endpoint):
+    """Answers a call about what its tenant has stored. It counts as a request, in passing, and spends no tokens."""
+
+    async def answer(self, call: Call) -> Outcome:
+        policy = self.frontend.policy(self.authenticate(call), "inference")
+        with closing(await self.charge(call, policy, in_passing=True)) as charge:
+            body = orjson.dumps(await self.told(call, policy))
+            charge.was_served = True
+        return await self.complete(call, body)
+
+    async def told(self, call: Call, policy: EffectivePolicy) -> Any:
+        """The answer, as JSON has it. Raises `ApiError`."""
         raise NotImplementedError
 
 

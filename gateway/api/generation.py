@@ -102,9 +102,7 @@ class GenerationEndpoint(TokensEndpoint):
         )
         if not is_in_background:  # else its router sees the beginning alone, and settles nothing
             params.attempt = attempt
-        scope = frontend.active_requests.scope(call.scope, call.receive, call.send, frontend.telemetry.clock)
-        async with scope:
-            call.response.send, call.record.scope = scope.send, scope
+        async with self.scoped(call) as scope:
             prompts = await dialect.prompts(request, policy.name, frontend)
             self.tell_ignored(call, request.ignored, request.left_out)
             policy.check_prompts(len(prompts) * request.num_answers)
@@ -125,8 +123,6 @@ class GenerationEndpoint(TokensEndpoint):
                     await self._generate(frontend, call, scope, params, identity, each)
             else:
                 await self._generate(frontend, call, scope, params, identity, each)
-        if scope.error is not None:
-            raise scope.error
         return scope.outcome or Outcome.COMPLETED
 
     def _parse(

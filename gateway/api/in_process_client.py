@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from admission.encoding import EncodingRequest
 from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
@@ -35,6 +35,8 @@ from quotas.reservation import Ask, LimitState, Usage
 from quotas.stored import Held, Stored
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MINIMUM_ASK = Ask(1, 1, 1)  # every request asks for at least this
 
@@ -337,38 +339,24 @@ class InProcessClient:
     ) -> Stored:
         limits = policy.tenant.stored_responses
         limits = replace(limits, retention=min(life, limits.retention))
-        try:
-            return await self.service.responses.store(policy.name, name, previous, contents, limits, replaced)
-        except QuotaError as error:
-            raise refusal_of(error) from None
+        store = self.service.responses.store
+        return await _said(store(policy.name, name, previous, contents, limits, replaced))
 
     async def read_responses(self, tenant: str, name: str, alone: bool) -> list[bytes] | None:
         stored = self.service.responses
-        try:
-            if not alone:
-                return await stored.read_turns(tenant, name)
-            contents = await stored.read(tenant, name)
-        except QuotaError as error:
-            raise refusal_of(error) from None
+        if not alone:
+            return await _said(stored.read_turns(tenant, name))
+        contents = await _said(stored.read(tenant, name))
         return None if contents is None else [contents]
 
     async def delete_response(self, tenant: str, name: str) -> bool:
-        try:
-            return await self.service.responses.delete(tenant, name)
-        except QuotaError as error:
-            raise refusal_of(error) from None
+        return await _said(self.service.responses.delete(tenant, name))
 
     async def open_response(self, tenant: str, what: str, name: str, most: int = 0) -> Held:
-        try:
-            return await self.service.responses.ask_lease(tenant, what, name, most)
-        except QuotaError as error:
-            raise refusal_of(error) from None
+        return await _said(self.service.responses.ask_lease(tenant, what, name, most))
 
     async def batches(self, what: str, *told: Any) -> Any:
-        try:
-            return await self.service.batches.call(what, *told)
-        except QuotaError as error:
-            raise refusal_of(error) from None
+        return await _said(self.service.batches.call(what, *told))
 
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Headers, list[bytes]]:
         record = current.get()
@@ -419,6 +407,14 @@ class InProcessClient:
 
     async def metrics_text(self) -> bytes:
         return await self.service.metrics.prometheus_text()
+
+
+async def _said(asked: Awaitable[T]) -> T:
+    """What the store says. Raises `ApiError`."""
+    try:
+        return await asked
+    except QuotaError as error:
+        raise refusal_of(error) from None
 
 
 def readiness(service: Service) -> dict[str, object]:

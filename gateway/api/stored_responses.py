@@ -19,7 +19,7 @@ from starlette.datastructures import QueryParams
 
 from admission.outcome import Outcome
 from gateway import sse
-from gateway.api.endpoint import Call, Endpoint
+from gateway.api.endpoint import Call, StoredEndpoint
 from gateway.api.frontend import Frontend
 from gateway.errors import BadRequest, ConcurrencyExceeded, ResponseNotFound
 from gateway.openai.response_events import ResponseIdentity
@@ -243,24 +243,34 @@ def missing_response(name: str) -> ResponseNotFound:
     return ResponseNotFound(f"There is no response {quoted(name)}: it was never stored, or has expired.")
 
 
-class ResponseEndpoint(Endpoint):
-    """Answers GET and DELETE of one stored response. A call counts as a request and spends no tokens."""
-
+class _ResponseEndpoint(StoredEndpoint):
     def __init__(self, frontend: Frontend) -> None:
         super().__init__(frontend)
         self._stored = StoredResponses(frontend)
+
+
+class ResponseEndpoint(_ResponseEndpoint):
+    """Answers GET and DELETE of one stored response, and GET of its events."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        super().__init__(frontend)
         self._followed = Counter[str]()  # open event streams, by tenant
 
     async def answer(self, call: Call) -> Outcome:
-        policy = self.frontend.policy(self.authenticate(call), "inference")
-        if b"stream=" in call.scope["query_string"]:
-            self._check_followed(policy)  # before the store is asked anything: refusals of many streams cost little
+        asked = QueryParams(call.scope["query_string"])
+        if call.scope["method"] == "DELETE" or asked.get("stream", "false").lower() != "true":
+            return await super().answer(call)
+        policy, name = self.frontend.policy(self.authenticate(call), "inference"), call.scope["path_params"]["response"]
+        self._check_followed(policy)  # before the store is asked anything: refusals of many streams cost little
+        after = asked.get("starting_after", "-1")
+        if not _AFTER.fullmatch(after):
+            raise BadRequest(
+                f"starting_after must be the sequence number of an event, got {quoted(after, 40)}.", "starting_after"
+            )
         with closing(await self.charge(call, policy, in_passing=True)) as charge:
-            told = await self._told(call, policy.name)
+            await self._stored.read(policy.name, name)
             charge.was_served = True
-        if isinstance(told, dict):
-            return await self.complete(call, orjson.dumps(told))
-        return await self._stream(call, policy, told)
+        return await self._stream(call, policy, self._stored.events(policy.name, name, int(after)))
 
     def _check_followed(self, policy: EffectivePolicy) -> None:
         most = max(1, policy.tenant.stored_responses.background)
@@ -271,43 +281,29 @@ class ResponseEndpoint(Endpoint):
         """Send events as they come, in as many streams of the tenant as it may have responses in the background."""
         followed = self._followed
         self._check_followed(policy)
-        scope = self.frontend.active_requests.scope(call.scope, call.receive, call.send, self.frontend.telemetry.clock)
         followed[policy.name] += 1
         try:
-            async with scope, aclosing(events):
-                call.response.send, call.record.scope = scope.send, scope
+            async with self.scoped(call) as scope, aclosing(events):
                 async for event in events:
                     await call.response.stream(event)
                 await call.response.end_stream(b"")
         finally:
             followed[policy.name] -= 1
-        if scope.error is not None:
-            raise scope.error
         return scope.outcome or Outcome.COMPLETED
 
-    async def _told(self, call: Call, tenant: str) -> Json | AsyncGenerator[bytes]:
-        """The answer, or its events."""
-        name, method = call.scope["path_params"]["response"], call.scope["method"]
-        if method == "DELETE":
-            await self._stored.delete(tenant, name)
+    async def told(self, call: Call, policy: EffectivePolicy) -> Json:
+        name = call.scope["path_params"]["response"]
+        if call.scope["method"] == "DELETE":
+            await self._stored.delete(policy.name, name)
             return {"id": name, "object": "response", "deleted": True}
-        response = (await self._stored.read(tenant, name)).response
-        asked = QueryParams(call.scope["query_string"])
-        if asked.get("stream", "false").lower() != "true":
-            return response
-        after = asked.get("starting_after", "-1")
-        if not _AFTER.fullmatch(after):
-            raise BadRequest(
-                f"starting_after must be the sequence number of an event, got {quoted(after, 40)}.", "starting_after"
-            )
-        return self._stored.events(tenant, name, int(after))
+        return (await self._stored.read(policy.name, name)).response
 
 
-class InputItemsEndpoint(ResponseEndpoint):
+class InputItemsEndpoint(_ResponseEndpoint):
     """Answers GET /v1/responses/{response}/input_items with a page of them."""
 
-    async def _told(self, call: Call, tenant: str) -> Json:
-        items = (await self._stored.read(tenant, call.scope["path_params"]["response"])).input
+    async def told(self, call: Call, policy: EffectivePolicy) -> Json:
+        items = (await self._stored.read(policy.name, call.scope["path_params"]["response"])).input
         by_id = {item["id"]: item for item in items}
         return page_of([*by_id], call, by_id.__getitem__)
 
@@ -335,8 +331,8 @@ def listed(page: list[Json], start: int, total: int) -> Json:
     }
 
 
-class CancelResponseEndpoint(ResponseEndpoint):
+class CancelResponseEndpoint(_ResponseEndpoint):
     """Answers POST /v1/responses/{response}/cancel, for responses in the background."""
 
-    async def _told(self, call: Call, tenant: str) -> Json:
-        return await self._stored.cancel(tenant, call.scope["path_params"]["response"])
+    async def told(self, call: Call, policy: EffectivePolicy) -> Json:
+        return await self._stored.cancel(policy.name, call.scope["path_params"]["response"])

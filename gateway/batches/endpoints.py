@@ -6,12 +6,11 @@ from contextlib import aclosing, closing
 from functools import partial
 from typing import Any
 
-import orjson
 from starlette.datastructures import QueryParams
 from starlette.routing import Route
 
 from admission.outcome import Outcome
-from gateway.api.endpoint import Call, Endpoint
+from gateway.api.endpoint import Call, StoredEndpoint
 from gateway.api.frontend import Frontend
 from gateway.batches.multipart import FormPart, FormReader, boundary_of
 from gateway.batches.objects import (
@@ -43,18 +42,8 @@ PURPOSE = "batch"
 FORM_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 
-class _StoreEndpoint(Endpoint):
-    """Has one answer, which `told` returns."""
-
-    async def answer(self, call: Call) -> Outcome:
-        policy = self.frontend.policy(self.authenticate(call), "inference")
-        with closing(await self.charge(call, policy)) as charge:
-            body = orjson.dumps(await self.told(call, policy))
-            charge.was_served = True
-        return await self.complete(call, body)
-
-    async def told(self, call: Call, policy: EffectivePolicy) -> Json:
-        raise NotImplementedError
+class _StoreEndpoint(StoredEndpoint):
+    """Asks the store of files and batches."""
 
     async def ask(self, what: str, *told: Any) -> Any:
         return await self.frontend.engine.batches(what, *told)
@@ -240,20 +229,16 @@ class FileContentEndpoint(_StoreEndpoint):
 
     async def answer(self, call: Call) -> Outcome:
         policy = self.frontend.policy(self.authenticate(call), "inference")
-        with closing(await self.charge(call, policy)) as charge:
+        with closing(await self.charge(call, policy, in_passing=True)) as charge:
             record = await self.file_record(policy.name, call.scope["path_params"]["file_id"])
             charge.was_served = True
         headers = encode_headers({"content-type": "application/octet-stream"})
-        scope = self.frontend.active_requests.scope(call.scope, call.receive, call.send, self.frontend.telemetry.clock)
-        async with scope:
-            call.response.send, call.record.scope = scope.send, scope
+        async with self.scoped(call) as scope:
             chunks = self.frontend.files.stream(policy.name, record["id"])
             await call.response.begin(200, headers, await anext(chunks))
             async for chunk in chunks:
                 await call.response.stream(chunk)
             await call.response.end_stream(b"")
-        if scope.error is not None:
-            raise scope.error
         return scope.outcome or Outcome.COMPLETED
 
 

@@ -28,6 +28,7 @@ SEND_BUFFER_BYTES = 64 * 1024  # bounds the kernel memory of a stalled reader
 DEAD_PEER_SECONDS = 20  # without an answer to probes; the shortest TCP_USER_TIMEOUT of a connection
 FREE_DISCARD_BYTES = 256 * 1024  # of a connection, discarded without delay
 DISCARDED_PER_SECOND = 32 * 2**20  # bytes, of all connections; it takes some 3 % of a core
+LOOK_SECONDS = 0.001  # for a pass of the event loop that reads
 PROBE_SECONDS = 5  # between probes of a client that closed its sending half
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # ignored by a client that did not ask for it (RFC 9110, 15.2.1)
 _CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
@@ -340,7 +341,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self._header_timeout, self._time_out)
+            self._timer = self.loop.call_later(self._header_timeout, self._look_again)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -359,6 +360,14 @@ class HttpConnection(HttpToolsProtocol):
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
+
+    def _look_again(self) -> None:
+        """Read once more: bytes may have come while the process was suspended, which runs its timers first."""
+        self._timer = self.loop.call_later(LOOK_SECONDS, self._time_out)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """As `_look_again`, between two requests."""
+        self.timeout_keep_alive_task = self.loop.call_later(LOOK_SECONDS, super().timeout_keep_alive_handler)
 
     def _time_out(self) -> None:
         if self._reads_headers:

@@ -281,8 +281,8 @@ class ExecutionFields(SettingRecord):
         "engine",
         "HOW",
         OPTIONS.quantization,
-        "int8: weights of products are rounded to 8 bits, with a scale for 32 of them, at load, on a CPU "
-        "with compiled kernels; a token reads 0.28 of float32's bytes, and texts can differ",
+        "auto: on a CPU with compiled kernels the quantised weights of a GGUF file stay as they are; none: they are "
+        "multiplied out; int8, int4: weights of products are rounded at load, to 8 or 4 bits, on such a CPU",
     )
     seed: int = setting("engine", "N", 0, "seed of requests without a seed of their own", ge=0, lt=2**63)
 

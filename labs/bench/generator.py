@@ -263,6 +263,8 @@ class Generator:
         exchange = flight.exchange
         answer = flight.connection.answer if flight.connection is not None else None
         has_begun = answer is not None and bool(answer.headers)
+        if answer is not None and answer.usage is not None:
+            exchange.note_usage(answer.usage)
         self._release(flight)
         if flight.is_reused and not has_begun:  # its server closed an idle connection as the request went out
             exchange.attempts -= 1

@@ -77,8 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _compare_peers(report: Report, options: Namespace, dtype: str, cores: Cores) -> None:
     workloads = [mixed(4)] if options.quick else [mixed(), token_ids_only(mixed()), *map(decode, (1, 8, 32))]
     commands = {peer: _command(peer, dtype, cores) for peer in options.peers}
-    figures = _measure(commands, workloads, options.runs, cores)
-    _tell(report, f"{dtype}, at most {MAX_NUM_SEQS} sequences", figures)
+    figures = measure(commands, workloads, options.runs, cores)
+    tell(report, f"{dtype}, at most {MAX_NUM_SEQS} sequences", figures)
     _judge_peers(report, dtype, figures, options.peers)
 
 
@@ -88,10 +88,10 @@ def _compare_baselines(report: Report, options: Namespace, dtype: str, cores: Co
         for name, flags in list(BASELINES.items())[: 2 if options.quick else None]
     }
     workloads = [varied(16, 16)] if options.quick else [varied(), mixed()]
-    figures = _measure(commands, workloads, options.runs, cores)
-    _tell(report, f"{dtype}, our own baselines, at most {BASELINE_SEQS} sequences", figures)
-    ratio = _ratio(figures, "sluice", "static batches", "varied")
-    report.at_least(f"{dtype}: continuous over static batches of {BASELINE_SEQS}, varied lengths", ratio, 1.7)
+    figures = measure(commands, workloads, options.runs, cores)
+    tell(report, f"{dtype}, our own baselines, at most {BASELINE_SEQS} sequences", figures)
+    found = ratio(figures, "sluice", "static batches", "varied")
+    report.at_least(f"{dtype}: continuous over static batches of {BASELINE_SEQS}, varied lengths", found, 1.7)
 
 
 def _judge_peers(report: Report, dtype: str, figures: Figures, peers: Iterable[str]) -> None:
@@ -100,13 +100,13 @@ def _judge_peers(report: Report, dtype: str, figures: Figures, peers: Iterable[s
         for workload in (workload for name, workload in figures if name == peer and workload.startswith("mixed")):
             if OFFLINE in peers:
                 what = f"{dtype}: {workload} workload over {peer}"
-                report.at_least(what, _ratio(figures, OFFLINE, peer, workload), bound)
-                report.at_least(f"{what}, by CPU time", _ratio(figures, OFFLINE, peer, workload, CPU_RATE), bound)
+                report.at_least(what, ratio(figures, OFFLINE, peer, workload), bound)
+                report.at_least(f"{what}, by CPU time", ratio(figures, OFFLINE, peer, workload, CPU_RATE), bound)
     if OFFLINE in peers:
         if HTTP in peers:
             what = f"{dtype}: over HTTP, share of offline"
-            report.at_least(what, _ratio(figures, HTTP, OFFLINE), 0.92)
-            report.at_least(f"{what}, by CPU time", _ratio(figures, HTTP, OFFLINE, of=CPU_RATE), 0.92)
+            report.at_least(what, ratio(figures, HTTP, OFFLINE), 0.92)
+            report.at_least(f"{what}, by CPU time", ratio(figures, HTTP, OFFLINE, of=CPU_RATE), 0.92)
         waste = figures[OFFLINE, "mixed"]["KV waste"]
         report.at_most(f"{dtype}: KV memory allocated but unused", median(waste), 0.05)
 
@@ -134,7 +134,7 @@ def _module(name: str, dtype: str, *flags: str, python: str = sys.executable) ->
 # measuring
 
 
-def _measure(commands: dict[str, list[str]], workloads: Sequence[Workload], runs: int, cores: Cores) -> Figures:
+def measure(commands: dict[str, list[str]], workloads: Sequence[Workload], runs: int, cores: Cores) -> Figures:
     figures: Figures = defaultdict(lambda: defaultdict(list))
     with ExitStack() as running:
         workers = {name: _start(name, command, cores) for name, command in commands.items()}
@@ -172,7 +172,7 @@ def _note(figures: dict[str, list[float]], workload: Workload, answer: dict[str,
 # telling
 
 
-def _tell(report: Report, title: str, figures: Figures) -> None:
+def tell(report: Report, title: str, figures: Figures) -> None:
     for workload in dict.fromkeys(workload for _, workload in figures):
         rows = [(engine, own) for (engine, of), own in figures.items() if of == workload]
         columns = dict.fromkeys(name for _, own in rows for name in own)
@@ -183,7 +183,7 @@ def _tell(report: Report, title: str, figures: Figures) -> None:
         report.add_table(f"{workload} ({title}), median (extremes)", cells)
 
 
-def _ratio(figures: Figures, engine: str, over: str, workload: str = "mixed", of: str = "tok/s") -> float:
+def ratio(figures: Figures, engine: str, over: str, workload: str = "mixed", of: str = "tok/s") -> float:
     """The median of the runs' ratios: the two were measured next to each other in each."""
     pairs = zip(figures[engine, workload][of], figures[over, workload][of], strict=True)
     return median(mine / theirs for mine, theirs in pairs)

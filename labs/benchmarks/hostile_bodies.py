@@ -5,8 +5,9 @@ timetable. Beside it eight connections send refused requests, one kind after the
 elements, wrong keys, small bad requests. Quiet and hostile windows alternate, so that the machine's other work falls on
 both. Then beside it, in turn: a tenant that keeps all slots busy in closed loops, one with four times as many clients,
 and the same clients with 64 stop strings each, which the text always begins and never ends; clients that ask for
-responses in the background as fast as they are answered, and for embeddings of 2,048 inputs. These are admitted, and
-their bound is that of fairness: at most twice the cost of a tenant that only keeps the slots busy, as in `flood`.
+responses in the background as fast as they are answered, for embeddings of 2,048 inputs, and for batches of 50,000
+lines of which the last is malformed. These are admitted, and their bound is that of fairness: at most twice the cost of
+a tenant that only keeps the slots busy, as in `flood`.
 """
 
 import os
@@ -18,6 +19,9 @@ from pathlib import Path
 from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
+
+import httpx
+import orjson
 
 from labs.benchmarks import machine
 from labs.benchmarks.embeddings import save_encoder
@@ -38,7 +42,9 @@ CLIENTS = {
     "many stops": 4 * SLOTS,
     "background responses": 4 * SLOTS,
     "huge embeddings": 8,
+    "failing batches": 8,
 }
+BATCH_LINES = 50_000
 REFUSALS = (400, 401, 413, 429, 503)
 SETTINGS = {"max_num_seqs": SLOTS, "max_waiting": 100_000, "overload": "unbounded"}
 MAX_STOPS_RATIO = 1.25  # of many stops beside none: noise, and the one automaton
@@ -106,7 +112,7 @@ def _tell_admitted(report: Report, options: Namespace, server: Served) -> None:
         rows.append({"beside": name, "p50 ms": _spread(windows, median), "p99 ms": _spread(windows, _p99)})
     report.add_table("the neighbour's time to first token in ms, beside a tenant whose requests are admitted", rows)
     behaved, flood, stops = waits["behaved"], waits["decode flood"], waits["many stops"]
-    for name in ("background responses", "huge embeddings"):
+    for name in ("background responses", "huge embeddings", "failing batches"):
         report.at_most(f"p99 beside a flood of {name}, likewise", _ratio(waits[name], behaved, _p99), 2)
     report.at_most("p99 beside a decode flood, times that beside a behaved tenant", _ratio(flood, behaved, _p99), 2)
     report.at_most("p99 beside a flood of many stops, likewise", _ratio(stops, behaved, _p99), 2)
@@ -134,9 +140,23 @@ def _answers(server: Served, name: str) -> Iterator[bytes]:
         return Fresh(post("/v1/responses", body, key))
     if name == "huge embeddings":
         return Fresh(post("/v1/embeddings", {"model": "encoder", "input": [f"{MARK} one two three"] * 2048}, key))
+    if name == "failing batches":
+        file = _file_of_lines(server, key)
+        body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        return Fresh(post("/v1/batches", {**body, "metadata": {"mark": MARK}}, key))
     has_stops = name == "many stops"
     stops = [f"{' ' * (number % 2)}{number % 10}, {number}!" * 40 for number in range(64)] if has_stops else None
     return _chats_of(server.keys[HOSTILE], text, max_tokens=300, ignore_eos=True, stop=stops)
+
+
+def _file_of_lines(server: Served, key: str) -> str:
+    """The id of an uploaded input of a batch that fails at its last line."""
+    line = {"method": "POST", "url": "/v1/completions", "body": {"model": "embedded", "prompt": "Hi", "max_tokens": 1}}
+    text = b"\n".join([orjson.dumps(line | {"custom_id": str(number)}) for number in range(BATCH_LINES - 1)] + [b"{"])
+    form = {"data": {"purpose": "batch"}, "files": {"file": ("lines.jsonl", text)}, "timeout": 600}
+    url, headers = f"http://127.0.0.1:{server.port}/v1/files", {"authorization": f"Bearer {key}"}
+    name: str = httpx.post(url, headers=headers, **form).raise_for_status().json()["id"]  # type: ignore[arg-type]
+    return name
 
 
 def _chats_of(key: str, text: str, **fields: object) -> Fresh:

@@ -25,7 +25,12 @@ from backend.paged_kv.kv_cache import KVCache
 
 BLOCK_SIZE = 16
 KINDS = ("native", "torch", "reference")
-OF_STEPS = {"native": "none", "int8": "int8", "torch": "none"}  # implementations, each with its quantization
+OF_STEPS = {
+    "native": "none",
+    "int8": "int8",
+    "int4": "int4",
+    "torch": "none",
+}  # implementations, each with its quantization
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU = torch.device("cpu")
 

@@ -22,8 +22,9 @@ from gateway.http.request_scope import Exchange
 from gateway.telemetry.event_log_file import EventLogFile
 from gateway.tenants.live_policy import LivePolicy
 from quotas.quotas import Grant
+from quotas.store.replica_name import ReplicaName
 
-BLOCKED_SECONDS = 0.1
+BLOCKED_SECONDS = 0.3
 
 
 def without_hangups() -> None:
@@ -34,6 +35,11 @@ def without_hangups() -> None:
 def without_settlement() -> None:
     """What was reserved and not used is not returned."""
     _replace(Grant, "settle", lambda self: None)
+
+
+def without_former_life() -> None:
+    """A gateway that starts again has another name in the store, and takes over nothing of its former life."""
+    _replace(ReplicaName, "kept_in", classmethod(lambda cls, directory: cls()))
 
 
 def without_reload() -> None:
@@ -98,6 +104,7 @@ ALTERATIONS: dict[str, Callable[[], None]] = {
     for alteration in (
         without_hangups,
         without_settlement,
+        without_former_life,
         without_reload,
         without_second_attempts,
         with_blocking_writes,

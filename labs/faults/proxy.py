@@ -48,6 +48,10 @@ class Proxy:
         """Let nothing pass either way, and no news of it: both sides have a half-open connection."""
         self._loop.call_soon_threadsafe(self._flows.clear)
 
+    def delay(self, seconds: float = 0.05) -> None:
+        """Let each byte pass `seconds` later, each way."""
+        self.latency = seconds
+
     def cut(self) -> None:
         """Reset every connection."""
         self._loop.call_soon_threadsafe(self._reset)

@@ -13,7 +13,7 @@ from backend.model.hub import resolve_model
 
 
 def test_no_memory_for_weights_ends_a_load_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(loader, "load_weights", full)

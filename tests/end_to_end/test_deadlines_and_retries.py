@@ -29,7 +29,7 @@ def test_an_idle_machine_refuses_what_it_cannot_keep_by_far_alone_and_tells_its_
     reply = site.post(headers={"x-sluice-ttft-ms": "1"}, max_tokens=5)
     if reply.status_code not in (200, 504):  # which of them depends on the machine
         assert error_of(reply)["code"] == "deadline_unmeetable" and error_of(reply)["estimate_ms"] > 1
-    told = site.post(headers={"x-sluice-ttft-ms": "30000"}, max_tokens=5)
+    told = site.post(headers={"x-sluice-ttft-ms": "240000"}, max_tokens=5)
     first, last = (int(told.headers[f"x-sluice-estimate-{name}"]) for name in ("ttft-ms", "ms"))
     assert 0 <= first <= last and first < 30_000
 
@@ -58,7 +58,7 @@ def test_a_class_may_refuse_what_would_be_late(site: Site) -> None:
 
 
 def test_a_request_whose_time_is_over_ends_with_a_504(site: Site) -> None:
-    late = {"x-sluice-deadline-ms": "300"}
+    late = {"x-sluice-deadline-ms": "1000"}  # in which any machine begins, and none ends
     reply = site.post(headers=late, max_tokens=1900, ignore_eos=True)
     assert (reply.status_code, error_of(reply)["code"]) == (504, "deadline_exceeded")
     assert reply.headers["x-should-retry"] == "false"
@@ -79,7 +79,7 @@ def test_anthropics_clients_are_told_of_time_and_limits_in_their_own_words(site:
         assert reply.json()["type"] == "error"
         return reply.status_code, error_of(reply)["type"], error_of(reply)["code"]
 
-    late = {"x-sluice-deadline-ms": "300"}
+    late = {"x-sluice-deadline-ms": "1000"}  # in which any machine begins, and none ends
     endless = {"type": "array", "items": {"type": "string", "minLength": 99}, "minItems": 99}
     long: Any = {"max_tokens": 1900, "output_config": {"format": {"type": "json_schema", "schema": endless}}}
     assert told(post(headers=late, **long)) == (504, "timeout_error", "deadline_exceeded")

@@ -200,7 +200,7 @@ def test_a_jump_back_and_one_forward_change_nothing_for_clients(tmp_path: Path) 
     ):
 
         def ask() -> httpx.Response:
-            deadline = {"x-sluice-deadline-ms": "30000"}
+            deadline = {"x-sluice-deadline-ms": "240000"}
             return client.post("/v1/completions", json=completion(), headers=deadline)
 
         def limits() -> dict[str, int]:

@@ -111,6 +111,7 @@ def running_server(directory: Path, *flags: str, program: str = "sluice", warm: 
     command = ["serve", "--port", "0", "--admin-port", "0"]
     command += ["--state-dir", str(directory / "state"), "--http-workers", "0"]  # for any number of cores
     command += ["--calibration", "off"]  # it takes a second
+    command += ["--drain-timeout", "120"]  # on a busy machine an answer takes longer than 30 s to end
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = start(program, [*command, *flags], out, err, warm=warm)
     try:

@@ -56,7 +56,7 @@ def loop_and_runner(valkey_url: str) -> Iterator[tuple[asyncio.Runner, ScriptRun
             patch.setattr(zone_offsets, name, 10_000)  # the test's clock may be years off
 
         async def connected() -> ScriptRunner:
-            runner = ScriptRunner(valkey_url, 5, load_scripts({"clock": TEST_CLOCK}))
+            runner = ScriptRunner(valkey_url, 60, load_scripts({"clock": TEST_CLOCK}))
             await runner.client.connect()
             return runner
 

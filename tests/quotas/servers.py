@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
 from pathlib import Path
+from weakref import WeakSet
 
 from redis.asyncio import Redis
 
@@ -47,9 +48,21 @@ def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
     sys.exit(f"{process.args!r} ended with {process.returncode}")
 
 
-@asynccontextmanager
-async def connected(url: str, timeout: float = 5.0) -> AsyncIterator[RedisStore]:
+PATIENCE_SECONDS = 60.0  # for a call to a server that serves: on a busy machine it may stand still for seconds
+HANG_SECONDS = 0.1  # after which a call to a server that hangs fails
+_stores = WeakSet[RedisStore]()
+
+
+def opened(url: str, timeout: float = PATIENCE_SECONDS) -> RedisStore:
+    """A store that is patient unless its server hangs."""
     store = RedisStore.at(url, timeout)
+    _stores.add(store)
+    return store
+
+
+@asynccontextmanager
+async def connected(url: str, timeout: float = PATIENCE_SECONDS) -> AsyncIterator[RedisStore]:
+    store = opened(url, timeout)
     await store.connect()
     yield store
     await store.close()
@@ -57,14 +70,25 @@ async def connected(url: str, timeout: float = 5.0) -> AsyncIterator[RedisStore]
 
 @asynccontextmanager
 async def hanging(url: str) -> AsyncIterator[None]:
-    """The server does nothing meanwhile."""
+    """The server does nothing meanwhile, and calls to it fail soon."""
     async with Redis.from_url(url) as redis:
         pid = int((await redis.info("server"))["process_id"])
     os.kill(pid, signal.SIGSTOP)
+    for store in _stores:
+        _hurry(store, HANG_SECONDS)
     try:
         yield
     finally:
+        for store in _stores:
+            _hurry(store, PATIENCE_SECONDS)
         os.kill(pid, signal.SIGCONT)
+
+
+def _hurry(store: RedisStore, timeout: float) -> None:
+    client = store._runner.client
+    client.timeout = timeout
+    if client._link is not None:
+        client._link.timeout = timeout
 
 
 async def until_connected(store: RedisStore) -> None:

@@ -23,7 +23,7 @@ def carried() -> ServerBinary:
 
 @contextmanager
 def client(url: str) -> Iterator["Redis[str]"]:
-    with Redis.from_url(url, decode_responses=True, socket_timeout=5) as made:
+    with Redis.from_url(url, decode_responses=True, socket_timeout=60) as made:
         yield made
 
 

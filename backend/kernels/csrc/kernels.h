@@ -38,15 +38,25 @@ void sluice_apply_token_bitmask(
     float* logits, int64_t row_stride, const uint32_t* bitmasks, int64_t words, const int32_t* indices, int64_t rows,
     int64_t vocab, int threads);
 
-// A packed weight has room for a multiple of `linear_panel` outputs, and so has its bias. A weight of 8 bits has scales
-// [panels, groups, linear_panel] for groups of `inputs_per_scale` inputs; without scales it is of `dtype`. fp16 is not
-// among the types.
+// A weight packed in panels of `linear_panel` outputs: it, and what belongs to it, has room for whole panels.
+//
+// Without `factors` it is [panels, inputs, panel] of `dtype`, which is not fp16, in the order of `sluice_pack_weight`.
+// With them it consists of integers q of 4 or 8 bits, and a weight is scale * q + minimum: a block of inputs has its two
+// factors in fp16, each of which `steps` multiply anew for each `group` of the block's inputs if they are there. With one
+// factor the minimum is 0, or -8 * scale of 4 bits. Integers of 4 bits are unsigned; they are packed
+// [panels, words, panel, 2] in words of 16 bits, of which each half of a pair has those of inputs i, i + 2, i + 4, ...
+struct PackedLinear {
+    const void* weight;
+    const uint16_t* factors;   // [panels, blocks, num_factors, panel] fp16, or null
+    const int8_t* steps;       // [panels, groups, num_factors, panel], or null
+    const float* bias;         // [panels, panel], or null
+    const PackedLinear* next;  // whose outputs follow, or null
+    int64_t outputs, inputs, bits, group, groups_per_block, num_factors;
+};
 int sluice_linear_panel();
-int sluice_inputs_per_scale();
+int64_t sluice_outputs(const PackedLinear* linear);  // of it and all that follow
 void sluice_pack_weight(int dtype, void* packed, const void* weight, int64_t outputs, int64_t inputs, int threads);
-void sluice_linear(
-    int dtype, void* out, const void* x, const void* packed, const float* scale, const float* bias, int64_t rows,
-    int64_t outputs, int64_t inputs, int threads);
+void sluice_linear(int dtype, void* out, const void* x, const PackedLinear* linear, int64_t rows, int threads);
 
 // Adds the low-rank products of each token's adapter to `out` [tokens, outputs], where x is [tokens, inputs]. `rows` has the
 // adapter of each token, -1 for none; `vectors` [adapters, row_stride] begins with the product's places of an adapter: where

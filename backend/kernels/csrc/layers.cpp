@@ -15,15 +15,9 @@ namespace {
 
 constexpr int64_t CACHE_LINE = 64;
 
-struct PackedLinear {
-    const void* weight;
-    const float *scale, *bias;
-    int64_t outputs, inputs;
-};
-
 struct Layer {
     const void *input_norm, *q_norm, *k_norm, *post_attention_norm;
-    PackedLinear qkv, output, gate_up, down;
+    const PackedLinear *qkv, *output, *gate_up, *down;
     int64_t window;
 };
 
@@ -81,10 +75,10 @@ struct Scratch {
             return begin + tensor_bytes(decoder, rows, columns);
         };
         const int64_t shared = take(branch, 0, decoder.hidden);
-        int64_t end = take(qkv, shared, layer.qkv.outputs);
-        end = take(query, end, layer.output.inputs);
-        end = take(attended, end, layer.output.inputs);
-        bytes = take(activated, take(gate_up, shared, layer.gate_up.outputs), layer.down.inputs);
+        int64_t end = take(qkv, shared, sluice_outputs(layer.qkv));
+        end = take(query, end, layer.output->inputs);
+        end = take(attended, end, layer.output->inputs);
+        bytes = take(activated, take(gate_up, shared, sluice_outputs(layer.gate_up)), layer.down->inputs);
         bytes = std::max(bytes, end);
     }
 };
@@ -97,15 +91,13 @@ struct Run {
     void *x, *residual;
     int threads;
 
-    void multiply(const PackedLinear& linear, int64_t layer, Place product, void* out, const void* in) const {
-        sluice_linear(
-            decoder.dtype, out, in, linear.weight, linear.scale, linear.bias, step.tokens, linear.outputs, linear.inputs,
-            threads);
+    void multiply(const PackedLinear* linear, int64_t layer, Place product, void* out, const void* in) const {
+        sluice_linear(decoder.dtype, out, in, linear, step.tokens, threads);
         if (const Adapters* of = step.adapters) {
             sluice_adapt(
                 decoder.dtype, out, in, of->rows, of->vectors + layer * of->width + of->first[product],
                 of->num_layers * of->width, of->memory, of->rank, of->outputs[product], of->num_parts[product],
-                step.tokens, linear.inputs, threads);
+                step.tokens, linear->inputs, threads);
         }
     }
 
@@ -132,7 +124,7 @@ struct Run {
 
     void feed_forward(const Layer& layer, int64_t index) const {
         multiply(layer.gate_up, index, GATE_UP, scratch.gate_up, x);
-        sluice_silu_mul(decoder.dtype, scratch.activated, scratch.gate_up, step.tokens, layer.down.inputs, threads);
+        sluice_silu_mul(decoder.dtype, scratch.activated, scratch.gate_up, step.tokens, layer.down->inputs, threads);
         multiply(layer.down, index, DOWN, scratch.branch, scratch.activated);
     }
 

@@ -5,7 +5,7 @@
 
 namespace sluice {
 
-enum DType : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3 };  // the last of weights alone
+enum DType : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 struct BFloat16 {
     uint16_t bits;

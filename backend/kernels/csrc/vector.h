@@ -26,6 +26,8 @@ constexpr int LANES = 4, REGISTERS = 16;
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
 typedef uint16_t HalfBits __attribute__((vector_size(LANES * 2)));
 
 inline Vec load(const float* p) {
@@ -41,9 +43,15 @@ inline Vec load(const BFloat16* p) {
 }
 
 inline Vec load(const Float16* p) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
     float wide[LANES];
     for (int i = 0; i < LANES; ++i) wide[i] = widen(p[i]);
     return load(wide);
+#endif
 }
 
 // Compilers take the vector extension's conversion apart.
@@ -84,6 +92,19 @@ inline Vec fused(Vec a, Vec b, Vec c) {
 #endif
 }
 
+// sum + a * b of the two integers in each lane, which must not overflow.
+inline Ints dot(Shorts a, Shorts b, Ints sum) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+    return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    return sum + ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
+#endif
+}
+
 // Lanes of (a, b) chosen by index: 0 to LANES - 1 from a, the rest from b.
 template <uint32_t... lane>
 inline Vec pick(Vec a, Vec b, std::integer_sequence<uint32_t, lane...>) {
@@ -116,6 +137,13 @@ inline Vec sums(Vec* v) {
         for (uint32_t i = 0; i < LANES / width; i += 2) v[i / 2] = fold<width>(v[i], v[i + 1]);
         return sums<2 * width>(v);
     }
+}
+
+// Calls `body` with 0 to count - 1 as constants.
+template <int count, class Body>
+inline void unrolled(Body body) {
+    if constexpr (count > 1) unrolled<count - 1>(body);
+    body(std::integral_constant<int, count - 1>{});
 }
 
 // The sum of the lanes, first to last.

@@ -3,6 +3,8 @@
 A step holds a token of each sequence that decodes, then prompts as far as `BATCH_TOKENS` go. It knows token ids alone.
 """
 
+import json
+import sys
 import time
 from argparse import Namespace
 from collections import deque
@@ -36,7 +38,9 @@ HIDDEN, LAYERS, HEADS, KV_HEADS, FFN, VOCAB = 512, 8, 8, 4, 1408, 8192  # of lab
 
 
 def converted(directory: Path, dtype: str) -> Path:
-    """The model as a GGUF file beside it; norms stay in fp32, as llama.cpp has them."""
+    """The model as a GGUF file beside it, if it is none; norms stay in fp32, as llama.cpp has them."""
+    if directory.suffix == ".gguf":
+        return directory
     path = directory.parent / f"{directory.name}-{dtype}.gguf"
     if not path.exists():
         writer = gguf.GGUFWriter(path, "llama")
@@ -104,6 +108,7 @@ class Context:
         assert self.context, "llama.cpp made no context"
         self.batch = llama.llama_batch_init(BATCH_TOKENS, 0, 1)
         self.memory = llama.llama_get_memory(self.context)
+        self.vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
 
     def step(self, running: list[Running]) -> list[Running]:
         """Compute a step; returns the requests with one more token."""
@@ -123,9 +128,25 @@ class Context:
         failed = llama.llama_decode(self.context, batch)
         assert failed == 0, f"llama_decode answered {failed}"
         for row, each in sampled:
-            logits = np.ctypeslib.as_array(llama.llama_get_logits_ith(self.context, row), (VOCAB,))
+            logits = np.ctypeslib.as_array(llama.llama_get_logits_ith(self.context, row), (self.vocab_size,))
             each.tokens.append(int(logits.argmax()))
         return [each for _, each in sampled]
+
+    def perplexity(self, tokens: list[int]) -> float:
+        """The perplexity of all tokens but the first, in a sequence of their own."""
+        total = 0.0
+        for first in range(0, len(tokens), BATCH_TOKENS):
+            some = tokens[first : first + BATCH_TOKENS]
+            for row, token in enumerate(some):
+                self.batch.token[row], self.batch.pos[row] = token, first + row
+                self.batch.n_seq_id[row], self.batch.seq_id[row][0], self.batch.logits[row] = 1, 0, 1
+            self.batch.n_tokens = len(some)
+            assert llama.llama_decode(self.context, self.batch) == 0
+            for row, following in enumerate(tokens[first + 1 : first + 1 + len(some)]):
+                pointer = llama.llama_get_logits_ith(self.context, row)
+                logits = np.ctypeslib.as_array(pointer, (self.vocab_size,)).astype(np.float64)
+                total += logits[following] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        return float(np.exp(-total / (len(tokens) - 1)))
 
     def free(self, slot: int) -> None:
         llama.llama_memory_seq_rm(self.memory, slot, -1, -1)
@@ -157,4 +178,10 @@ def load(options: Namespace) -> Iterator[Generate]:
 
 
 if __name__ == "__main__":
-    answer_requests(parser().parse_args(), load)
+    own = parser()
+    own.add_argument("--perplexity", action="store_true", help="of the token ids that come in as JSON")
+    asked = own.parse_args()
+    if asked.perplexity:
+        print(Context(Path(asked.model), 8).perplexity(json.load(sys.stdin)))
+    else:
+        answer_requests(asked, load)

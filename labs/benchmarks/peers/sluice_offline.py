@@ -5,11 +5,12 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 
 import labs.choices  # noqa: F401 - adds batching rules and contiguous memory
-from backend.config import Batching, EngineOptions, KVAllocation
+from backend.config import Batching, EngineOptions, KVAllocation, Quantization
 from backend.llm import LLM
 from backend.sampling_params import SamplingParams
 from backend.scheduler.kv_accounts import KVAccounts
@@ -61,6 +62,7 @@ def load(options: Namespace) -> Iterator[Generate]:
         batching=Batching(options.batching),
         kv_allocation=KVAllocation(options.kv_allocation),
         steps_in_flight=options.steps_in_flight,
+        quantization=options.quantization,
         prefix_cache=False,  # as every engine is measured, since some have none
     )
     llm = ObservedLLM(options.model, engine, dtype=options.dtype, device="cpu")
@@ -85,4 +87,5 @@ if __name__ == "__main__":
     own.add_argument("--batching", choices=[*Batching], default="continuous")
     own.add_argument("--kv-allocation", choices=[*KVAllocation], default="paged")
     own.add_argument("--steps-in-flight", type=int, default=2)
+    own.add_argument("--quantization", choices=get_args(Quantization), default="auto")
     answer_requests(own.parse_args(), load)

@@ -1,15 +1,20 @@
 """A model that comes as a GGUF file writes what transformers writes with the same numbers."""
 
 import os
+from collections.abc import Callable
+from ctypes import CDLL
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from backend import LLM, SamplingParams
 from backend.errors import ConfigError, ModelLoadError
+from backend.kernels import build
+from backend.kernels.integers import StoredWeight, multiplied_out
 from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
 from backend.model.weights import checkpoint_names, load_weights
@@ -41,6 +46,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="session")
+def library() -> CDLL | None:
+    """The compiled kernels, from the cache that tests share."""
+    return build.load_library(wait=True)
+
+
 def save_model(path: Path, model: PreTrainedModel, **keys: Any) -> Path:
     return save(path, gguf(metadata_of(model) | words(model.config.vocab_size) | keys, tensors_of(model)))
 
@@ -53,8 +64,8 @@ def told(model: PreTrainedModel) -> list[list[int]]:
     ]
 
 
-def served(path: Path) -> list[list[int]]:
-    llm = LLM(str(path), OPTIONS, dtype="float32", kernels="torch")
+def served(path: Path, kernels: str = "torch") -> list[list[int]]:
+    llm = LLM(str(path), OPTIONS, dtype="float32", kernels=kernels)
     return [found.token_ids for found in llm.generate(PROMPTS, GREEDY, progress=False)]
 
 
@@ -64,7 +75,13 @@ def test_greedy_texts_are_those_of_transformers(family: str, tmp_path: Path) -> 
     assert served(save_model(tmp_path / "a.gguf", model)) == told(model)
 
 
-def test_greedy_texts_of_quantised_weights_are_those_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_greedy_texts_of_quantised_weights_are_those_of_transformers(
+    library: CDLL | None, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels == "native" and library is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(build, "load_library", lambda wait: library)
     shape: dict[str, Any] = dict(vocab_size=131, hidden_size=256, intermediate_size=256, num_hidden_layers=2)
     config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -79,7 +96,48 @@ def test_greedy_texts_of_quantised_weights_are_those_of_transformers(tmp_path: P
                 parameter.copy_(unpermuted(name, multiplied, model))
     assert {kind for _, kind, _ in tensors.values()} == {"F32", *KINDS}
     path = save(tmp_path / "a.gguf", gguf(metadata_of(model) | words(131), tensors))
-    assert served(path) == told(model)
+    assert served(path, kernels) == told(model)
+
+
+def test_stored_weights_are_those_that_are_multiplied_out(tmp_path: Path) -> None:
+    """Of a fused product all parts must be quantised; each keeps its rows' order, and takes the file's memory."""
+    kinds = {"self_attn.q_proj": "Q4_K", "self_attn.k_proj": "Q4_K", "self_attn.v_proj": "Q6_K"}
+    kinds |= {"mlp.gate_proj": "Q8_0", "mlp.down_proj": "Q4_0", "model.embed_tokens": "Q4_1"}
+    directory = resolve_model(str(save(tmp_path / "a.gguf", mixed_file(kinds))))
+    config = read_model_config(directory)
+    plain = load_weights(directory, config, torch.bfloat16)
+    kept = load_weights(directory, config, torch.bfloat16, keeps_integers=True)
+    assert kept.num_parameters == plain.num_parameters and torch.equal(kept.embedding, plain.embedding)
+    pairs = [(kept.lm_head, plain.lm_head)]
+    for one, other in zip(kept.layers, plain.layers, strict=True):
+        assert isinstance(one.gate_up, torch.Tensor) and isinstance(one.output, torch.Tensor)
+        pairs += [(one.qkv, other.qkv), (one.down, other.down)]
+    for stored, expected in pairs:
+        assert isinstance(stored, StoredWeight) and stored.shape == tuple(expected.shape)
+        assert torch.equal(multiplied_out(stored), multiplied_out(expected))
+
+
+def test_stored_weights_that_are_damaged_are_refused_by_file_and_name(tmp_path: Path) -> None:
+    scale = np.array([np.nan], np.float16).tobytes()
+    path = save(tmp_path / "a.gguf", mixed_file({"mlp.down_proj": "Q4_0"}, damage=lambda data: scale + data[2:]))
+    with pytest.raises(
+        ModelLoadError, match=r"a\.gguf: model\.layers\.0\.mlp\.down_proj\.weight holds numbers from nan"
+    ):
+        LLM(str(path), OPTIONS, dtype="float32", kernels="torch")
+
+
+def mixed_file(kinds: dict[str, str], damage: Callable[[bytes], bytes] = lambda data: data) -> bytes:
+    """A tied Llama whose matrices are in blocks of these kinds, the rest in F32."""
+    shape: dict[str, Any] = dict(vocab_size=131, hidden_size=256, intermediate_size=256, num_hidden_layers=2)
+    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+    model = AutoModelForCausalLM.from_config(config)
+    tensors = tensors_of(model)
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        kind = next((kinds[part] for part in kinds if part in name), None)
+        if kind is not None:
+            blocks = random_blocks(kind, tuple(parameter.shape), index)
+            tensors[gguf_name(name)] = (tuple(parameter.shape), kind, damage(blocks))
+    return gguf(metadata_of(model) | words(131), tensors)
 
 
 def unpermuted(name: str, tensor: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:

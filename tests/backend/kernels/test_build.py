@@ -242,7 +242,7 @@ def test_a_build_in_the_background_ends_with_the_process_that_it_is_for(
         f"build.build_in_background()\nwhile not Path({str(started)!r}).exists(): time.sleep(0.01)\n{ending}"
     )
     subprocess.run(**bound([sys.executable, "-c", program]), check=False, timeout=240)
-    subprocess.run(["flock", tmp_path / "lock", "true"], check=True, timeout=20)
+    subprocess.run(["flock", tmp_path / "lock", "true"], check=True, timeout=240)
     while [*(tmp_path / "cache").iterdir()]:
         time.sleep(0.01)
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from backend.errors import ConfigError
 from backend.kernels import cpu, reference
 from backend.kernels.cpu import CpuOps, select_ops
-from backend.kernels.native import quantized
 from backend.kernels.ops import Ops, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.torch_ops import TorchOps
@@ -252,24 +251,6 @@ def test_a_product_is_exact_for_every_shape_of_its_panels_and_tiles(
         assert torch.equal(found, expected[:rows].to(dtype)), "small integers are exact"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (33, 200), (130, 96), (600, 45)])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.usefixtures("one_thread")
-def test_a_product_of_eight_bits_has_the_bits_of_its_dequantised_weights(
-    native: CpuOps, outputs: int, inputs: int, bias: bool, dtype: torch.dtype
-) -> None:
-    weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(40, inputs).to(dtype)
-    offset = torch.randn(outputs).to(dtype) if bias else None
-    numbers, scale = quantized(weight, 32)
-    dequantised = numbers * scale.repeat_interleave(32, 1)[:, :inputs]
-    assert (dequantised - weight.float()).abs().max() <= 0.501 * scale.max()
-    product = select_ops(CPU, dtype, "native", quantization="int8").linear(weight, offset)
-    expected = native.linear(dequantised, None if offset is None else offset.float())(x.float()).to(dtype)
-    for rows in (*range(14), 40):
-        assert torch.equal(product(x[:rows]), expected[:rows])
-
-
 def test_torchs_kernels_promise_nothing() -> None:
     assert not TorchOps().batch_invariant
 
@@ -297,11 +278,11 @@ def test_an_unknown_implementation_is_refused() -> None:
     ("dtype", "kind", "kv_dtype"),
     [(torch.float64, "auto", None), (torch.float32, "torch", None), (torch.float32, "auto", torch.float8_e4m3fn)],
 )
-def test_eight_bits_are_refused_where_no_compiled_kernels_multiply_them(
+def test_rounded_weights_are_refused_where_no_compiled_kernels_multiply_them(
     dtype: torch.dtype, kind: str, kv_dtype: torch.dtype | None
 ) -> None:
-    with pytest.raises(ConfigError, match="quantization int8 is of the compiled kernels of a CPU"):
-        select_ops(CPU, dtype, kind, kv_dtype, "int8")
+    with pytest.raises(ConfigError, match="quantization int4 is of a CPU's compiled kernels"):
+        select_ops(CPU, dtype, kind, kv_dtype, "int4")
 
 
 def test_a_type_without_kernels_is_served_by_torch_and_refused_when_native_is_demanded() -> None:

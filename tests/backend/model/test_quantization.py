@@ -13,8 +13,7 @@ from torch import Tensor
 
 from backend.config import EngineOptions
 from backend.errors import ModelLoadError
-from backend.kernels import build
-from backend.kernels.native import quantized
+from backend.kernels import build, integers
 from backend.llm import LLM
 from backend.model.weights import Checkpoint, checkpoint_names, load_weights
 from backend.sampling_params import SamplingParams
@@ -291,8 +290,7 @@ def test_weights_rounded_to_eight_bits_at_load_are_served_as_what_they_mean(tmp_
     stored = load_file(tmp_path / "model.safetensors")
     for name, tensor in stored.items():
         if tensor.dim() == 2 and "embed_tokens" not in name:
-            numbers, scale = quantized(tensor, 32)
-            stored[name] = numbers * scale.repeat_interleave(32, 1)[:, : tensor.shape[1]]
+            stored[name] = integers.rounded(tensor, 8).dequantised()[:, : tensor.shape[1]].contiguous()
     save(tmp_path, stored)
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     options = EngineOptions(max_num_seqs=2, max_model_len=64, max_num_batched_tokens=64)

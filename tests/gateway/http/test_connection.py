@@ -2,6 +2,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -446,6 +447,28 @@ async def test_headers_that_do_not_come_are_late() -> None:
     wire = Wire(header_timeout=0.001)
     await until(lambda: wire.transport.closed)
     assert wire.error_code == "request_timeout"
+
+
+@pytest.mark.parametrize("requests_before", [0, 1])
+async def test_a_request_that_came_while_the_process_stood_still_is_not_late(
+    requests_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is suspended and goes on runs its timers first, and then reads."""
+    loop, timers = asyncio.get_running_loop(), list[Callable[[], object]]()
+    call_later = loop.call_later
+
+    def late(delay: float, callback: Callable[..., object], *arguments: Any) -> asyncio.TimerHandle:
+        timers.append(callback)
+        return call_later(delay, callback, *arguments)
+
+    monkeypatch.setattr(loop, "call_later", late)
+    wire = Wire()
+    await wire.send(*[POST] * requests_before)
+    timers[-1]()
+    await wire.send(POST)
+    assert len(wire.application.requests) == requests_before + 1
+    assert not wire.transport.closed
+    wire.leave()
 
 
 async def test_a_request_that_came_in_time_is_not_late() -> None:

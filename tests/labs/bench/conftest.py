@@ -36,6 +36,7 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     text: str = "word "
     is_whole: bool = True  # False: the stream ends without [DONE]
+    is_broken: bool = False  # True: the connection ends behind the usage, in the middle of the response
     finish: str = "stop"
     odd: object = None  # an event that no server should send
 
@@ -116,6 +117,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._event({"choices": [], "usage": usage})
             with self.server.lock:
                 self.server.charged += prompt + reply.chunks + self.server.overcharge
+            if reply.is_broken:
+                self.close_connection = True
+                return
             if reply.is_whole:
                 self._chunk(b"data: [DONE]\n\n")
             self.wfile.write(b"0\r\n\r\n")

@@ -183,3 +183,10 @@ def test_clients_begin_and_end_at_their_own_moments(known_server: KnownServer) -
     times = sorted(one.due for one in found)
     assert times[0] == 0.0 and times[-1] == 0.2
     assert len(times) > 3 and all(0.05 <= due < 0.1 for due in times[1:-1])
+
+
+def test_a_broken_stream_has_told_its_use(known_server: KnownServer) -> None:
+    known_server.script = lambda served: Reply(chunks=4, is_broken=True)
+    (found,) = exchanges(known_server, load([0.0]))
+    assert (found.outcome, found.has_usage) == (Outcome.FAILED, True)
+    assert (found.prompt_tokens, found.output_tokens) == (11, 4)

@@ -8,6 +8,7 @@ from admission.controller import Controller
 from admission.core import PRIOR_STEP_TIME, CoreConfig, MemoryGate, make_core
 from admission.event_logs.event_log import LogError, make_logged_core, replay
 from admission.event_logs.names import VERSION
+from admission.forecast import Forecast
 from admission.ledger import AdapterTime
 from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
@@ -283,3 +284,26 @@ def test_the_rows_with_an_adapter_are_charged_what_it_adds() -> None:
     core.plan()
     step = core.launched[0]
     assert AdapterTime(core.engine).of_rows(step) == [3 * (8 * 0.25 + 2.0), 0.0]
+
+
+def test_a_forecast_has_the_seconds_of_its_adapter_and_of_those_that_decode() -> None:
+    adapter = make_adapter("law", "", 1, 3)
+
+    def forecasts(seconds: tuple[float, float, float]) -> list[Forecast]:
+        core = StagedCore(CoreConfig(), max_adapter_rank=4, adapter_block_seconds=seconds)
+        core.arrive("decodes", 8, 20, tenant="a", adapter=adapter)
+        for _ in range(2):
+            core.plan()
+            core.complete()
+        core.plan()
+        forecaster = core.core.control.forecaster
+        asking = [make_sequence("b", "b", 8, 1, (), adapter=one) for one in (adapter, None)]
+        assert [forecaster.alone(one) for one in asking] == pytest.approx([alone + 3 * 8 * seconds[1], alone])
+        return [forecaster.of(one, 0, core.now) for one in asking]
+
+    core = StagedCore(CoreConfig(), max_adapter_rank=4)
+    alone = core.core.control.forecaster.alone(make_sequence("b", "b", 8, 1, ()))
+    free, costly = forecasts((0.0, 0.0, 0.0)), forecasts((0.5, 0.25, 2.0))
+    with_one, without = (after.first_token - before.first_token for before, after in zip(free, costly, strict=True))
+    assert with_one - without == pytest.approx(3 * 8 * 0.25)
+    assert without > 3 * 0.5 / 2, "half of a step and its own prompt, beside a decode with an adapter"

@@ -62,6 +62,6 @@ async def test_a_store_that_lost_the_list_says_that_it_is_another(url: str, flee
 
 
 async def test_a_store_that_does_not_answer_is_unavailable(url: str, fleet: str) -> None:
-    async with connected(url, timeout=0.1) as store, hanging(url):
+    async with connected(url) as store, hanging(url):
         with pytest.raises(StoreUnavailable):
             await store.announcements(fleet).announce("a", b"a")

@@ -12,7 +12,7 @@ from quotas.quotas import Quotas
 from quotas.reservation import Ask, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
-from tests.quotas.servers import connected, hanging
+from tests.quotas.servers import connected, hanging, opened
 from tests.quotas.stores import usage_by_key
 from tests.quotas.wire import Wire
 
@@ -26,7 +26,7 @@ ASK = Ask(1, 60, 40)  # 5 % of the smallest limit are two and a half
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[RedisStore]:
-    async with connected(url, timeout=0.5) as store:
+    async with connected(url) as store:
         yield store
 
 
@@ -227,7 +227,7 @@ async def test_requests_of_an_outage_are_charged_once_however_many_answers_are_l
 
 async def test_closing_waits_for_the_store_no_longer_than_its_bound(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quotas.quotas.SETTLE_SECONDS", 0.2)
-    store = RedisStore.at(url, timeout=0.5)
+    store = opened(url)
     await store.connect()
     quotas = Quotas(store, 3600)
     reservation = await reserve(store)
@@ -238,7 +238,7 @@ async def test_closing_waits_for_the_store_no_longer_than_its_bound(url: str, mo
 
 
 async def test_closing_settles_with_a_store_that_comes_back(url: str) -> None:
-    store = RedisStore.at(url, timeout=0.5)
+    store = opened(url)
     await store.connect()
     quotas = Quotas(store, 3600)
     reservation = await reserve(store)

@@ -132,7 +132,7 @@ async def test_a_second_settle_does_nothing(store: RedisStore, tenant: str) -> N
 async def test_a_settlement_whose_answer_is_lost_is_settled_once(
     store_url: str, store: RedisStore, tenant: str, loss: QuotaError
 ) -> None:
-    runner = ScriptRunner(store_url, timeout=5)
+    runner = ScriptRunner(store_url, timeout=60)
     await runner.client.connect()
     wire = Wire(runner)
     mine = RedisStore(wire)

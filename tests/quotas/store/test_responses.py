@@ -192,6 +192,6 @@ def test_no_call_forgets_more_responses_than_take_the_store_a_moment(
 
 
 async def test_a_store_that_does_not_answer_is_unavailable(url: str, tenant: str) -> None:
-    async with connected(url, timeout=0.1) as store, hanging(url):
+    async with connected(url) as store, hanging(url):
         with pytest.raises(StoreUnavailable):
             await store.responses().read(tenant, "a")

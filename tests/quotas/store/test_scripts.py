@@ -33,7 +33,7 @@ async def test_every_command_is_told_with_its_times_and_what_is_held_is_counted(
 
 
 async def test_a_command_that_fails_is_told_and_an_outage_counts_once(url: str) -> None:
-    async with connected(url, timeout=0.05) as store:
+    async with connected(url) as store:
         told = watched(store)
         async with hanging(url):
             for _ in range(3):

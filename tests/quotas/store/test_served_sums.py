@@ -67,7 +67,7 @@ async def test_service_of_a_replica_that_is_gone_stays_in_the_sum(
 
 
 async def test_a_lost_answer_counts_nothing_twice_and_loses_nothing(url: str, fleet: str) -> None:
-    async with connected(url, timeout=0.2) as store, connected(url) as other:
+    async with connected(url) as store, connected(url) as other:
         sums, reader = store.served_sums(fleet), other.served_sums(fleet)
         await sums.exchange({"a": 1.0})
         await reader.exchange({})

@@ -22,7 +22,7 @@ STRANGE = ["a:usage:20000", "{b}", "100% }{ ", "zürich", "*"]
 
 @pytest.fixture
 async def wire(store_url: str) -> AsyncIterator[Wire]:
-    runner = ScriptRunner(store_url, timeout=5)
+    runner = ScriptRunner(store_url, timeout=60)
     await runner.client.connect()
     yield Wire(runner)
     await runner.client.close()

@@ -46,20 +46,21 @@ export class UsageView {
     const { query } = this.period;
     const api = this.#api;
     if (api === null || this.period.isNameless) return;
-    const [report, budgets] = await Promise.all([
-      api.get(`usage${query}${this.#rows.ask("&")}`, PATIENCE),
-      api.get(`budgets${this.#budgets.ask()}`, PATIENCE),
-    ]);
-    this.#due = Math.max(this.#due, performance.now() + PAUSE * (performance.now() - began));
+    const left = api.get(`budgets${this.#budgets.ask()}`, PATIENCE);
+    left.catch(() => null); // told below, unless the report fails first
+    const report = await api.get(`usage${query}${this.#rows.ask("&")}`, PATIENCE);
     this.#rows.answered(report.truncated);
-    this.#budgets.answered(budgets.truncated);
     if (query !== this.period.query) return; // another answer is on its way
-    this.#show(report, budgets);
+    this.#show(report);
     byId("bill-panel").hidden = !report.has_bill;
     if (report.has_bill) this.bill.update(await api.get(`bill${this.period.daysQuery}`, PATIENCE));
+    const { budgets, truncated } = await left; // of thousands of tenants: seconds later
+    this.#due = Math.max(this.#due, performance.now() + PAUSE * (performance.now() - began));
+    this.#budgets.answered(truncated);
+    this.budgets.update(budgets, truncated);
   }
 
-  #show({ total, rows, truncated, days, model, by }, budgets) {
+  #show({ total, rows, truncated, days, model, by }) {
     setText(byId("usage-problem"), "");
     const table = byId("usage-table");
     table.classList.toggle("without-values", by === "tenant");
@@ -82,7 +83,6 @@ export class UsageView {
     setText(byId("usage-costs-of"), `In ${shown(currency, 8)}${Object.keys(total.costs).length > 1 ? " alone" : ""}.`);
     this.costs.update(days.map(({ day, costs }) => ({ day, cost: Number(costs[currency] ?? 0) })));
     this.usage.update(rows, truncated);
-    this.budgets.update(budgets.budgets, budgets.truncated);
   }
 
   #explain(error) {
