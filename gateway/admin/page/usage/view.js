@@ -41,23 +41,30 @@ export class UsageView {
 
   async #ask() {
     const began = performance.now();
-    this.#due = began + PERIOD;
     this.period.renew();
     const { query } = this.period;
     const api = this.#api;
     if (api === null || this.period.isNameless) return;
-    const left = api.get(`budgets${this.#budgets.ask()}`, PATIENCE);
-    left.catch(() => null); // told below, unless the report fails first
+    this.#askBudgets(api, began);
     const report = await api.get(`usage${query}${this.#rows.ask("&")}`, PATIENCE);
     this.#rows.answered(report.truncated);
     if (query !== this.period.query) return; // another answer is on its way
     this.#show(report);
     byId("bill-panel").hidden = !report.has_bill;
     if (report.has_bill) this.bill.update(await api.get(`bill${this.period.daysQuery}`, PATIENCE));
-    const { budgets, truncated } = await left; // of thousands of tenants: seconds later
-    this.#due = Math.max(this.#due, performance.now() + PAUSE * (performance.now() - began));
-    this.#budgets.answered(truncated);
-    this.budgets.update(budgets, truncated);
+  }
+
+  /** Of thousands of tenants they come seconds later, for which no other view waits. */
+  async #askBudgets(api, began) {
+    this.#due = Infinity; // until they are answered
+    try {
+      const { budgets, truncated } = await api.get(`budgets${this.#budgets.ask()}`, PATIENCE);
+      this.#budgets.answered(truncated);
+      this.budgets.update(budgets, truncated);
+    } catch (error) {
+      this.#explain(error);
+    }
+    this.#due = performance.now() + Math.max(PERIOD, PAUSE * (performance.now() - began));
   }
 
   #show({ total, rows, truncated, days, model, by }) {
