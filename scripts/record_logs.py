@@ -129,7 +129,7 @@ RUNS: dict[str, Record] = {
     "static_contiguous": partial(random_run, CoreConfig(overload=Overload.UNBOUNDED), 13, **STATIC, **CONTIGUOUS),
     "failing": partial(random_run, CoreConfig(), 14, losses=0.03, failures=0.1, num_blocks=20),
     "sharing": partial(
-        random_run, CoreConfig(), 27, losses=0.08, failures=0.03, rounds=110, is_shared=True, num_blocks=26
+        random_run, CoreConfig(), 28, losses=0.08, failures=0.03, rounds=110, is_shared=True, num_blocks=26
     ),
     "swap_always": partial(
         random_run,

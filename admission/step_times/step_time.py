@@ -24,10 +24,11 @@ FAR_OFF_FACTOR = 2.0  # a prediction off by more than this factor, as the first 
 ERRORS_REMEMBERED = 64  # relative errors of the newest steps
 PRIOR_RELATIVE_ERROR = 0.2  # before any step is measured
 DRIFT_RELATIVE_ERROR = 0.15  # the common error of recent steps from which the machine counts as changed
+UNSEEN_RELATIVE_ERROR = 0.02  # the common error of the newest steps from which they are fitted before the next refit
 CHANCE_MEDIANS = 5.0  # medians of the errors' spread, over the root of their number: a common error within is chance
 PRIOR_ERROR_STEPS = 16  # for which the expected error counts among the measured ones
 MAX_SLOWDOWN_FACTOR = 100.0  # of a measured step against its prediction, in one look
-STEPS_PER_UPDATE = 16  # learning from them together takes half of the time of one by one
+STEPS_PER_UPDATE = 8  # learning from them together takes two thirds of the time of one by one
 MIN_STALL_ERROR, MAX_ERROR_MEDIANS = 0.1, 4.0  # a relative error, and medians of them: a larger error is cut
 
 
@@ -208,9 +209,12 @@ class StepTimeModel:
         self._steps.append((work, seconds))
         self.num_steps += 1
         if self.num_steps % STEPS_PER_UPDATE == 0:
-            self._learn(self._steps[-STEPS_PER_UPDATE:])
+            newest = self._steps[-STEPS_PER_UPDATE:]
+            self._learn(newest)
             if self.num_steps % (STEPS_PER_UPDATE if self.num_steps < 512 else 64) == 0:
                 self._refit()
+            elif UNSEEN_RELATIVE_ERROR < abs(_common(self._errors(self.fitted, newest))) <= DRIFT_RELATIVE_ERROR:
+                self.fitted, _ = self._fit(1.0)  # the first chunks of a context that none had may all be late
 
     def calibrate(self, steps: Iterable[tuple[StepWork, float]]) -> None:
         """Learn from calibration steps and their times in seconds.
@@ -291,10 +295,10 @@ class StepTimeModel:
     def _refit(self) -> None:
         """Fit all steps; where that cannot explain the newest, scale the older ones to their speed."""
         fitted, evidence = self._fit(1.0)
-        if self._has_drifted(fitted):
-            factor = max(1 + _median(self._errors(self.fitted)), 1 / MAX_SLOWDOWN_FACTOR)
+        if abs(_common(self._errors(fitted, self._steps))) > DRIFT_RELATIVE_ERROR:
+            factor = max(1 + _median(self._errors(self.fitted, self._steps)), 1 / MAX_SLOWDOWN_FACTOR)
             fitted, evidence = self._fit(factor)
-            self._sizes = _ErrorSizes(_median([abs(error) for error in self._errors(fitted)]))
+            self._sizes = _ErrorSizes(_median([abs(error) for error in self._errors(fitted, self._steps)]))
         self.fitted, self._evidence = fitted, evidence
         self._newer, self._steps, self._weights = Evidence(), [], []
         self._had_prefill = self._was_beyond = False
@@ -313,20 +317,20 @@ class StepTimeModel:
         a, b, c, d, e, f, g = (value / scale for value, scale in zip(solution, self._scale, strict=True))
         return StepTime((a, b, c, d, e, f, g), knee)
 
-    def _has_drifted(self, fitted: StepTime) -> bool:
-        """Return True if the newest steps have a common error larger than chance explains."""
-        errors = self._errors(fitted)
-        common = _median(errors)
-        spread = _median([abs(error - common) for error in errors])
-        return abs(common) > max(DRIFT_RELATIVE_ERROR, CHANCE_MEDIANS * spread / sqrt(len(errors)))
-
-    def _errors(self, fitted: StepTime) -> list[float]:
-        """Returns the errors of the newest steps relative to their predictions; above 0 where a step took longer."""
+    def _errors(self, fitted: StepTime, steps: list[tuple[StepWork, float]]) -> list[float]:
+        """Return the errors of these steps relative to their predictions; above 0 where a step took longer."""
         errors = []
-        for work, seconds in self._steps:
+        for work, seconds in steps:
             predicted, least = fitted.seconds(work), seconds / MAX_SLOWDOWN_FACTOR
             errors.append((seconds - predicted) / (predicted if predicted > least else least))  # noqa: FURB136 - as often
         return errors
+
+
+def _common(errors: list[float]) -> float:
+    """Return the median of the errors, if it is larger than chance explains, else 0."""
+    common = _median(errors)
+    spread = _median([abs(error - common) for error in errors])
+    return common if abs(common) > CHANCE_MEDIANS * spread / sqrt(len(errors)) else 0.0
 
 
 def _median(values: Collection[float]) -> float:

@@ -183,15 +183,18 @@ class Preemption:
         if own_weight is None or (least := (slots[head.tenant] + 1) / own_weight) > self._spare_bound:
             return None
         for tenant, weight in self._fuller_tenants(head, slots, least):
-            of_tenant = [s for s in running.values() if s.tenant == tenant]
+            of_tenant = self._kv_manager.running_of(tenant)
             if (slots[tenant] - 1) / weight >= least and (victims := self._victims.choose_for_share(of_tenant)):
                 return victims[0]
         return None
 
     def _fuller_tenants(self, head: Sequence, held: Mapping[str, int], least: float) -> list[tuple[str, float]]:
         """Return the tenants, with their weights, that hold more than `least` per weight and are owed no more than the
-        head's tenant, the fullest first.
+        head's tenant, the fullest first; none for a request without a deadline of a tenant that is served: it waits for
+        its turn by the order, which pays what it is owed, and costs nobody the recompute of the victims.
         """
+        if self._slots()[head.tenant] and not head.is_pressing:
+            return []
         weights = {tenant: self._hooks.weight(tenant) or 1.0 for tenant in held if tenant != head.tenant}
         may_take = self._hooks.may_take
         fuller = [(t, w) for t, w in weights.items() if held[t] / w > least and may_take(head.tenant, t)]
