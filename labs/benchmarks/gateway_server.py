@@ -108,7 +108,7 @@ class Device:
 class CalibratedDevice(SimulatedExecutor):
     """Is calibrated before it serves, as a real one is: by what it says that the steps would take."""
 
-    device, kv, masks, adapters = torch.device("cpu"), SimpleNamespace(dtype=torch.float32), None, None
+    device, kv, masks, adapters, weights = torch.device("cpu"), SimpleNamespace(dtype=torch.float32), None, None, None
 
     def __init__(self, step_time: Device, token: TokenRule, config: EngineConfig) -> None:
         super().__init__(step_time, token, step_time.takes_time)
@@ -206,9 +206,9 @@ def _simulated_model(max_num_seqs: int, steps_in_flight: int) -> LoadedModel:
         steps_in_flight=steps_in_flight,
     )
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
-    kv = SimpleNamespace(dtype=torch.float32)
+    kv = SimpleNamespace(dtype=torch.float32, memory=torch.empty(0, 0))
     # It runs nothing: the executor is given to `serve` itself.
-    runner = SimpleNamespace(device=torch.device("cpu"), kv=kv, masks=None, adapters=None)
+    runner = SimpleNamespace(device=torch.device("cpu"), kv=kv, masks=None, adapters=None, weights=None)
     return LoadedModel(
         directory=directory,
         config=config,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.admin.kv_map import Use
 from tests.gateway.server_process import eventually
 from tests.gateway.telemetry.metrics_rig import Page
 from tests.gateway.tenant_site import TenantSite, tenant_site
@@ -60,7 +61,7 @@ def test_the_map_shows_whose_idle_blocks_were(site: Site) -> None:
     shown = site.server.admin("kv")
     idle = dict.fromkeys(shown["owners"], 0)
     for owner, blocks, use in shown["runs"]:
-        if owner >= 0 and use == 3:
+        if owner >= 0 and use == Use.CACHED:
             idle[shown["owners"][owner]] += blocks
     page = site.page()
     cached = {tenant: page.value("sluice_kv_cached_bytes", tenant=tenant) for tenant in idle}

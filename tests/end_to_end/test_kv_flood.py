@@ -81,8 +81,8 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> list[Controller]:
     made: list[Controller] = []
     make = event_log.make_logged_core
 
-    def looked_into(*arguments: Any) -> Any:
-        core, log = make(*arguments)
+    def looked_into(*arguments: Any, **options: Any) -> Any:
+        core, log = make(*arguments, **options)
         made.append(core)
         return core, log
 

@@ -21,6 +21,7 @@ from tests.end_to_end.page import page_data
 from tests.gateway.server_process import eventually
 
 KEY = "admin-key-of-a-test"
+NO_PROVIDER = {"/oidc/session": Blob(b'{"offered": false}', "application/json")}
 
 Json = dict[str, Any]
 
@@ -68,7 +69,7 @@ class FakeGateway:
 
     def use_key(self, key: str) -> None:
         """Accepts this key alone, from the next start."""
-        self._app = AdminApp(AdminKeys(key), self._routes, page_files(), {}, lambda: b"")
+        self._app = AdminApp(AdminKeys(key), self._routes, page_files(), NO_PROVIDER, lambda: b"")
 
     def start(self) -> None:
         """Starts serving, on the port it had before if it had one."""

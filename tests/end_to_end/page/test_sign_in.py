@@ -14,6 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
+from backend.bound_process import bound
 from tests.end_to_end.page.browser import Chromium
 from tests.end_to_end.page.page_object import Page
 from tests.gateway.server_process import ServerProcess, eventually, running_server
@@ -47,7 +48,7 @@ def npm_provider(directory: str, redirect: str) -> Iterator[str]:
     port, program = free_port(), Path(__file__).with_name("oidc_provider.mjs")
     node = shutil.which("node")
     assert node is not None
-    process = subprocess.Popen([node, str(program), str(port), redirect, CLIENT], cwd=directory)
+    process = subprocess.Popen(**bound([node, str(program), str(port), redirect, CLIENT]), cwd=directory)
     url = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:

@@ -24,6 +24,7 @@ def test_every_setting_but_the_secrets_has_a_flag() -> None:
     add_flags(parser)
     flags = {action.dest for action in parser._actions} - {"help"}
     secrets = {"pepper", "storage_secret", "old_storage_secrets", "webhook_secret", "admin_key", "otlp_headers"}
+    secrets.add("oidc_client_secret")
     assert flags == set(Settings.model_fields) - secrets
 
 

@@ -39,7 +39,7 @@ def test_waiting_work_is_told_by_tenant_and_as_metrics(rig: Rig) -> None:
 def test_a_token_of_a_prompt_takes_longer_beside_decodes(rig: Rig) -> None:
     alone = rig.metrics.replica.state(draining=False).token_seconds
     for name in "abc":
-        rig.arrive(name, prompt=4, max_tokens=8)
+        rig.arrive(name, prompt=4, max_tokens=3)  # in fewer steps than the fit is renewed by
     rig.plan()
     assert rig.metrics.replica.state(draining=False).token_seconds == alone, "all of them prefill"
     rig.complete()

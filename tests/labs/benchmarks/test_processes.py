@@ -105,6 +105,7 @@ STARTERS = {"subprocess.Popen", "subprocess.run", "subprocess.check_output", "su
 LIFELINES = {  # of other kinds: the end of the parent, the end of what it reads, the server's own lock
     ("labs/process_pool.py", "ProcessPoolExecutor"),
     ("tests/gateway/warm_interpreter.py", "subprocess.Popen"),
+    ("tests/gateway/admin/postgres_server.py", "subprocess.Popen"),  # as a user who may not run our interpreter
     ("tests/quotas/embedded/test_embedded_store.py", "subprocess.Popen"),
 }
 SHORT = ("'git'", "'tar'")
