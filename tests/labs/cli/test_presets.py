@@ -42,7 +42,7 @@ def test_a_preset_parses_and_serves_its_traffic(path: Path, tmp_path: Path, prin
     prompt, output = TRAFFIC[path.stem]
     rows = [
         f"{5 * n},{prompt + n},{output},someone" for n in range(8)
-    ]  # at 4 s long contexts ask for 1.14 of the machine
+    ]  # 4 s: 1.14 of the machine
     trace = tmp_path / "t.csv"
     trace.write_text("\n".join(["time,prompt,output,tenant", *rows]))
     out = printed("simulate", "--trace", trace, "--columns", "time=time,prompt=prompt,output=output",
