@@ -67,6 +67,10 @@ class EventLogFile:
         while not self._closing.wait(FLUSH_SECONDS):
             self._write_lines()
         self._write_lines()
+        try:
+            self._file.close()
+        except OSError as unwritten:
+            self._give_up(unwritten)
 
     def _write_lines(self) -> None:
         """Write the pending lines; once the log has ended, they are dropped."""
@@ -94,10 +98,12 @@ class EventLogFile:
         self._written += len(line) + 1
 
     def _give_up(self, error: OSError) -> None:
+        self._tell_end(error)
+        with suppress(OSError):
+            self._file.close()
+
+    def _tell_end(self, error: OSError) -> None:
         log.error("the event log %s ends here, and the gateway serves on without it: %s", self._path, error)
-        if threading.current_thread() is self._writer or not self._writer.is_alive():  # else closing would wait for it
-            with suppress(OSError):
-                self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -107,12 +113,8 @@ class EventLogFile:
     ) -> None:
         self._closing.set()
         self._writer.join(CLOSE_SECONDS)
-        try:
-            if self._writer.is_alive():
-                raise OSError(errno.EBUSY, f"the disk has not taken its last lines in {CLOSE_SECONDS:g} s")
-            self._file.close()
-        except OSError as unwritten:
-            self._give_up(unwritten)
+        if self._writer.is_alive():
+            self._tell_end(OSError(errno.EBUSY, f"the disk has not taken its last lines in {CLOSE_SECONDS:g} s"))
 
     def _open(self) -> FileIO:
         self._written = 0
