@@ -131,6 +131,7 @@ def _serve(run: Run, arrivals: list[Arrival]) -> Summary:
     simulated = SimulatedRun(parse_simulated_policy(settings, DEVICE), arrivals, DEVICE, Objective())
     if run.rule == "drop":
         simulated.core.limit_cache("everyone", 0, 0, 0.0)
+    simulated.loop.advance(math.inf)
     return simulated.summary(seed=run.seed)
 
 
