@@ -13,7 +13,6 @@ something is left or grows, and when a client was told what it should not have b
 """
 
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from gateway.tenants.auth import new_key
 from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.report import Report, scenario_parser
 from labs.faults.proxy import Proxy
+from labs.faults.site import logged_errors, summed
 from scripts.soak_load import ANSWER_TIMEOUT_SECONDS, BROKEN, MANNERS, POLICY, TENANTS, Visitor
 from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver
@@ -148,7 +148,8 @@ async def come_and_go(visitor: Visitor, gate: Gate) -> None:
         try:
             await manner(visitor)
         except (httpx.HTTPError, OSError) as error:
-            visitor.note(f"{manner.__name__}: {type(error).__name__}", BROKEN, (BROKEN,))
+            expected = () if isinstance(error, httpx.TimeoutException) else (BROKEN,)
+            visitor.note(f"{manner.__name__}: {type(error).__name__}", BROKEN, expected)
         finally:
             gate.inside -= 1
             if not gate.inside:
@@ -178,13 +179,7 @@ async def metrics(visitor: Visitor) -> Row:
     """By name, summed over labels."""
     async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_SECONDS) as client:
         reply = await client.get(f"{visitor.server.admin_url}/metrics", headers=visitor.server.admin_headers)
-    found: Row = {}
-    for line in reply.text.splitlines():
-        if not line.startswith("#"):
-            series, value = line.rsplit(" ", 1)
-            name = series.partition("{")[0]
-            found[name] = found.get(name, 0.0) + float(value)
-    return found
+    return summed(reply.text)
 
 
 def row(seconds: float, busy: Row, quiet: Row, visitor: Visitor) -> Row:
@@ -205,7 +200,7 @@ def show(rows: Sequence[Row]) -> None:
 def tell(report: Report, rows: list[Row], visitor: Visitor) -> None:
     answers = {f"{what} {status}": count for (what, status), count in sorted(visitor.statuses.items())}
     report.add_table(
-        "what clients were told (0: they did not stay; -1: the network broke)",
+        "what clients were told (0: they did not stay; -1: the network broke; -2: a stream without an end)",
         [{"": k, "times": n} for k, n in answers.items()],
     )
     report.tables["what the gateway held while nothing was asked of it"] = [dict(row) for row in rows]
@@ -232,9 +227,8 @@ def quarters(rows: list[Row]) -> tuple[list[Row], list[Row]]:
 
 def complaints_in(log: Path) -> list[str]:
     """Errors that the gateway logged, but for those about edits of its policy, which are meant to be wrong."""
-    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-    errors = [line for line in lines if line["level"] in {"ERROR", "CRITICAL"}]
-    return [line["message"] for line in errors if line["logger"] != "gateway.tenants.live_policy"]
+    errors = logged_errors(log.read_text().splitlines())
+    return [error["message"] for error in errors if error["logger"] != "gateway.tenants.live_policy"]
 
 
 if __name__ == "__main__":

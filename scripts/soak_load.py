@@ -37,6 +37,7 @@ ADMIN = ("overview", "tenants", "tenants/steady", "requests", "queue", "kv", "po
 SERVED = {200, 429, 503, 504}  # an answer, or the refusal of a busy gateway
 REFUSED = {400, 401, 403, 404, 405, 411, 413, 415, 422, 429, 503}
 BROKEN = -1  # in place of a status: the network broke the connection
+ENDLESS = -2  # in place of a status: a stream whose connection ended in order, and before it
 CUT = 0  # in place of a status: the client left before it
 
 
@@ -93,7 +94,7 @@ async def whole_stream(visitor: Visitor) -> None:
     async with _streamed(visitor, body) as reply:
         text = await reply.aread()
     ended = reply.status_code != 200 or text.rstrip().endswith(b"data: [DONE]") or b'"error"' in text
-    visitor.note("stream", reply.status_code if ended else -1, SERVED)
+    visitor.note("stream", reply.status_code if ended else ENDLESS, SERVED)
 
 
 async def stream_left_halfway(visitor: Visitor) -> None:

@@ -87,7 +87,7 @@ class TenantTraffic(Part):
     targets: Targets | None = None  # None: the scenario's
 
     @model_validator(mode="after")
-    def _one_pace(self) -> Self:
+    def _is_consistent(self) -> Self:
         given = [name for name in ("rate", "trace", "clients") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -95,6 +95,8 @@ class TenantTraffic(Part):
             )
         if self.trace is not None and {"prompt_tokens", "output_tokens"} & self.model_fields_set:
             raise ValueError("a trace has its own lengths: leave prompt_tokens and output_tokens out")
+        if self.stop is not None and self.stop <= self.start:
+            raise ValueError(f"stop ({self.stop:g} s) must be after start ({self.start:g} s)")
         return self
 
     @property

@@ -39,7 +39,8 @@ changes of its own.
 
 def page(results: Path = RESULTS) -> str:
     """Return the page's Markdown."""
-    reports = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}
+    kept = sorted({*results.glob("*.json")} - {*results.glob("*.quick.json")})
+    reports = {path.stem: json.loads(path.read_text()) for path in kept}
     reports = {name: report for name, report in reports.items() if "targets" in report}
     visits = {path.stem: json.loads(path.read_text()) for path in sorted((results / "gpu").glob("*.json"))}
     visits = {name: visit for name, visit in visits.items() if "acceptance" in visit}

@@ -1,6 +1,5 @@
-"""A Redis server of a benchmark's own, which it may pause, kill and start again. It keeps nothing."""
+"""A Redis server of a benchmark's own, which it may kill and start again. It keeps nothing."""
 
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -17,6 +16,12 @@ from quotas.embedded.server_binary import find_server
 START_SECONDS = 10
 
 
+def server_command(directory: Path, port: int, program: Path | None = None) -> list[str]:
+    """The command of a server on a TCP port of this machine, unless that is 0, which keeps nothing."""
+    keep_nothing = ["--dir", str(directory), "--save", "", "--appendonly", "no"]
+    return [str(program or find_server().path), "--bind", "127.0.0.1", "--port", str(port), *keep_nothing]
+
+
 class RedisServer:
     """On a socket in `directory`, and on a TCP port of this machine unless that is 0.
 
@@ -28,9 +33,7 @@ class RedisServer:
         path = str(directory / "store.sock")
         self.url = f"unix://{path}"
         self.client = Redis(unix_socket_path=path)
-        listen = ["--unixsocket", path, "--bind", "127.0.0.1", "--port", str(port)]
-        keep_nothing = ["--dir", str(directory), "--save", "", "--appendonly", "no"]
-        self._command = [str(program or find_server().path), *listen, *keep_nothing]
+        self._command = [*server_command(directory, port, program), "--unixsocket", path]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -53,19 +56,9 @@ class RedisServer:
             time.sleep(0.01)
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
         assert self._process is not None
+        self._process.kill()
         self._process.wait()
-
-    def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
 
     def _answers(self) -> bool:
         try:

@@ -6,14 +6,14 @@ by `Site.tick`, as a supervisor would.
 
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,12 +22,13 @@ import yaml
 
 from backend.bound_process import bound
 from backend.timed_run import end_group
+from gateway.doctor.snapshot import Samples
 from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.own_environment import own_environment
 from labs.benchmarks.processes import ROOT, WorkerFailed, free_port
+from labs.benchmarks.redis_server import server_command
 from labs.benchmarks.served import make_keys
 from labs.faults.proxy import Proxy
-from quotas.embedded.server_binary import find_server
 
 START_SECONDS = 120.0
 READ_SECONDS = 30.0
@@ -46,14 +47,15 @@ FLAGS = {
     "log_level": "warning",
     "log_format": "json",
 }
-LEFT = (  # metrics that are 0 without load
-    "sluice_live_requests",
-    "sluice_kv_blocks_used",
-    "sluice_reservations_outstanding",
-    "sluice_orphans",
-    "sluice_stalled_writes",
+LEFT = (  # metrics, without `sluice_`, that are 0 without load
+    "live_requests",
+    "kv_blocks_used",
+    "reservations_outstanding",
+    "orphans",
+    "stalled_writes",
 )
 OF_ROUTER = ("write_timeout", "drain_timeout")  # flags that a router has too
+TARGETS = ("store", "router", "gateway", "gateway0", "gateway1", "gateways", "all")  # of `Site.named`
 LINKS = ("clients", "replicas", "store")  # where a proxy may be: before the front, each gateway, the store
 
 
@@ -66,6 +68,8 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        if self._process is not None:
+            end_group(self._process)
         with self.log.open("ab") as said:
             self._process = subprocess.Popen(
                 **bound(self._command),
@@ -86,8 +90,8 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
-        if self.is_running:
-            os.kill(self.pid, number)
+        if self._process is not None:
+            self._process.send_signal(number)
 
     def limit_memory(self, room: int | None) -> None:
         """Let it take `room` bytes of addresses more, or for None any number."""
@@ -127,21 +131,26 @@ class Site:
         """`flags` of each gateway, by their names; `altered` of `labs.faults.altered`; `links` of `LINKS` with a proxy;
         `has_clock`: their calendar may be set; `has_logs`: gateways write event logs.
         """
-        self._folder, self.policy = folder, json.loads(json.dumps(policy))
+        self._folder, self.policy = folder, deepcopy(dict(policy))
         self._stack = ExitStack()
-        self._state, self._policy_file = folder / "state", folder / "policy.yaml"
         self.keys = make_keys(self._state, self.policy["tenants"])
-        self._admin = {"authorization": f"Bearer {KeyStore(self._state).admin_key()}"}
         self._clock = folder / "clock" if has_clock else None
         self._program = ["-m", "labs.faults.altered", altered] if altered else ["-m", "sluice"]
         self.processes: dict[str, Process] = {}
         self.links: dict[str, list[Proxy]] = {link: [] for link in LINKS}
         self._proxied = links
         self._admin_ports: dict[str, int] = {}
-        self._supervised: list[str] = []
         self.url = self._front = ""
         self._flags, self._replicas = {**FLAGS, **flags}, replicas
         self._has_logs = has_logs
+
+    @property
+    def _state(self) -> Path:
+        return self._folder / "state"
+
+    @property
+    def _policy_path(self) -> Path:
+        return self._folder / "policy.yaml"
 
     def __enter__(self) -> Self:
         self.write_policy()
@@ -154,20 +163,18 @@ class Site:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self._supervised:
+        for name in self._admin_ports:
             self.processes[name].signal(signal.SIGTERM)  # all at once; then each is waited for
         self._stack.close()
 
     def _start(self) -> None:
         store = free_port()
-        keep_nothing = ["--dir", str(self._folder), "--save", "", "--appendonly", "no"]
-        command = [str(find_server().path), "--bind", "127.0.0.1", "--port", str(store), *keep_nothing]
-        self._run("store", command)
+        self._run("store", server_command(self._folder, store))
         addresses = []
         for number in range(self._replicas):
             name, port, admin = f"gateway{number}", free_port(), free_port()
             redis = f"redis://127.0.0.1:{self._through('store', store)}/0"
-            own = {"port": port, "admin_port": admin, "redis_url": redis, "policy": self._policy_file}
+            own = {"port": port, "admin_port": admin, "redis_url": redis, "policy": self._policy_path}
             if self._has_logs:
                 own["event_log"] = self._folder / f"{name}.events"
             self._serve(name, "serve", {**self._flags, **own, "state_dir": self._state}, admin)
@@ -178,10 +185,10 @@ class Site:
             at = "http://127.0.0.1:{}".format
             rows = [{"url": at(port), "admin": at(admin)} for port, admin in addresses]
             file.write_text(yaml.safe_dump({"replicas": rows}))
-            own = {"port": front, "admin_port": admin, "replicas": file, "policy": self._policy_file}
+            own = {"port": front, "admin_port": admin, "replicas": file, "policy": self._policy_path}
             own |= {flag: value for flag, value in self._flags.items() if flag in OF_ROUTER}
             self._serve("router", "route", {**own, "state_dir": self._state, "log_level": "error"}, admin)
-        for name in self._supervised:
+        for name in self._admin_ports:
             self._until_ready(name)
         self._front = f"http://127.0.0.1:{front}"
         self.url = f"http://127.0.0.1:{self._through('clients', front)}"
@@ -189,7 +196,6 @@ class Site:
     def _serve(self, name: str, command: str, flags: Mapping[str, object], admin: int) -> None:
         named = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
         self._admin_ports[name] = admin
-        self._supervised.append(name)
         self._run(name, [sys.executable, *self._program, command, *named])
 
     def _run(self, name: str, command: Sequence[str]) -> None:
@@ -227,15 +233,15 @@ class Site:
 
     def tick(self, _: object = None) -> None:
         """Start again what has ended."""
-        for name in self._supervised:
+        for name in self._admin_ports:
             if not self.processes[name].is_running:
                 self.processes[name].start()
 
     def write_policy(self, text: str = "") -> None:
         """Replace the policy's file in one piece, by `policy` or by this text."""
-        part = self._policy_file.with_suffix(".part")
+        part = self._policy_path.with_suffix(".part")
         part.write_text(text or yaml.safe_dump(self.policy))
-        part.rename(self._policy_file)
+        part.rename(self._policy_path)
 
     def set_clock(self, seconds: float) -> None:
         """Set the calendar of all processes this much after the machine's."""
@@ -246,21 +252,17 @@ class Site:
 
     def metrics(self) -> dict[str, float]:
         """The metrics of all gateways by name, summed over labels and processes."""
-        found: dict[str, float] = {}
-        for name in self._supervised:
-            for series, value in _samples(self._ask(name, "/metrics").text):
-                found[series] = found.get(series, 0.0) + value
-        return found
+        return summed("\n".join(self._ask(name, "/metrics").text for name in self._admin_ports))
 
     def settled(self) -> dict[str, float]:
         """What is left of requests, once that is nothing, or after `SETTLE_SECONDS`; `held`: at the store."""
-        for name in self._supervised:
+        for name in self._admin_ports:
             self.tick()
             self._until_ready(name)
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             metrics = self.metrics()
-            left = {name.removeprefix("sluice_"): metrics.get(name, 0.0) for name in LEFT} | {"held": self._held()}
+            left = {name: metrics.get(f"sluice_{name}", 0.0) for name in LEFT} | {"held": self._held()}
             if not any(left.values()) or time.monotonic() > deadline:
                 return left
             time.sleep(0.2)
@@ -279,7 +281,8 @@ class Site:
 
     def _ask(self, name: str, path: str) -> httpx.Response:
         url = f"http://127.0.0.1:{self._admin_ports[name]}{path}"
-        return httpx.get(url, headers=self._admin, timeout=READ_SECONDS).raise_for_status()
+        admin = {"authorization": f"Bearer {KeyStore(self._state).admin_key()}"}
+        return httpx.get(url, headers=admin, timeout=READ_SECONDS).raise_for_status()
 
     def event_logs(self) -> Iterable[Path]:
         """Whole once the gateways have stopped."""
@@ -287,15 +290,21 @@ class Site:
 
     def complaints(self) -> list[str]:
         """Errors that gateways and router logged, and tracebacks."""
-        lines = [line for name in self._supervised for line in self.processes[name].log.read_text().splitlines()]
-        logged = [json.loads(line) for line in lines if line.startswith("{")]
-        errors = [str(line["message"]) for line in logged if line.get("level") in ("ERROR", "CRITICAL")]
+        lines = [line for name in self._admin_ports for line in self.processes[name].log.read_text().splitlines()]
+        errors = [str(error["message"]) for error in logged_errors(lines)]
         return errors + [line for line in lines if line.startswith("Traceback")]
 
 
-def _samples(text: str) -> Iterator[tuple[str, float]]:
-    for series, value in re.findall(r"^([a-zA-Z_:]+)(?:\{.*\})? (\S+)$", text, re.MULTILINE):
-        yield series, float(value)
+def summed(text: str) -> dict[str, float]:
+    """Metrics by name, summed over labels."""
+    samples = Samples.parse(text)
+    return {name: samples.total(name) for name in samples.series}
+
+
+def logged_errors(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """The errors of a log in JSON."""
+    logged = [json.loads(line) for line in lines if line.startswith("{")]
+    return [line for line in logged if line.get("level") in {"ERROR", "CRITICAL"}]
 
 
 def _faked(clock: Path) -> dict[str, str]:

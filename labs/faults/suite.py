@@ -10,7 +10,7 @@ With `--without-guard` the thing that a scenario guards is switched off, and it 
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,30 +19,26 @@ from typing import Any
 import yaml
 from pydantic import Field, ValidationError
 
+from gateway.telemetry.event_log_file import read_event_log
 from labs.bench.benchmark import Benchmark, Fault, Result
 from labs.bench.scenario import Part, Positive, Scenario, ScenarioError
 from labs.bench.summary import Figures, Latency, Summary
 from labs.benchmarks.report import RESULTS, Report
 from labs.faults.expectations import Expectation, Verdict
 from labs.faults.release import steps_to_release
-from labs.faults.site import Site
+from labs.faults.site import LEFT, Site
 from labs.faults.timeline import Act
 from labs.simulation.errors import SimulationError
 from quotas.policy import units
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 ALWAYS = (  # unless a scenario spares it
-    "left.live_requests == 0",
-    "left.kv_blocks_used == 0",
-    "left.reservations_outstanding == 0",
-    "left.orphans == 0",
-    "left.stalled_writes == 0",
-    "left.held == 0",
+    *(f"left.{name} == 0" for name in (*LEFT, "held")),
     "complaints == 0",
 )
 MODEL = "embedded"
 CAPACITY_CLIENTS = 12  # for each gateway's 8 seats
-TIMED_OUT = "timeout"  # of the failures, those that are no code of a server's have a space, or are this
+TIMED_OUT = "timeout"  # the failure without a space that is no server's code
 
 
 class Guard(Part):
@@ -75,24 +71,34 @@ class Play(Part):
 
 def main(arguments: list[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__)
-    known = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
-    parser.add_argument("names", metavar="NAME", nargs="*", choices=[[], *known], help=f"{', '.join(known)}")
-    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2], help="gateways of a site (default: 1 2)")
+    parser.add_argument("names", metavar="NAME", nargs="*", help=", ".join(_names_in(SCENARIOS)))
+    parser.add_argument(
+        "--replicas", type=int, nargs="+", choices=(1, 2), default=[1, 2], help="gateways of a site (default: 1 2)"
+    )
     parser.add_argument("--without-guard", action="store_true", help="switch off what each scenario guards")
     parser.add_argument("--scenarios", type=Path, default=SCENARIOS, help="a folder of other ones")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    names = options.names or sorted(path.stem for path in options.scenarios.glob("*.yaml"))
+    known = _names_in(options.scenarios)
+    if unknown := sorted(set(options.names) - set(known)):
+        parser.error(f"{options.scenarios} has no scenario {', '.join(unknown)}; there are {', '.join(known)}")
+    plays = {name: read(options.scenarios / f"{name}.yaml") for name in options.names or known}
+    if options.without_guard:
+        plays = {name: play for name, play in plays.items() if play.guard}
+    if not plays:
+        parser.error("no chosen scenario has a guard" if options.without_guard else f"{options.scenarios} has none")
     report = Report("fault_guards" if options.without_guard else "faults")
-    plays = {name: read(options.scenarios / f"{name}.yaml") for name in names}
     rows = [
         _row(report, name, play, replicas, options.without_guard)
         for name, play in plays.items()
         for replicas in [count for count in options.replicas if count in play.replicas] or play.replicas[:1]
-        if play.guard or not options.without_guard
     ]
     report.add_table("scenarios", rows)
     return report.finish(options.results)
+
+
+def _names_in(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def read(path: Path) -> Play:
@@ -163,8 +169,7 @@ def perform(play: Play, replicas: int, is_off: bool = False) -> tuple[list[Verdi
             complaints = site.complaints()
         figures["complaints"] = float(len(complaints))
         if play.audit:
-            steps = [step for log in site.event_logs() for step in steps_to_release(log.read_text().splitlines())]
-            figures |= {"release.steps": float(max(steps, default=0)), "release.sequences": float(len(steps))}
+            figures |= releases(site.event_logs())
         more = play.expect_fleet if replicas > 1 else []
         expected = [*play.expect, *more, *(one for one in ALWAYS if one not in play.spare)]
         for complaint in complaints[:5]:
@@ -183,6 +188,12 @@ def capacity(site: Site, play: Play, scenario: Scenario) -> float:
     return answered / play.capacity
 
 
+def releases(logs: Iterable[Path]) -> dict[str, float | None]:
+    """The figures of a replay of event logs; without an ended sequence there are no `release.steps`."""
+    steps = [step for log in logs for step in steps_to_release(read_event_log(log))]
+    return {"release.steps": max(steps, default=None), "release.sequences": float(len(steps))}
+
+
 def _acts(faults: Mapping[str, str | list[str]]) -> Iterator[tuple[float, Act]]:
     for moment, said in faults.items():
         for text in [said] if isinstance(said, str) else said:
@@ -199,6 +210,7 @@ def _scenario(play: Play, site: Site) -> Scenario:
 
 def _figures(result: Result) -> Iterator[tuple[str, float | None]]:
     yield "recovery", result.summary.recovered_after
+    yield "peak_in_flight", float(result.summary.peak_in_flight)
     yield "told", float(sum(one.told for one in result.settlements))
     yield "charged", float(sum(one.charged for one in result.settlements))
     yield "unsettled", float(sum(abs(one.charged - one.told) for one in result.settlements))
@@ -209,7 +221,6 @@ def _figures(result: Result) -> Iterator[tuple[str, float | None]]:
 
 def _of_summary(head: str, summary: Summary) -> Iterator[tuple[str, float | None]]:
     yield f"{head}gap_tokens", summary.gap_tokens
-    yield f"{head}peak_in_flight", float(summary.peak_in_flight)
     for figures in (summary.all, *summary.tenants):
         for name, value in _of_figures(figures):
             yield f"{head}{figures.name}.{name}", value

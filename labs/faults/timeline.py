@@ -4,74 +4,41 @@ import json
 import signal
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from labs.faults.site import LINKS, Site
+from labs.faults.proxy import Proxy
+from labs.faults.site import LINKS, TARGETS, Process, Site
 from quotas.policy import units
 
 NOT_A_POLICY = "tenants: [what is this"
 
 
-def _signal(number: signal.Signals) -> Callable[[Site, str], None]:
-    def send(site: Site, target: str) -> None:
+def _processes(act: Callable[..., object]) -> Callable[..., None]:
+    def on_each(site: Site, target: str, *value: Any) -> None:
         for process in site.named(target):
-            process.signal(number)
+            act(process, *value)
 
-    return send
-
-
-def _start(site: Site, target: str) -> None:
-    for process in site.named(target):
-        process.start()
+    return on_each
 
 
-def _fill_disk(site: Site, target: str) -> None:
-    for process in site.named(target):
-        process.limit_files(0)
-
-
-def _free_disk(site: Site, target: str) -> None:
-    for process in site.named(target):
-        process.limit_files(None)
-
-
-def _starve(site: Site, target: str, room: str) -> None:
-    for process in site.named(target):
-        process.limit_memory(units.size(room))
-
-
-def _feed(site: Site, target: str) -> None:
-    for process in site.named(target):
-        process.limit_memory(None)
-
-
-def _delay(site: Site, link: str, seconds: str) -> None:
-    for proxy in site.links[link]:
-        proxy.latency = units.positive_duration(seconds)
-
-
-def _slow(site: Site, link: str, bytes_per_second: str) -> None:
-    for proxy in site.links[link]:
-        proxy.rate = float(units.size(bytes_per_second))
-
-
-def _each(method: str) -> Callable[[Site, str], None]:
-    def act(site: Site, link: str) -> None:
+def _proxies(act: Callable[..., object]) -> Callable[..., None]:
+    def on_each(site: Site, link: str, *value: Any) -> None:
         for proxy in site.links[link]:
-            getattr(proxy, method)()
+            act(proxy, *value)
 
-    return act
+    return on_each
 
 
-def _edit(site: Site, field: str, value: str) -> None:
-    """Set a field of the policy; its value is JSON or a word."""
+def _slow(proxy: Proxy, bytes_per_second: int) -> None:
+    proxy.rate = float(bytes_per_second)
+
+
+def _edit(site: Site, field: str, value: object) -> None:
     *parents, last = field.split(".")
     place = site.policy
     for name in parents:
         place = place.setdefault(name, {})
-    try:
-        place[last] = json.loads(value)
-    except ValueError:
-        place[last] = value
+    place[last] = value
     site.write_policy()
 
 
@@ -79,49 +46,75 @@ def _spoil(site: Site, _: str) -> None:
     site.write_policy(NOT_A_POLICY)
 
 
-def _jump(site: Site, _: str, seconds: str) -> None:
-    """Move the calendar forward, or with a minus backward."""
-    sign = -1 if seconds.startswith("-") else 1
-    site.set_clock(sign * units.positive_duration(seconds.lstrip("-")))
+def _jump(site: Site, _: str, seconds: float) -> None:
+    site.set_clock(seconds)
+
+
+def _seconds(text: str) -> float:
+    """A duration, forward or with a minus backward."""
+    sign = -1 if text.startswith("-") else 1
+    return sign * units.positive_duration(text.lstrip("-"))
+
+
+def _field(text: str) -> Any:
+    """JSON or a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 PROCESSES: dict[str, Callable[..., None]] = {
-    "kill": _signal(signal.SIGKILL),
-    "stop": _signal(signal.SIGTERM),
-    "pause": _signal(signal.SIGSTOP),
-    "resume": _signal(signal.SIGCONT),
-    "wedge": _signal(signal.SIGUSR1),  # of `labs.faults.altered wedging`
-    "start": _start,
-    "fill_disk": _fill_disk,
-    "free_disk": _free_disk,
-    "starve": _starve,
-    "feed": _feed,
+    "kill": _processes(partial(Process.signal, number=signal.SIGKILL)),
+    "stop": _processes(partial(Process.signal, number=signal.SIGTERM)),
+    "pause": _processes(partial(Process.signal, number=signal.SIGSTOP)),
+    "resume": _processes(partial(Process.signal, number=signal.SIGCONT)),
+    "wedge": _processes(partial(Process.signal, number=signal.SIGUSR1)),  # of `labs.faults.altered wedging`
+    "start": _processes(Process.start),
+    "fill_disk": _processes(partial(Process.limit_files, most=0)),
+    "free_disk": _processes(partial(Process.limit_files, most=None)),
+    "starve": _processes(Process.limit_memory),
+    "feed": _processes(partial(Process.limit_memory, room=None)),
 }
 CONNECTIONS: dict[str, Callable[..., None]] = {
-    "delay": _delay,
-    "slow": _slow,
-    "hold": _each("hold"),
-    "cut": _each("cut"),
-    "refuse": _each("refuse"),
-    "clear": _each("clear"),
+    "delay": _proxies(Proxy.delay),
+    "slow": _proxies(_slow),
+    "hold": _proxies(Proxy.hold),
+    "cut": _proxies(Proxy.cut),
+    "refuse": _proxies(Proxy.refuse),
+    "clear": _proxies(Proxy.clear),
 }
 OTHERS: dict[str, Callable[..., None]] = {"edit": _edit, "spoil": _spoil, "jump": _jump}
+VALUES: dict[str, Callable[[str], Any]] = {  # the readers of second words
+    "starve": units.size,
+    "delay": units.positive_duration,
+    "slow": units.size,
+    "edit": _field,
+    "jump": _seconds,
+}
 
 
 class Act:
-    """One fault as it is written; `link` is the one that it is about, if any. Raises `ValueError`."""
+    """One fault as it is written; `link`: the connection that it changes, if any. Raises `ValueError`."""
 
     def __init__(self, text: str) -> None:
-        verb, *self._arguments = text.split(maxsplit=2)
+        verb, *words = text.split(maxsplit=2)
         known = PROCESSES | CONNECTIONS | OTHERS
         if verb not in known:
             raise ValueError(f"{text!r}: there is no {verb}; there are {', '.join(known)}")
-        wanted = 2 if known[verb] in (_starve, _delay, _slow, _edit, _jump) else 1
-        if len(self._arguments) != wanted:
+        wanted = 2 if verb in VALUES else 1
+        if len(words) != wanted:
             raise ValueError(f"{text!r}: {verb} has {wanted} more words")
-        self.link = self._arguments[0] if verb in CONNECTIONS else ""
+        target, *values = words
+        self.link = target if verb in CONNECTIONS else ""
         if self.link and self.link not in LINKS:
             raise ValueError(f"{text!r}: there is no connection {self.link}; there are {', '.join(LINKS)}")
+        if verb in PROCESSES and target not in TARGETS:
+            raise ValueError(f"{text!r}: there is no process {target}; there are {', '.join(TARGETS)}")
+        try:
+            self._arguments = [target, *map(VALUES[verb], values)] if values else [target]
+        except ValueError as error:
+            raise ValueError(f"{text!r}: {values[0]} {error}") from None
         self.needs_clock = verb == "jump"
         self._act = known[verb]
 

@@ -1,16 +1,22 @@
 """scripts/soak.py: what it calls flat, and a minute of it."""
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from random import Random
+from typing import Any
 
+import httpx
 import pytest
 
 from backend.bound_process import bound
 from labs.benchmarks.report import Report
+from scripts import soak
 from scripts.soak import KEPT, LEFT, Row, judge
+from scripts.soak_load import BROKEN, Visitor
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +63,28 @@ def test_nothing_of_a_request_may_be_left_in_any_row(column: str) -> None:
 
 def test_an_unexpected_answer_and_an_error_in_the_log_are_told() -> None:
     assert missed(rows(), 2, "boom") == ["answers that should not be", "errors in the log"]
+
+
+async def test_a_break_of_the_network_is_expected_and_an_answer_that_does_not_come_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [httpx.ReadError("reset"), httpx.RemoteProtocolError("cut"), httpx.ReadTimeout("no answer")]
+
+    async def manner(visitor: Visitor) -> None:
+        if not errors:
+            raise asyncio.CancelledError
+        raise errors.pop()
+
+    monkeypatch.setattr(soak, "MANNERS", {manner: 1.0})
+    server: Any = None
+    async with soak.new_client() as http:
+        visitor = Visitor(server, {}, tmp_path, Random(0), http)
+        gate = soak.Gate()
+        gate.opened.set()
+        with pytest.raises(asyncio.CancelledError):
+            await soak.come_and_go(visitor, gate)
+    assert visitor.wrong == {("manner: ReadTimeout", BROKEN): 1}
+    assert visitor.statuses.total() == 3
 
 
 @pytest.mark.nightly

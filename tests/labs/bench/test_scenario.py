@@ -50,6 +50,7 @@ def test_a_key_whose_variable_is_not_set_is_refused(tmp_path: Path, monkeypatch:
         ({"rate": 1, "deadline": "5"}, "tenants.a.deadline: "),
         ({"rate": 1, "wieght": 1}, "tenants.a.wieght: Extra inputs"),
         ({"trace": "t.csv", "output_tokens": 5}, "a trace has its own lengths"),
+        ({"rate": 1, "start": "5s", "stop": 5}, "tenants.a: stop (5 s) must be after start (5 s)"),
     ],
 )
 def test_a_wrong_field_is_named(tenant: dict[str, Any], message: str) -> None:

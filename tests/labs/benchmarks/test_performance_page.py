@@ -24,6 +24,8 @@ def test_misses_come_first_and_none_is_left_out(tmp_path: Path) -> None:
     assert "## Missed: 9 of 49 targets" in missed
     assert re.findall(r"figure (\d+) ", missed) == re.findall(r"figure (\d+) .*\*\*missed\*\*", everything)
     assert len(re.findall(r"figure \d+ .*\*\*missed\*\*", everything)) == 9
+    (tmp_path / "front.quick.json").write_text(json.dumps(report))
+    assert page(tmp_path) == f"{missed}## Every result{everything}", "quick runs judge nothing"
     assert "40 of 49 met" in everything and "and 32 more that are met" in everything
 
 

@@ -1,4 +1,5 @@
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -6,9 +7,11 @@ import pytest
 from labs.faults import suite
 from labs.faults.altered import ALTERATIONS
 from labs.faults.release import steps_to_release
+from labs.faults.site import Process
 from labs.faults.timeline import Act
 from labs.simulation.errors import SimulationError
 from scripts import record_logs
+from tests.gateway.server_process import eventually
 
 DOCS = Path(__file__).parents[3] / "docs" / "bench.md"
 NAMES = sorted(path.stem for path in suite.SCENARIOS.glob("*.yaml"))
@@ -50,6 +53,10 @@ def test_the_page_lists_all_scenarios() -> None:
     [
         ("pause store", "break store", "there is no break; there are kill, stop"),
         ("pause store", "pause", "pause has 1 more words"),
+        ("pause store", "pause stroe", "'pause stroe': there is no process stroe; there are store, router"),
+        ("pause store", "starve store much", "'starve store much': much is not a size"),
+        ("cut clients", "delay clients 60", "'delay clients 60': 60 is not a duration"),
+        ("cut clients", "jump clock -1x", "'jump clock -1x': -1x is not a duration"),
         ("cut clients", "cut wires", "there is no connection wires; there are clients, replicas, store"),
         ("acme.failed <= 4", "acme.failed", "is no comparison"),
         ("about:", "abuot:", "about: Field required"),
@@ -63,6 +70,35 @@ def test_a_wrong_word_is_named_with_its_file(tmp_path: Path, old: str, new: str,
     assert "small.yaml" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["theirs"], "mine has no scenario theirs; there are mine, plain"),
+        (["--replicas", "3"], "invalid choice: 3"),
+        (["--without-guard", "plain"], "no chosen scenario has a guard"),
+    ],
+)
+def test_a_choice_of_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(SMALL)
+    (folder / "plain.yaml").write_text(SMALL.partition("guard:")[0])
+    with pytest.raises(SystemExit, match="2"):
+        suite.main(["--scenarios", str(folder), "--results", str(tmp_path), *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_the_scenarios_of_another_folder_are_chosen_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mine", "other"):
+        (tmp_path / f"{name}.yaml").write_text(SMALL)
+    played = []
+    monkeypatch.setattr(suite, "_row", lambda report, name, play, *_: played.append(name) or {"scenario": name})
+    assert suite.main(["--scenarios", str(tmp_path), "--results", str(tmp_path), "mine"]) == 0
+    assert played == ["mine", "mine"]
+
+
 def test_an_act_knows_its_connection() -> None:
     assert [Act(text).link for text in ("delay store 60ms", "kill store", "cut clients")] == ["store", "", "clients"]
 
@@ -71,6 +107,37 @@ def test_every_sequence_of_a_log_is_released_within_two_steps() -> None:
     lines = record_logs.read(record_logs.FOLDER / "cancels.log.gz")
     steps = steps_to_release(lines)
     assert len(steps) > 10 and max(steps) <= 2
+
+
+def test_a_log_is_replayed_from_its_first_segment_and_an_empty_one_measures_nothing(tmp_path: Path) -> None:
+    lines = record_logs.read(record_logs.FOLDER / "cancels.log.gz")
+    log, half = tmp_path / "gateway0.events", len(lines) // 2
+    log.write_text("")
+    assert suite.releases([log]) == {"release.steps": None, "release.sequences": 0.0}
+    log.with_name(f"{log.name}.1").write_text("".join(f"{line}\n" for line in lines[:half]))
+    log.write_text("".join(f"{line}\n" for line in lines[half:]))
+    steps = steps_to_release(lines)
+    assert suite.releases([log]) == {"release.steps": max(steps), "release.sequences": len(steps)}
+
+
+def test_a_restart_ends_what_the_killed_program_left(tmp_path: Path) -> None:
+    program = ["bash", "-c", "sleep 600 & echo $!; exec sleep 600"]
+    process, log = Process("program", program, tmp_path / "log", {}), tmp_path / "log"
+    process.start()
+    eventually(lambda: log.read_text().endswith("\n"))
+    (left,) = log.read_text().split()
+    process.signal(signal.SIGKILL)
+    eventually(lambda: not process.is_running)
+    process.start()
+    eventually(lambda: not runs(left))
+    process.stop()
+
+
+def runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.nightly  # it starts programs as a user does, with a cold interpreter each
