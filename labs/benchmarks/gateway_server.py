@@ -108,7 +108,8 @@ class Device:
 class CalibratedDevice(SimulatedExecutor):
     """Is calibrated before it serves, as a real one is: by what it says that the steps would take."""
 
-    device, kv, masks, adapters, weights = torch.device("cpu"), SimpleNamespace(dtype=torch.float32), None, None, None
+    device, masks, adapters, weights = torch.device("cpu"), None, None, None
+    kv = SimpleNamespace(dtype=torch.float32, memory=torch.empty(0, 0))
 
     def __init__(self, step_time: Device, token: TokenRule, config: EngineConfig) -> None:
         super().__init__(step_time, token, step_time.takes_time)
