@@ -29,6 +29,7 @@ from backend.bound_process import bound
 from backend.encoders.encoder import Encoder, load_encoder
 from backend.timed_run import run_within
 from labs.benchmarks.cache import cache_dir
+from labs.benchmarks.machine import two_cores
 from labs.benchmarks.own_environment import own_environment
 from labs.benchmarks.report import RESULTS, Report
 from labs.benchmarks.served import served
@@ -90,7 +91,10 @@ def unpacked(requirement: str, folder: str, last: str) -> Path:
 def compare_scores(folder: Path, report: Report) -> None:
     python = own_environment(MTEB, also=[ORACLE, f"torch=={torch.__version__}", "openai"]) / "python"
     data = unpacked(JUDGMENTS, JUDGMENTS_FOLDER, "lee.cor")
-    with TemporaryDirectory() as state, served(0, [TENANT], Path(state), embedding_model=folder) as gateway:
+    with (
+        TemporaryDirectory() as state,
+        served(two_cores()[0], [TENANT], Path(state), embedding_model=folder) as gateway,
+    ):
         told = [str(folder), str(data), f"http://127.0.0.1:{gateway.port}/v1", gateway.keys[TENANT], folder.name]
         done = run_within(PATIENCE_S, [str(python), str(PROGRAMS / "mteb_tasks.py"), *told])
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -263,8 +263,6 @@ class Generator:
         exchange = flight.exchange
         answer = flight.connection.answer if flight.connection is not None else None
         has_begun = answer is not None and bool(answer.headers)
-        if answer is not None and answer.usage is not None:
-            exchange.note_usage(answer.usage)
         self._release(flight)
         if flight.is_reused and not has_begun:  # its server closed an idle connection as the request went out
             exchange.attempts -= 1
@@ -276,7 +274,7 @@ class Generator:
             self._finish(flight, Outcome.FAILED, code, pause=retry_delay(1, {}, self._random))
 
     def _release(self, flight: _Flight, keep: bool = True) -> None:
-        """Take the connection from a request, and keep it for another one if its answer is complete."""
+        """Note a request's usage, take its connection, and keep that for another one if its answer is complete."""
         connection = flight.connection
         if connection is None:
             return
@@ -284,6 +282,8 @@ class Generator:
         self._flights.pop(fd, None)
         flight.connection = None
         answer = connection.answer
+        if answer is not None and answer.usage is not None:
+            flight.exchange.note_usage(answer.usage)
         if keep and answer is not None and answer.may_go_on and connection.is_open and not connection.is_slow:
             connection.answer = None
             self._idle[fd] = connection
@@ -295,8 +295,6 @@ class Generator:
         exchange, load = flight.exchange, flight.load
         answer = flight.connection.answer if flight.connection is not None else None
         text = "".join(answer.text) if answer is not None else ""
-        if answer is not None and answer.usage is not None:
-            exchange.note_usage(answer.usage)
         self._release(flight, keep=outcome in (Outcome.ANSWERED, Outcome.REFUSED))
         exchange.outcome, exchange.code, exchange.ended = outcome, code, self.now
         self.outcomes[outcome] += 1

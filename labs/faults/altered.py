@@ -1,6 +1,7 @@
 """`sluice` with one thing switched off, or one way to break it: `python -m labs.faults.altered NAME serve …`.
 
-A scenario that does not fail without what it guards shows nothing. Where no flag switches it off, this does.
+A scenario that does not fail without what it guards shows nothing. Where no flag switches it off, this does. Its core
+is interpreted: a compiled one is not used.
 """
 
 import os
@@ -28,7 +29,7 @@ BLOCKED_SECONDS = 0.3
 
 
 def without_hangups() -> None:
-    """Nobody is told that a client has left."""
+    """The notice that a client has left goes nowhere."""
     _replace(Exchange, "end", lambda self: None)
 
 
