@@ -20,6 +20,7 @@ from typing import Any
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import new_key, pepper_of
 from gateway.tenants.key_store import KeyStore
+from labs.benchmarks.report import RESULTS
 from quotas.policy.limit import Limit, Resource
 from quotas.reservation import Ask, Usage
 from quotas.store.redis_store import RedisStore
@@ -29,7 +30,7 @@ from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.stepped_admin_server import MARK
 from tests.quotas.servers import BINARIES, running
 
-RESULT = Path(__file__).parent.parent / "labs" / "benchmarks" / "results" / "admin_scale.json"
+RESULT = RESULTS / "admin_scale.json"
 WIDTHS = (1440, 800)
 NUM_REQUESTS = 30  # in the log
 ROWS = {

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from openai import OpenAI
@@ -45,7 +45,6 @@ from labs.benchmarks.served import served
 MODEL, TENANT = "smollm2", "models"
 NUM_TOKENS = 32
 HELD_TEXT, HELD_TOKENS = "fairness.md", 2000
-QUANTIZATIONS: tuple[Quantization, ...] = ("none", "auto", "int8", "int4")
 BESIDE_LLAMA = ("Q4_1", "Q8_0")
 READERS = ["gguf==0.19.0", "accelerate==1.15.0", "psutil"]  # which transformers reads GGUF with
 TEXTS = [
@@ -135,7 +134,7 @@ def check_rounding(report: Report) -> None:
     folder = resolve_model(MODEL)
     tokenizer = Tokenizer.from_dir(folder, read_model_config(folder).vocab_size)
     prompt = tokenizer.encode_text((ROOT / "docs" / HELD_TEXT).read_text(), add_special_tokens=False)[:HELD_TOKENS]
-    found = {how: perplexity(MODEL, prompt, how) for how in QUANTIZATIONS}
+    found = {how: perplexity(MODEL, prompt, how) for how in get_args(Quantization)}
     for name in BESIDE_LLAMA:
         file = str(file_in(name))
         found[f"{name}, ours"] = perplexity(file, prompt, "auto")

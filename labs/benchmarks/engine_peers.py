@@ -84,7 +84,7 @@ def _compare_peers(report: Report, options: Namespace, dtype: str, cores: Cores)
 
 def _compare_baselines(report: Report, options: Namespace, dtype: str, cores: Cores) -> None:
     commands = {
-        name: _module("sluice_offline", dtype, "--max-num-seqs", str(BASELINE_SEQS), *flags)
+        name: command("sluice_offline", dtype, "--max-num-seqs", str(BASELINE_SEQS), *flags)
         for name, flags in list(BASELINES.items())[: 2 if options.quick else None]
     }
     workloads = [varied(16, 16)] if options.quick else [varied(), mixed()]
@@ -118,17 +118,19 @@ def _command(peer: str, dtype: str, cores: Cores) -> list[str]:
     limits = ("--max-num-seqs", str(MAX_NUM_SEQS))
     match peer:
         case _ if peer == HTTP:
-            return _module("sluice_http", dtype, *limits, "--server-core", str(cores.measured))
+            return command("sluice_http", dtype, *limits, "--server-core", str(cores.measured))
         case _ if peer == VLLM:
-            return _module("vllm_cpu", dtype, *limits, python=str(vllm_python()))
+            return command("vllm_cpu", dtype, *limits, python=str(vllm_python()))
         case _ if peer == LLAMA:
-            return _module("llama_cpp", dtype, *limits, python=str(llama_python()))
+            return command("llama_cpp", dtype, *limits, python=str(llama_python()))
     module = {OFFLINE: "sluice_offline", GENERATE: "transformers_static", CONTINUOUS: "transformers_continuous"}[peer]
-    return _module(module, dtype, *limits)
+    return command(module, dtype, *limits)
 
 
-def _module(name: str, dtype: str, *flags: str, python: str = sys.executable) -> list[str]:
-    return [python, "-m", f"labs.benchmarks.peers.{name}", "--model", str(random_llama()), "--dtype", dtype, *flags]
+def command(name: str, dtype: str, *flags: str, model: str = "", python: str = sys.executable) -> list[str]:
+    """The command of an engine in a process of its own, with the random Llama unless a model is named."""
+    model = model or str(random_llama())
+    return [python, "-m", f"labs.benchmarks.peers.{name}", "--model", model, "--dtype", dtype, *flags]
 
 
 # measuring
@@ -137,7 +139,7 @@ def _module(name: str, dtype: str, *flags: str, python: str = sys.executable) ->
 def measure(commands: dict[str, list[str]], workloads: Sequence[Workload], runs: int, cores: Cores) -> Figures:
     figures: Figures = defaultdict(lambda: defaultdict(list))
     with ExitStack() as running:
-        workers = {name: _start(name, command, cores) for name, command in commands.items()}
+        workers = {name: _start(name, words, cores) for name, words in commands.items()}
         for worker in workers.values():
             running.enter_context(worker)
         for worker in workers.values():
@@ -152,9 +154,9 @@ def measure(commands: dict[str, list[str]], workloads: Sequence[Workload], runs:
     return figures
 
 
-def _start(name: str, command: list[str], cores: Cores) -> Worker:
+def _start(name: str, words: list[str], cores: Cores) -> Worker:
     core = cores.load if name == HTTP else cores.measured  # its clients; they put the server on the other
-    return Worker(command, core, {"OMP_NUM_THREADS": "1"} | (vllm_environ(core) if name == VLLM else {}))
+    return Worker(words, core, {"OMP_NUM_THREADS": "1"} | (vllm_environ(core) if name == VLLM else {}))
 
 
 def _note(figures: dict[str, list[float]], workload: Workload, answer: dict[str, Any]) -> None:

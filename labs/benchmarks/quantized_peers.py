@@ -15,7 +15,7 @@ from backend.bound_process import bound
 from backend.model.hub import resolve_model
 from labs.benchmarks import machine
 from labs.benchmarks.cache import cache_dir
-from labs.benchmarks.engine_peers import LLAMA, MAX_NUM_SEQS, OFFLINE, Cores, measure, ratio, tell
+from labs.benchmarks.engine_peers import LLAMA, MAX_NUM_SEQS, OFFLINE, Cores, command, measure, ratio, tell
 from labs.benchmarks.llama_environment import llama_python
 from labs.benchmarks.peers.peer import CPU_RATE
 from labs.benchmarks.processes import ROOT
@@ -35,14 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
     report = Report("quantized_peers", options.quick)
     cores = Cores(*machine.two_cores())
     os.sched_setaffinity(0, {cores.load})
+    limits = ("--max-num-seqs", str(MAX_NUM_SEQS))
     workloads = [decode(rows, options.tokens) for rows in LEAST]
     for name in options.formats:
         file, python = str(file_in(name)), str(llama_python())
         figures = measure(
             {
-                OFFLINE: command("sluice_offline", file, "float32"),
-                OURS_WIDE: command("sluice_offline", file, "bfloat16", "--quantization", "none"),
-                LLAMA: command("llama_cpp", file, "float32", python=python),
+                OFFLINE: command("sluice_offline", "float32", *limits, model=file),
+                OURS_WIDE: command("sluice_offline", "bfloat16", *limits, "--quantization", "none", model=file),
+                LLAMA: command("llama_cpp", "float32", *limits, model=file, python=python),
             },
             workloads,
             1 if options.quick else options.runs,
@@ -73,11 +74,6 @@ def file_in(name: str) -> Path:
         subprocess.run(**bound(made), cwd=ROOT, check=True)
         draft.rename(target)
     return target
-
-
-def command(module: str, model: str, dtype: str, *flags: str, python: str = sys.executable) -> list[str]:
-    limits = ["--max-num-seqs", str(MAX_NUM_SEQS), *flags]
-    return [python, "-m", f"labs.benchmarks.peers.{module}", "--model", model, "--dtype", dtype, *limits]
 
 
 if __name__ == "__main__":
