@@ -346,6 +346,7 @@ async def serve_engine(
     server = (
         WorkerPool(settings, on_started) if settings.num_http_workers else Server(settings, active_requests, on_started)
     )
+    decoders = [one.tokenizer.decode for one in (model, *others.values())]
     async with (
         open_service(settings, model, engine, core_telemetry, tenants, server.table, encoders, others) as service,
         open_body_reader(settings, core_telemetry.core.scheduler.config.max_model_len) as body_reader,
@@ -391,7 +392,7 @@ async def serve_engine(
             beside(make_batch_runner(frontend, service, settings).run()),
             beside(service.kept_usage.run(), *([service.debts.run()] if service.debts else [])),
             beside(give_back_when_idle(lambda: not service.telemetry.live)),
-            admin_plane(settings, service, keys, model.tokenizer.decode, process, admin),
+            admin_plane(settings, service, keys, decoders, process, admin),
             announcing(settings, service, socks[0], admin, lambda: server.started and not server.should_exit),
         ):
             if isinstance(server, WorkerPool):

@@ -50,6 +50,8 @@ class Explanations:
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
+        if process.returncode is not None and process.returncode < 0:
+            raise InternalError("The process that reads the event log was killed: try again.")
         if process.returncode:
             raise RequestNotFound(problem.decode(errors="replace").strip()[-500:])
         return {"lines": lines.decode(errors="replace").splitlines()[:MAX_LINES]}

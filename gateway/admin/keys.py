@@ -28,7 +28,7 @@ from gateway.tenants.key_source import KeySource, RotatedAlready, UnknownKey, ed
 from gateway.tenants.key_store import KeyRecord, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import describe_unnamed
-from quotas.policy.key_settings import key_settings, read_key_settings
+from quotas.policy.key_settings import both, key_settings, read_key_settings
 from quotas.policy.policy import SCOPES, Policy
 from quotas.policy.policy_diff import receiver
 from quotas.policy.policy_file import PolicyError
@@ -142,7 +142,13 @@ class Keys:
         record, policy = self._stored(key_id), self._policies.current
         fields = await self._edited(key_id, asked)
         edited = fields.get("settings", record.settings)
-        base = await asyncio.to_thread(_with_settings, policy, record, record.settings)
+        try:
+            base = await asyncio.to_thread(_with_settings, policy, record, record.settings)
+        except PolicyError as error:
+            told = (
+                f"The key's present settings do not fit the policy in force, so that it is not served: {_told(error)}"
+            )
+            raise BadRequest(f"{told}. Put the edit into force without a trial.", "settings") from None
         return base, await asyncio.to_thread(_with_settings, policy, record, edited)
 
     async def rotate(self, actor: str, key_id: str, asked: Rotation) -> Row:
@@ -199,8 +205,7 @@ class Keys:
         try:
             read = await asyncio.to_thread(read_key_settings, text, record.id, policy, record.tenant)
         except PolicyError as error:
-            problems = "; ".join(f"{one.path}: {one.message}".removeprefix(": ") for one in error.problems[:5])
-            raise BadRequest(f"settings: {problems}.", "settings") from None
+            raise BadRequest(f"settings: {_told(error)}.", "settings") from None
         found = key_settings(read)
         return json.dumps(found) if found else ""
 
@@ -266,10 +271,16 @@ class Keys:
 
 def _with_settings(policy: Policy, record: KeyRecord, text: str) -> Policy:
     tenant = policy.tenant(record.tenant)
-    key = read_key_settings(text, record.id, policy, record.tenant)
+    key, entry = read_key_settings(text, record.id, policy, record.tenant), tenant.key(record.id)
+    if entry is not None:
+        key = both(entry, key, policy)
     named = replace(tenant, name=record.tenant, keys={**tenant.keys, record.id: key})
     version = f"{policy.version} with {text}"  # another one, or they would be taken for the same
     return replace(policy, version=version, tenants={**policy.tenants, record.tenant: named})
+
+
+def _told(error: PolicyError) -> str:
+    return "; ".join(f"{one.path}: {one.message}".removeprefix(": ") for one in error.problems[:5])
 
 
 def _found(records: Mapping[str, KeyRecord], words: str) -> tuple[list[KeyRecord], int]:

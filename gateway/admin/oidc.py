@@ -201,7 +201,7 @@ def role_of(value: Any, roles: Mapping[str, Role]) -> Role | None:
 
 def name_of(claims: Mapping[str, Any]) -> str:
     """The name of a user in the audit log, which has the unique `sub` of each sign-in too."""
-    email = claims.get("email") if claims.get("email_verified", True) is True else None
+    email = claims.get("email") if claims.get("email_verified") is True else None
     name = str(email or claims.get("preferred_username") or claims["sub"])
     return PREFIX + "".join(one if one.isprintable() else "\ufffd" for one in name)[:MAX_NAME_CHARS]
 

@@ -45,7 +45,7 @@ async def admin_plane(
     settings: Settings,
     service: Service,
     keys: KeySource,
-    decode: Callable[[Sequence[int]], str],
+    decoders: Sequence[Callable[[Sequence[int]], str]],
     process: Process,
     port: AdminPort | None,
 ) -> AsyncIterator[None]:
@@ -54,7 +54,7 @@ async def admin_plane(
         yield
         return
     database = open_request_log(settings, service.metrics.process)
-    texts = LoggedTexts(lambda: service.policies.current, decode)
+    texts = LoggedTexts(lambda: service.policies.current, decoders)
     history = History(service.telemetry, service.core.scheduler, service.core.share.accounts, database, texts)
     service.telemetry.on_end.append(history.request_ended)
     service.core_telemetry.on_step.append(history.step_completed)

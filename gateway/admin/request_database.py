@@ -103,13 +103,14 @@ class RequestDatabase:
             return await asyncio.to_thread(self._search, search)
 
     async def texts(self, name: str) -> Texts | None:
-        """The texts of the newest request with this id or response's id; None if there are none. Raises
+        """The texts of the newest request with this response's id, or else this id; None if there are none. Raises
         `RequestLogUnavailable`.
         """
         async with self._searching:
-            rows = await asyncio.to_thread(self._rows, RequestSearch(name=name, limit=1))
-        found: Texts | None = orjson.loads(rows[0][2]).get("texts") if rows else None
-        return found
+            rows = await asyncio.to_thread(self._rows, RequestSearch(name=name))
+        found = [orjson.loads(summary) for _, _, summary in rows]
+        exact = [one for one in found if one["response_id"] == name] or found
+        return exact[0].get("texts") if exact else None
 
     def _search(self, search: RequestSearch) -> tuple[list[RequestSummary], LogPosition | None]:
         rows = self._rows(search)

@@ -8,6 +8,7 @@ from gateway.admin.endpoint import Json
 from gateway.admin.live_requests import detailed
 from gateway.admin.request_database import RequestDatabase
 from gateway.admin.request_storage import LogPosition, RequestSearch
+from gateway.admin.request_summary import RequestSummary
 from gateway.admin.rows import ended_row
 from gateway.errors import BadRequest, RequestLogUnavailable, RequestNotFound
 from quotas.policy import units
@@ -53,6 +54,18 @@ class RequestLogReader:
         """One request with its timeline, by its response's id, or by its own id if only one has that. Raises
         `RequestNotFound`, without a log too, `BadRequest` and `RequestLogUnavailable`.
         """
+        one = await self._one(name)
+        return detailed(ended_row(one), one)
+
+    async def texts(self, name: str) -> Json:
+        """The prompts and answers of a request, which is named as for `shown`, and errors as there."""
+        one = await self._one(name)
+        found = None if self._database is None else await self._database.texts(one.response_id or name)
+        if found is None:
+            raise RequestNotFound(f"The log has no texts of {name!r:.150}: its tenant's policy has log_texts: none.")
+        return {"texts": found}
+
+    async def _one(self, name: str) -> RequestSummary:
         if self._database is None:
             raise RequestNotFound(f"No request {name!r:.150} is live or among the latest ended ones.")
         found, _ = await self._database.search(RequestSearch(name=name))
@@ -62,16 +75,7 @@ class RequestLogReader:
         if len(exact) > 1:
             ids = ", ".join(summary.response_id or "none" for summary in exact[:8])
             raise BadRequest(f"{len(exact)} requests have the id {name!r:.150}: name one by its response id ({ids}).")
-        return detailed(ended_row(exact[0]), exact[0])
-
-    async def texts(self, name: str) -> Json:
-        """The prompts and answers of one request, the newest of its name. Raises `RequestNotFound` and
-        `RequestLogUnavailable`.
-        """
-        found = None if self._database is None else await self._database.texts(name)
-        if found is None:
-            raise RequestNotFound(f"The log has no texts of {name!r:.150}: its tenant's policy has log_texts: none.")
-        return {"texts": found}
+        return exact[0]
 
 
 def parsed(query: Mapping[str, str], now: float) -> RequestSearch:

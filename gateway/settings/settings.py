@@ -26,6 +26,7 @@ FEW_FILES = (
     "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
 )
 POSTGRES = ("postgresql://", "postgres://")
+STRAY_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 ADMIN_ROLES = ("viewer", "operator", "admin")
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
 
@@ -115,10 +116,11 @@ class Settings(SettingFields):
     @field_validator("request_log_url")
     @classmethod
     def _request_log_url_is_one(cls, url: SecretStr | None) -> SecretStr | None:
-        if url and not (url.get_secret_value().startswith(POSTGRES) and _has_good_port(url.get_secret_value())):
+        text = "" if url is None else url.get_secret_value()
+        if text and not (text.startswith(POSTGRES) and _has_good_port(text) and not STRAY_PERCENT.search(text)):
             raise ValueError(
                 "must be postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DB with a port up to 65535; in a password / # ? @ "
-                "are percent-encoded (%2F %23 %3F %40)"
+                "% are percent-encoded (%2F %23 %3F %40 %25)"
             )
         if url and find_spec("psycopg") is None:
             raise ValueError("needs psycopg: pip install 'sluice-gateway[postgres]'")

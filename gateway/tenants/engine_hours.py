@@ -6,13 +6,12 @@ from datetime import date
 from typing import Protocol
 
 from admission.share import Account
-from gateway.background import Outages
+from gateway.background import Outages, map_in_slices
 from quotas.errors import QuotaError
 from quotas.reservation import Usage
 from quotas.usage_row import NO_KEY
 
 INTERVAL_SECONDS = 2.0
-TENANTS_PER_TURN = 500  # booked in a millisecond or two, so that other tasks of the event loop do not wait
 
 
 class HoursLedger(Protocol):
@@ -45,11 +44,7 @@ class EngineHours:
 
     async def book(self) -> None:
         """Book what was used since the last call. Raises `QuotaError`; a later call books the rest."""
-        tenants = [*{tenant: None for accounts in self._shares for tenant in accounts}]
-        for first in range(0, len(tenants), TENANTS_PER_TURN):
-            for tenant in tenants[first : first + TENANTS_PER_TURN]:
-                self._book(tenant)
-            await asyncio.sleep(0)
+        await map_in_slices(dict.fromkeys(tenant for accounts in self._shares for tenant in accounts), self._book)
         now, today = self._clock(), self._today()
         self._ran, self._since = self._ran + now - self._since, now
         await self._ledger.book_running(self._day, self._ran)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from quotas.policy.limit import Limit, Rate
 from quotas.policy.parser import TenantReader
-from quotas.policy.policy import KeyPolicy, Policy
+from quotas.policy.policy import ALL_MODELS, KeyPolicy, Policy
 from quotas.policy.policy_file import PolicyError
 from quotas.policy.policy_text import Plain, key_fields
 from quotas.policy.problems import Mark, Problems, TooManyProblems
@@ -50,6 +50,22 @@ def key_settings(key: KeyPolicy) -> Plain:
     limits = {name: value for name, value in fields["limits"].items() if value != none["limits"][name]}
     settings = {name: value for name, value in fields.items() if name not in STORED_APART and value != none.get(name)}
     return settings | {"limits": limits} if limits else settings
+
+
+def both(entry: KeyPolicy, own: KeyPolicy, policy: Policy) -> KeyPolicy:
+    """The policy's entry for a key as the key's own settings narrow it."""
+    models = entry.models if ALL_MODELS in own.models else own.models
+    if ALL_MODELS not in (*entry.models, *own.models):
+        models = tuple(model for model in own.models if model in entry.models)
+    classes = [name for name in own.classes if name in entry.classes] if entry.classes else own.classes
+    highest = [name for name in (entry.highest_class, own.highest_class) if name is not None]
+    return replace(
+        entry,
+        models=models,
+        highest_class=max(highest, key=lambda name: policy.class_named(name).level, default=None),
+        classes=tuple(classes) or entry.classes,
+        limits=lesser((*entry.limits, *own.limits)),
+    )
 
 
 def lesser(limits: Iterable[Limit]) -> tuple[Limit, ...]:

@@ -390,6 +390,8 @@ def _read_sharing(section: Section | None, tenants: Collection[str], is_whole: b
 def _read_aliases(section: Section | None) -> dict[str, tuple[AliasedModel, ...]]:
     """The models of each alias: in order, or with weights for all of them."""
     aliases: dict[str, tuple[AliasedModel, ...]] = {}
+    if section is None:
+        return aliases
 
     def aliased(alias: str, text: str) -> AliasedModel:
         name, _, weight = text.rpartition(WEIGHT_MARK)
@@ -399,14 +401,14 @@ def _read_aliases(section: Section | None) -> dict[str, tuple[AliasedModel, ...]
             raise ValueError("is the alias itself: name models of the server")
         return AliasedModel(model, words.weight(weight) if has_weight else None)
 
-    for alias, models in section.lists(words.model, aliased) if section else ():
+    for alias, models in section.lists(words.model, aliased):
         aliases[alias] = models
-        if section and len({one.weight is None for one in models}) > 1:
+        if len({one.weight is None for one in models}) > 1:
             section.wrong(alias, "gives some models a weight: give one to each, or to none for the order of the list")
-        if section and len({one.model for one in models}) < len(models):
+        if len({one.model for one in models}) < len(models):
             section.wrong(alias, "names a model twice: name each once")
     for alias, models in aliases.items():
-        if section and (other := next((one.model for one in models if one.model in aliases), None)):
+        if other := next((one.model for one in models if one.model in aliases), None):
             section.wrong(alias, f"{quoted(other)} is an alias, too: name models of the server")
     return aliases
 

@@ -30,7 +30,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from os import urandom
-from typing import Any
 
 from quotas.errors import QuotaError, StoreUnavailable
 from quotas.policy.limit import Limit
@@ -376,8 +375,7 @@ class RedisStore:
     def _forget_idle(self) -> None:
         """Drop the accounts whose state in the store has expired."""
         now = self._monotonic()
-        both: tuple[dict[Any, QuotaAccount], ...] = self._accounts, self._sessions
-        for accounts in both:
+        for accounts in (self._accounts, self._sessions):
             idle = [
                 name
                 for name, account in accounts.items()

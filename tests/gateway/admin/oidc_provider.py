@@ -24,7 +24,12 @@ class OidcProvider:
 
     def __init__(self, issuer: str = "https://login.example") -> None:
         self.issuer = issuer
-        self.claims: dict[str, Any] = {"sub": "u1", "email": "ada@example.com", "groups": ["ops", "staff"]}
+        self.claims: dict[str, Any] = {
+            "sub": "u1",
+            "email": "ada@example.com",
+            "email_verified": True,
+            "groups": ["ops", "staff"],
+        }
         self.userinfo: dict[str, Any] = {}
         self.lies: dict[str, Any] = {}  # claims of the ID token that replace true ones
         self.algorithm = "RS256"

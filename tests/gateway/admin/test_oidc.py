@@ -104,6 +104,7 @@ async def test_an_admin_signs_in_once_and_is_named_with_the_highest_role_of_the_
             ("oidc:" + ("a\ufffdda" * 40)[:64], "operator"),
         ),
         ({"email": None}, ("oidc:u1", "operator")),
+        ({"email_verified": None}, ("oidc:u1", "operator")),
     ],
 )
 async def test_names_and_roles_follow_from_claims(site: Site, claims: dict[str, Any], found: tuple[str, str]) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.tenants.engine_hours import TENANTS_PER_TURN, EngineHours
+from gateway.background import ITEMS_PER_TURN
+from gateway.tenants.engine_hours import EngineHours
 from quotas.errors import StoreUnavailable
 from quotas.reservation import Usage
 from quotas.usage_row import NO_KEY
@@ -59,7 +60,7 @@ async def test_hours_during_an_outage_are_booked_after_it() -> None:
 
 
 async def test_other_tasks_take_turns_with_the_booking_of_many_tenants() -> None:
-    many, turns = {f"t{n}": account(1.0) for n in range(4 * TENANTS_PER_TURN)}, 0
+    many, turns = {f"t{n}": account(1.0) for n in range(5 * ITEMS_PER_TURN)}, 0
     hours = EngineHours([many], Ledger(), lambda: 0.0, lambda: date(2026, 1, 1))
 
     async def others() -> None:
