@@ -59,6 +59,21 @@ class ForkedProcess:
             link.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """A fork that can take the forking process's place. It outlives its parent, so that its number may be another's."""
+
+    link: socket.socket
+    process: int  # a file descriptor: pidfd_open(2)
+
+    def end(self) -> None:
+        """End it with its forks, and close both."""
+        self.link.close()
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process, signal.SIGKILL)
+        os.close(self.process)
+
+
 class MatchingProcess(ForkedProcess):
     """A matching process. One thread asks for steps; any may have grammars compiled, one at a time.
 
@@ -138,7 +153,8 @@ class GrammarProcesses:
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
-        self._reserve: socket.socket | None = None  # to a fork of the forking process, which takes its place
+        self._reserve: Reserve | None = None  # a fork of the forking process, which takes its place
+        self._successor: Reserve | None = None  # the reserve that has taken it
         self._compiling: set[ForkedProcess] = set()
         self._matching: list[MatchingProcess | None] = [None] * self.num_matching
 
@@ -162,11 +178,13 @@ class GrammarProcesses:
             if self._link is not None:
                 return
             if self._reserve is not None:
-                self._link, self._reserve = self._reserve, None
+                self._successor, self._reserve = self._reserve, None
+                self._link = self._successor.link
             else:
                 self._start()
-            _, (self._reserve,) = self._try_fork({"role": "reserve"}, 1)
-            self._reserve.settimeout(FORK_TIMEOUT_SECONDS)
+            pid, (link,) = self._try_fork({"role": "reserve"}, 1)
+            link.settimeout(FORK_TIMEOUT_SECONDS)
+            self._reserve = Reserve(link, os.pidfd_open(pid))
 
     def _start(self) -> None:
         self._link, theirs = socket.socketpair()
@@ -198,7 +216,7 @@ class GrammarProcesses:
         with self._lock:
             self._end_all()
             if self._reserve is not None:
-                self._reserve.close()
+                self._reserve.end()
                 self._reserve = None
             if self._memory is not None:
                 self._memory.close()
@@ -308,3 +326,6 @@ class GrammarProcesses:
             self._process.kill()
             self._process.wait()
             self._process = None
+        if self._successor is not None:
+            self._successor.end()
+            self._successor = None

@@ -76,8 +76,19 @@ def test_no_vocabulary_is_loaded_again_where_the_process_that_forks_was_killed(m
                 assert processes.has(process)
         assert processes._reserve is not None
         kill(_parent_of(process))
-        processes._reserve.close()  # it ends too
+        processes._reserve.link.close()  # it ends too
         assert processes.has(compiler.compile_now(regex("[A-Z]+")).process)
+
+
+def test_a_stand_in_that_hangs_is_ended_with_all_processes() -> None:
+    with running_processes() as processes:
+        compiler = GrammarCompiler(processes)
+        kill(_parent_of(compiler.compile_now(PERSON).process))
+        stand_in = _parent_of(compiler.compile_now(regex("[a-z]+")).process)
+        ended = os.pidfd_open(stand_in)
+        os.kill(stand_in, signal.SIGSTOP)
+    select.select([ended], [], [])
+    os.close(ended)
 
 
 def _parent_of(process: ForkedProcess) -> int:
