@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 
 import torch
 from torch import Tensor
@@ -80,7 +81,10 @@ class SleepingWeights:
 
 
 def tensors_of(owner: object) -> list[Tensor]:
-    """Return the tensors that an object holds, in its attributes and collections, each storage once."""
+    """Return the tensors that an object holds, in its attributes, collections and closures, each storage once.
+
+    Raises `ConfigError` for weights without pages of their own.
+    """
     found: dict[int, Tensor] = {}
     seen, waiting = set[int](), [owner]
     while waiting:
@@ -88,6 +92,11 @@ def tensors_of(owner: object) -> list[Tensor]:
         if id(one) in seen or isinstance(one, str | bytes | int | float | type | torch.dtype | torch.device):
             continue
         seen.add(id(one))
+        if isinstance(one, Tensor) and one.is_mkldnn:
+            raise ConfigError(
+                "weights that oneDNN has packed do not sleep: build the kernels (python -m backend.kernels.build) and "
+                "start with --kernels native, or leave out --awake-bytes"
+            )
         if isinstance(one, Tensor):
             found.setdefault(one.untyped_storage().data_ptr(), one)
         elif isinstance(one, dict):
@@ -96,6 +105,8 @@ def tensors_of(owner: object) -> list[Tensor]:
             waiting += one
         elif isinstance(one, partial):
             waiting += [one.func, one.args, one.keywords]
+        elif isinstance(one, FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or ()]
         elif type(one).__module__.startswith("backend."):
             waiting += vars(one).values() if hasattr(one, "__dict__") else ()
             waiting += [getattr(one, name) for name in getattr(type(one), "__slots__", ()) if hasattr(one, name)]

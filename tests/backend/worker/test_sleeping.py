@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from backend.errors import ConfigError
+from backend.kernels.linear import packed_linear, widened
 from backend.llm import LLM
 from backend.worker.sleeping import SleepingWeights, tensors_of
 
@@ -38,6 +39,13 @@ def test_the_tensors_of_a_decoder_are_found_with_those_that_its_kernels_packed()
     decoder = LLM("embedded", device="cpu").model.runner.decoder
     found = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(decoder))
     assert found >= 4 * 2_630_000
+
+
+def test_weights_that_a_product_holds_in_a_closure_sleep_and_packed_ones_are_refused(tmp_path: Path) -> None:
+    weight = torch.randn(2**11, 2**11)
+    assert [one.data_ptr() for one in tensors_of([widened(lambda x: x @ weight)])] == [weight.data_ptr()]
+    with pytest.raises(ConfigError, match="packed do not sleep"):
+        SleepingWeights([packed_linear(weight, None)], tmp_path)
 
 
 def test_weights_of_another_device_are_refused(tmp_path: Path) -> None:
