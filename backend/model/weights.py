@@ -184,7 +184,7 @@ class _StoredRows:
         return StoredWeight(shape, dtype, tuple(map(self.unpack.pop, names)))
 
     def placed(self, weights: Weights, dtype: torch.dtype) -> Weights:
-        """Return the weights with those that are stored."""
+        """Return the weights with the stored parts in place."""
         for (index, field), names in self._fused.items():
             if self.names.issuperset(names):
                 kept: dict[str, Any] = {field: self._weight(names, dtype)}
@@ -195,7 +195,8 @@ class _StoredRows:
 def _unpacked(info: TensorInfo, name: str, rows: Tensor) -> IntegerWeight:
     """Return the integers of rows in blocks. Raises `ModelLoadError` for numbers that no training ends with."""
     found = integers(str(info.block_format), rows)
-    _check_bounds(info, name, -found.bound(), found.bound())
+    bound = found.bound()
+    _check_bounds(info, name, -bound, bound)
     return found
 
 

@@ -106,7 +106,6 @@ class PrefixCache:
         self.num_floored = 0  # idle blocks that floors keep
         self.kept = KeptAccounts()
         self.num_pinned = 0  # idle blocks that are pinned
-        self.num_floor_blocks = 0  # idle blocks that floors may come to keep
         self.evictions = 0  # idle blocks given up so far
 
     def __len__(self) -> int:
@@ -158,7 +157,7 @@ class PrefixCache:
         """Never evict the tenant's last `floor` idle blocks for others; keep at most `ceiling`, None: any number."""
         idle = self.num_idle_of(tenant)
         self._keep(tenant, min(floor, idle) - min(self._floors.get(tenant, 0), idle))
-        self.num_floor_blocks += floor - self._floors.pop(tenant, 0)
+        self._floors.pop(tenant, 0)
         self._ceilings.pop(tenant, None)
         if floor:
             self._floors[tenant] = floor

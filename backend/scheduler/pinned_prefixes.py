@@ -24,11 +24,6 @@ class PinnedPrefixes:
         self._above: dict[str, None] = {}  # tenants perhaps above their allowance
         self.reuses: Counter[str] = Counter()  # hits on idle pinned blocks, by tenant
 
-    @property
-    def num_blocks(self) -> int:
-        """Pinned names: an upper bound of the blocks kept."""
-        return len(self._tenants)
-
     def idle_of(self, tenant: str) -> int:
         return len(self._idle.get(tenant, ()))
 

@@ -79,7 +79,8 @@ class Scheduler:
         self._none_takes_a_slot_at: tuple[tuple[int, int], int] | None = None  # changes until the last vain search
         self._budget = TokenBudget(config.max_num_batched_tokens)
         self._resync = DeviceResync()
-        self._turns: Turns | None = None  # of several models; None: all sequences are of the first
+        # of several models; None: all sequences are of the first
+        self._turns = Turns(config, self.hooks.weight) if config.awake_bytes else None
         self._spare: SpareStep | None = None  # of the step being planned; None: it is not open to the spare class
         parts = StepParts(
             config,
@@ -99,7 +100,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
         assert 0 < sequence.num_prompt_tokens < sequence.request.most_tokens <= self.config.max_model_len
-        if self._turns is None and (sequence.request.model or self.config.awake_bytes):
+        if self._turns is None and sequence.request.model:
             self._turns = Turns(self.config, self.hooks.weight)
         sequence.block_table.num_told_names = len(sequence.block_names)
         sequence.admission_number = self.counters.admissions
@@ -238,18 +239,25 @@ class Scheduler:
         """Plan a step of the model whose turn it is; without a row of it, of the next that has one."""
         if self._turns is None:
             return self._plan_rows(now, 0)
-        paused, models = dict[Sequence, WaitReason](), self._turns.order(self.running.values(), self.waiting.head())
+        paused, tried = dict[Sequence, WaitReason](), set[int]()
+        models = self._turns.order(self.running.values(), self.waiting.head())
         while True:
-            model = models.pop(0) if models else 0
+            model = models[0] if models else 0
             scheduled = self._plan_rows(now, model)
             scheduled.paused |= paused
             if scheduled.sequences:
                 scheduled.batch.asleep = self._turns.planned(model, scheduled.batch.step)
             self._release_passed_over()
-            if scheduled.sequences or not models:
+            tried.add(model)
+            if scheduled.sequences or not (models := self._next_models(tried)):
                 return scheduled
             self._resync.untold += scheduled.hits
             paused = scheduled.paused
+
+    def _next_models(self, tried: set[int]) -> list[int]:
+        """Return the models that may have a row: a plan may have held the queue's head, before another model's."""
+        assert self._turns is not None
+        return self._turns.order(self.running.values(), self.waiting.head(), tried)
 
     def _release_passed_over(self) -> None:
         """Let the queue offer again what waits for another model's step."""

@@ -56,7 +56,7 @@ class PromptRequest:
     expects_followup: float | None = None  # seconds from its end to an announced next turn; None: not announced
     grammar: str | None = None  # the name of its grammar in logs; None: free text
     adapter: Adapter | None = None  # None: the model alone
-    model: int = 0  # of those that the engine serves, in the order of their settings
+    model: int = 0  # its model's number, in the order of the settings
 
     @property
     def most_tokens(self) -> int:

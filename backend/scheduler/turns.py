@@ -1,4 +1,4 @@
-"""Whose turn a step is, of several models that share a device: start-time fair queuing (Goyal, Vin and Cheng, 1996).
+"""Turns of several models that share a device: start-time fair queuing (Goyal, Vin and Cheng, 1996).
 
 The virtual time of a model grows by the seconds of its steps, divided by its weight: the sum over tenants of their
 weights, each divided over the tenant's rows. So a tenant has its share of the device whichever models its requests are
@@ -7,7 +7,7 @@ weights over its own.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from math import inf
 
 from backend.config import EngineConfig
@@ -23,7 +23,8 @@ fifth of the device's time at most.
 class Turns:
     """Orders models by their virtual times. A step counts as long as its model's last, until it is measured.
 
-    It also says which models sleep: where memory holds the weights of some alone, those that had no turn for longest.
+    It also says which models sleep: where memory holds the weights of some alone, the models without a turn for
+    longest.
     """
 
     def __init__(self, config: EngineConfig, weight: Callable[[str], float | None]) -> None:
@@ -37,11 +38,14 @@ class Turns:
         self._weights: dict[int, float] = {}
         self._in_flight: dict[int, tuple[float, float]] = {}  # by step, the seconds that were counted, and the weight
 
-    def order(self, running: Iterable[Sequence], head: Sequence | None) -> list[int]:
-        """Return the models of these sequences in the order of their turns: the spare class has a turn only where no
-        other has a row.
+    def order(
+        self, running: Iterable[Sequence], head: Sequence | None, tried: Collection[int] = frozenset()
+    ) -> list[int]:
+        """Return the models of these sequences in the order of their turns, without those `tried` for this step, which
+        have no row: the spare class has a turn only where no other has a row.
         """
         asking = [*running] if head is None else [*running, head]
+        asking = [one for one in asking if one.request.model not in tried]
         asking = [one for one in asking if not one.is_spare] or asking
         rows = Counter([one.tenant for one in asking])
         self._weights = {}
@@ -76,7 +80,7 @@ class Turns:
         if model not in self._awake:
             self._since_waking = 0.0
         sizes, awake = self._config.weight_bytes, [one for one in self._awake if one != model]
-        awake.sort(key=lambda one: one in self._weights)  # those without a row go to sleep first
+        awake.sort(key=lambda one: one in self._weights)  # models without a row go to sleep first
         while awake and sum(sizes[one] for one in awake) + sizes[model] > self._config.awake_bytes:
             awake.pop(0)
         self._awake = [*(one for one in self._awake if one in awake), model]

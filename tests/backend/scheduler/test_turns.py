@@ -110,6 +110,21 @@ def test_the_spare_class_has_a_turn_only_where_no_other_request_runs() -> None:
     assert len(line.output) == 12
 
 
+def test_a_spare_request_runs_beside_an_answer_that_waits_at_its_token_limit() -> None:
+    bench = Bench(models=2)
+    answer = bench.add(2, 8, model=0)
+    answer.token_limit = 4
+    line = bench.add(2, 6, priority_class=10**6, model=1)
+    for _ in range(30):
+        if line.finish_reason is None:
+            bench.step()
+    assert len(line.output) == 6 and len(answer.output) == 2
+    assert not bench.scheduler.counters.preemptions
+    answer.token_limit = answer.request.most_tokens
+    bench.drain()
+    assert len(answer.output) == 8
+
+
 def test_a_step_has_rows_of_one_model_and_the_next_is_the_others_turn() -> None:
     bench = Bench(models=2)
     for number in range(4):
