@@ -40,7 +40,7 @@ from torch import Tensor
 
 from backend.bound_process import bound
 from backend.kernels import few_rows, sampling, triton_lang
-from backend.kernels.ops import StepAdapters, StepInputs
+from backend.kernels.ops import ExpertWeights, StepAdapters, StepInputs
 from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check import compiling
 from labs.benchmarks.gpu_check.paper_gpu import META, compiled, paper_gpu
@@ -127,6 +127,7 @@ def run_launchers(variant: Variant) -> None:
     ops.silu_mul(rows(2 * 14336))
     run_products(dtype)
     run_adapters(inputs, dtype)
+    run_experts(dtype)
     if variant.dtype == "bfloat16":
         run_sampling()
 
@@ -158,6 +159,17 @@ def run_adapters(inputs: StepInputs, dtype: torch.dtype) -> None:
             adapted = replace(inputs, adapters=adapters, max_query_len=longest)
             TritonOps().adapt(meta(tokens, 6144), meta(tokens, 4096), adapted, 1, 0)
             TritonOps().adapt(meta(tokens, 4096), meta(tokens, 14336), adapted, 1, 3)
+
+
+def run_experts(dtype: torch.dtype) -> None:
+    """Run 128 experts, of which each token has 8, for few tokens and many."""
+
+    def meta(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    weights = ExpertWeights(meta(128, 2048), meta(128, 1536, 2048), meta(128, 2048, 768), 8, True)
+    for tokens in (16, 2048):
+        TritonOps().experts(weights)(meta(tokens, 2048))
 
 
 def run_sampling() -> None:

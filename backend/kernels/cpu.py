@@ -12,10 +12,11 @@ from torch import Tensor
 
 from backend.errors import ConfigError
 from backend.kernels import build
+from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import IntegerWeight, StoredWeight, Weight, joined, rounded
 from backend.kernels.linear import TiledLinear, packs, widened
-from backend.kernels.native import DTYPES, NO_WINDOW, NativeLayers, PackedLinear, declare, pointer
-from backend.kernels.ops import DecoderStack, Linear, Ops, RunLayers, StepInputs
+from backend.kernels.native import DTYPES, NO_WINDOW, PRODUCTS, NativeLayers, PackedLinear, declare, pointer
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Ops, RunLayers, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.self_check import batch_dependent, disagreements
 from backend.kernels.torch_ops import TorchOps
@@ -62,12 +63,19 @@ class CpuOps:
         return dtype in DTYPES and fits and num_heads <= self._max_group * num_kv_heads
 
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        return self._product(weight, bias, self._bits)
+
+    def experts(self, weights: ExpertWeights) -> Linear:
+        """Experts are rounded to integers like other products; their router is not."""
+        return ExpertProducts.of(weights, self._product(weights.router, None, None), self.linear, self.silu_mul)
+
+    def _product(self, weight: Weight, bias: Tensor | None, bits: int | None) -> Linear:
         wide = torch.float32 if weight.dtype == torch.float16 else weight.dtype
         packed: Tensor | list[IntegerWeight]
         if isinstance(weight, StoredWeight):
             packed = [joined([*same]) for _, same in groupby((part() for part in weight.parts), lambda part: part.form)]
-        elif self._bits is not None:
-            packed = [rounded(weight, self._bits)]
+        elif bits is not None:
+            packed = [rounded(weight, bits)]
         elif weight.dtype == torch.bfloat16 and build.multiplies_in_bfloat16() and packs(torch.bfloat16):
             product = TiledLinear(weight, bias)
             self.batch_invariant &= product.batch_invariant
@@ -78,7 +86,8 @@ class CpuOps:
         return linear if wide == weight.dtype else widened(linear)
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
-        packed = all(isinstance(linear, PackedLinear) for layer in stack.layers for linear in layer.linears)
+        layers = [[isinstance(linear, PackedLinear) for linear in layer.linears] for layer in stack.layers]
+        packed = all(len(each) == PRODUCTS and all(each) for each in layers)
         dtype = stack.final_norm.dtype
         if not packed or not self.supports(dtype, stack.num_heads, stack.num_kv_heads, stack.head_dim):
             return None

@@ -4,6 +4,7 @@ Per layer: `x += attention(norm(x))`, then `x += mlp(norm(x))`. The running sum 
 fused with the norm that follows it, so a layer is handed the previous branch's output apart from the sum.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -17,13 +18,21 @@ def run_layers(ops: Ops, stack: DecoderStack, residual: Tensor, step: StepInputs
     branch = torch.zeros_like(residual)
     for index, layer in enumerate(stack.layers):
         x = ops.add_rms_norm(branch, residual, layer.input_norm, stack.eps)
-        qkv, output, gate_up, down = (
+        qkv, output, *products = (
             partial(_adapted, ops, linear, step, index, product) for product, linear in enumerate(layer.linears)
         )
         attended = output(attention(ops, stack, index, qkv(x), step, blocks))
         x = ops.add_rms_norm(attended, residual, layer.post_attention_norm, stack.eps)
-        branch = down(ops.silu_mul(gate_up(x)))
+        branch = feed_forward(ops, products or layer.feed_forward, x)
     return ops.add_rms_norm(branch, residual, stack.final_norm, stack.eps)
+
+
+def feed_forward(ops: Ops, products: Sequence[Linear] | Linear, x: Tensor) -> Tensor:
+    """Return the results [T, hidden] of a layer's feed-forward network, or of its experts."""
+    if not isinstance(products, Sequence):
+        return products(x)
+    gate_up, down = products
+    return down(ops.silu_mul(gate_up(x)))
 
 
 def _adapted(ops: Ops, linear: Linear, step: StepInputs, layer: int, product: int, x: Tensor) -> Tensor:

@@ -178,31 +178,31 @@ class _PoolStruct(Structure):
     )
 
 
-_PRODUCTS, _MAX_PARTS = 4, 3
+PRODUCTS, _MAX_PARTS = 4, 3  # of a layer without experts, and the most of a product
 
 
 class _AdaptersStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("rows", "vectors", "memory")),
         *((name, c_int64) for name in ("num_layers", "width", "rank")),
-        ("first", c_int64 * _PRODUCTS),
-        ("num_parts", c_int64 * _PRODUCTS),
-        ("outputs", c_int64 * _MAX_PARTS * _PRODUCTS),
+        ("first", c_int64 * PRODUCTS),
+        ("num_parts", c_int64 * PRODUCTS),
+        ("outputs", c_int64 * _MAX_PARTS * PRODUCTS),
     )
 
     @classmethod
     def of(cls, adapters: StepAdapters) -> Self:
         assert adapters.vectors.is_contiguous()
-        products, parts = range(_PRODUCTS), adapters.parts
+        products, parts = range(PRODUCTS), adapters.parts
         return cls(
             adapters.rows.data_ptr(),
             adapters.vectors.data_ptr(),
             adapters.memory.data_ptr(),
             *adapters.vectors.shape[1:],
             adapters.rank,
-            (c_int64 * _PRODUCTS)(*map(adapters.first, products)),
-            (c_int64 * _PRODUCTS)(*map(len, parts)),
-            (c_int64 * _MAX_PARTS * _PRODUCTS)(*((c_int64 * _MAX_PARTS)(*outputs) for outputs in parts)),
+            (c_int64 * PRODUCTS)(*map(adapters.first, products)),
+            (c_int64 * PRODUCTS)(*map(len, parts)),
+            (c_int64 * _MAX_PARTS * PRODUCTS)(*((c_int64 * _MAX_PARTS)(*outputs) for outputs in parts)),
         )
 
 

@@ -89,6 +89,17 @@ Linear = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The experts of a layer, and the router whose logits choose `per_token` of them for each token."""
+
+    router: Tensor  # [experts, hidden]
+    gate_up: Tensor  # [experts, 2 * intermediate, hidden], rows of gate, then up
+    down: Tensor  # [experts, hidden, intermediate]
+    per_token: int
+    normalises: bool  # True if the weights of a token's experts add up to 1
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """One layer's norms, and its products as the ops prepared them."""
 
@@ -98,14 +109,14 @@ class DecoderLayer:
     k_norm: Tensor | None
     output: Linear
     post_attention_norm: Tensor  # [hidden]
-    gate_up: Linear
-    down: Linear
+    feed_forward: tuple[Linear, Linear] | Linear  # the products gate_up and down, or all that experts do
     window: int | None
 
     @property
-    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
-        """The products in the order in which they are computed."""
-        return self.qkv, self.output, self.gate_up, self.down
+    def linears(self) -> tuple[Linear, ...]:
+        """The products in the order in which they are computed, experts' left out."""
+        of_all = self.feed_forward if isinstance(self.feed_forward, tuple) else ()
+        return self.qkv, self.output, *of_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +150,12 @@ class Ops(Protocol):
         """Take over `weight` [out_features, in_features] and return its product.
 
         The implementation may repack the weight: the caller drops its own reference, so that one copy remains.
+        """
+        ...
+
+    def experts(self, weights: ExpertWeights) -> Linear:
+        """Take over a layer's experts; returns a function of x [rows, hidden] of the sum of each row's experts' results
+        by their weights, `down @ silu_mul(gate_up @ x)`.
         """
         ...
 

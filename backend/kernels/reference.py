@@ -12,8 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import Weight, multiplied_out
-from backend.kernels.ops import DecoderStack, Linear, StepInputs
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, StepInputs
 
 E4M3_LARGEST = 448.0
 
@@ -157,6 +158,11 @@ def linear(weight: Weight, bias: Tensor | None) -> Linear:
     return partial(torch.nn.functional.linear, weight=multiplied_out(weight), bias=bias)
 
 
+def experts(weights: ExpertWeights) -> Linear:
+    """Return the sum of each row's experts' results by their weights; see `Ops.experts`."""
+    return ExpertProducts.of(weights, linear(weights.router, None), linear, silu_mul)
+
+
 def one_by_one(stack: DecoderStack) -> None:
     """Return None: a decoder calls the operations one by one."""
 
@@ -165,6 +171,7 @@ class ReferenceOps:
     """The functions of this module as the `Ops` that a decoder takes."""
 
     linear = staticmethod(linear)
+    experts = staticmethod(experts)
     fuse = staticmethod(one_by_one)
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)

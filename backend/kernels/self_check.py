@@ -10,7 +10,7 @@ from torch import Tensor
 
 from backend.kernels import reference
 from backend.kernels.integers import StoredWeight, rounded
-from backend.kernels.ops import Ops, StepAdapters, StepInputs
+from backend.kernels.ops import ExpertWeights, Ops, StepAdapters, StepInputs
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 4
 EPS = 1e-5
@@ -37,6 +37,8 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     q, found_q = rope(oracle, kv), rope(ops, found_kv)
     x, residual, weight = draw(3, 80), draw(3, 80), draw(80)
     matrix, bias = draw(21, 80), draw(21)
+    router = torch.eye(5, 80, dtype=dtype, device=device)  # logits are exact: all choose the same
+    experts = ExpertWeights(router, draw(5, 96, 80) / 8, draw(5, 80, 48) / 8, 2, True)
     pairs = {
         "linear": (reference.linear(matrix, bias)(x), ops.linear(matrix, bias)(x)),
         "rms_norm": (reference.rms_norm(x, weight, EPS), ops.rms_norm(x, weight, EPS)),
@@ -44,6 +46,7 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
             reference.add_rms_norm(x, residual.clone(), weight, EPS),
             ops.add_rms_norm(x, residual.clone(), weight, EPS),
         ),
+        "experts": (reference.experts(experts)(x), ops.experts(experts)(x)),
         "silu_mul": (reference.silu_mul(x), ops.silu_mul(x)),
         "rope_and_store": (torch.cat((q.flatten(), kv.flatten())), torch.cat((found_q.flatten(), found_kv.flatten()))),
         "paged_attention": (attend(oracle), attend(ops)),

@@ -5,9 +5,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from backend.kernels import reference
+from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import Weight, multiplied_out
 from backend.kernels.linear import best_linear
-from backend.kernels.ops import Linear, StepInputs
+from backend.kernels.ops import ExpertWeights, Linear, StepInputs
 
 
 class TorchOps:
@@ -29,6 +30,9 @@ class TorchOps:
 
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         return best_linear(multiplied_out(weight), bias)
+
+    def experts(self, weights: ExpertWeights) -> Linear:
+        return ExpertProducts.of(weights, self.linear(weights.router, None), self.linear, self.silu_mul)
 
     def paged_attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from backend.kernels.few_rows import FewRowLayers, Product
+from backend.kernels.grouped import GroupedExperts
 from backend.kernels.integers import Weight, multiplied_out
 from backend.kernels.low_rank import launch_adapt
-from backend.kernels.ops import DecoderStack, Linear, RunLayers, StepInputs
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, RunLayers, StepInputs
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
 from backend.kernels.rowwise import launch_add_rms_norm, launch_rms_norm, launch_silu_mul
@@ -37,6 +38,9 @@ class TritonOps:
 
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         return Product(multiplied_out(weight), bias)
+
+    def experts(self, weights: ExpertWeights) -> Linear:
+        return GroupedExperts(self.linear(weights.router, None), weights)
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
         return FewRowLayers.of(self, stack)

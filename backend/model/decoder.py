@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3: one forward pass, driven by ModelConfig."""
+"""The decoder of all families: one forward pass, driven by ModelConfig."""
 
 import math
 from functools import partial
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from backend.kernels.layers import run_layers
-from backend.kernels.ops import DecoderLayer, DecoderStack, Ops, RunLayers, StepInputs
-from backend.model.model_config import ModelConfig, RopeScaling
+from backend.kernels.ops import DecoderLayer, DecoderStack, ExpertWeights, Linear, Ops, RunLayers, StepInputs
+from backend.model.model_config import ExpertsConfig, ModelConfig, RopeScaling
 from backend.model.weights import LayerWeights, Weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.parallel.rank_group import Parallel
@@ -91,7 +91,7 @@ class Decoder:
         self.embedding = weights.embedding  # [vocab, hidden], or the rows of this rank
         self.cos_sin = rope_table(config, max_position).to(weights.embedding.device)  # [max_position, head_dim]
         self.layers = [
-            prepare_layer(weights.layers.pop(0), ops, config.window(index), parallel)
+            prepare_layer(weights.layers.pop(0), ops, config, config.window(index), parallel)
             for index in range(config.num_layers)
         ]
         self.final_norm = weights.final_norm
@@ -136,20 +136,32 @@ class Decoder:
 
 
 def prepare_layer(
-    weights: LayerWeights, ops: Ops, window: int | None, parallel: Parallel | None = None
+    weights: LayerWeights, ops: Ops, config: ModelConfig, window: int | None, parallel: Parallel | None = None
 ) -> DecoderLayer:
     output, down = weights.output_bias, weights.down_bias
     if parallel is not None and parallel.shard.rank:
         output = down = None  # counted once in the sum over the ranks
-    attended, projected = ops.linear(weights.output, output), ops.linear(weights.down, down)
+
+    def summed(product: Linear) -> Linear:
+        return product if parallel is None else parallel.summed(product)
+
     return DecoderLayer(
         input_norm=weights.input_norm,
         qkv=ops.linear(weights.qkv, weights.qkv_bias),
         q_norm=weights.q_norm,
         k_norm=weights.k_norm,
-        output=attended if parallel is None else parallel.summed(attended),
+        output=summed(ops.linear(weights.output, output)),
         post_attention_norm=weights.post_attention_norm,
-        gate_up=ops.linear(weights.gate_up, weights.gate_up_bias),
-        down=projected if parallel is None else parallel.summed(projected),
+        feed_forward=(
+            (ops.linear(weights.gate_up, weights.gate_up_bias), summed(ops.linear(weights.down, down)))
+            if config.experts is None
+            else summed(ops.experts(_experts(weights, config.experts)))
+        ),
         window=window,
     )
+
+
+def _experts(weights: LayerWeights, config: ExpertsConfig) -> ExpertWeights:
+    router, gate_up, down = weights.router, weights.gate_up, weights.down
+    assert router is not None and isinstance(gate_up, Tensor) and isinstance(down, Tensor)
+    return ExpertWeights(router, gate_up, down, config.per_token, config.normalises)

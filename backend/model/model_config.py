@@ -5,8 +5,9 @@ The keys are those of transformers, old (`rope_theta`, `rope_scaling`, `torch_dt
 """
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,13 +34,22 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """Feed-forward networks, of which each token uses the few that a router gives the most weight."""
+
+    count: int  # in each layer
+    per_token: int
+    normalises: bool  # True if the weights of a token's experts add up to 1
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a Llama-family decoder: everything that `weights` and `decoder` need to build it."""
 
-    architecture: str  # "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+    architecture: str  # a name in `_FAMILIES`
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of the feed-forward network, or of each expert
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -59,6 +69,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     full_attention_layers: frozenset[int] = frozenset()  # layers that ignore the sliding window
     dtype_said_by: Literal["config", "weights", "nothing"] = "config"
+    experts: ExpertsConfig | None = None  # None: one feed-forward network a layer
 
     def window(self, layer: int) -> int | None:
         """Return the number of positions back, itself included, that a query of `layer` sees; None: all of them."""
@@ -77,6 +88,9 @@ class _DecoderFamily:
     windowed: bool = False  # sliding_window is read
     window_switch: bool = False  # ... only under use_sliding_window
     head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    experts: bool = False
+    intermediate_key: str = "intermediate_size"
+    neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # keys beside `_NEUTRAL`
 
 
 _FAMILIES = {
@@ -86,6 +100,14 @@ _FAMILIES = {
     "Qwen3ForCausalLM": _DecoderFamily(
         "qwen3", bias_keys=True, qk_norm=True, windowed=True, window_switch=True, head_dim=128
     ),
+    "Qwen3MoeForCausalLM": _DecoderFamily(
+        "qwen3_moe",
+        bias_keys=True,
+        qk_norm=True,
+        experts=True,
+        intermediate_key="moe_intermediate_size",
+        neutral={"decoder_sparse_step": (1,), "mlp_only_layers": ([],), "use_sliding_window": (False,)},
+    ),
 }
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -93,8 +115,6 @@ _WINDOW = 4096  # where a windowed family's config.json does not mention sliding
 
 # Keys that change the arithmetic, and the values with which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "num_local_experts": (0,),
-    "num_experts": (0,),
     "hidden_act": ("silu", "swish"),
     "partial_rotary_factor": (1,),
     "attn_logit_softcapping": (),
@@ -102,6 +122,9 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
 }
+
+_EXPERT_KEYS = ("num_experts", "num_local_experts")
+MAX_EXPERTS = 2**17  # of all layers; each has three tensors
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -113,8 +136,9 @@ def read_model_config(directory: Path) -> ModelConfig:
     family = _FAMILIES[architecture]
     if file.get("model_type") not in (None, family.model_type):
         raise file.wrong("model_type", f"{architecture} is a {family.model_type!r}; correct whichever is wrong")
-    for key, neutral in _NEUTRAL.items():
-        _refuse_unless_neutral(file, key, neutral)
+    neutral = {**_NEUTRAL, **({} if family.experts else dict.fromkeys(_EXPERT_KEYS, (0,))), **family.neutral}
+    for key, values in neutral.items():
+        _refuse_unless_neutral(file, key, values)
     heads, layers = file.integer("num_attention_heads"), file.integer("num_hidden_layers", below=MAX_LAYERS)
     dtype, said_by = _dtype(directory, file)
     attention_bias = family.bias_keys and file.flag("attention_bias", default=False)
@@ -126,7 +150,7 @@ def read_model_config(directory: Path) -> ModelConfig:
         architecture=architecture,
         vocab_size=file.integer("vocab_size"),
         hidden_size=file.integer("hidden_size"),
-        intermediate_size=file.integer("intermediate_size"),
+        intermediate_size=file.integer(family.intermediate_key),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=file.integer("num_key_value_heads", default=heads),
@@ -146,6 +170,7 @@ def read_model_config(directory: Path) -> ModelConfig:
         eos_token_ids=_eos_token_ids(directory, file),
         full_attention_layers=full_layers,
         dtype_said_by=said_by,
+        experts=_experts(file, layers) if family.experts else None,
     )
     _check_whole(file, config)
     return config
@@ -181,6 +206,17 @@ def _head_dim(file: JsonFile, family: _DecoderFamily, heads: int) -> int:
     if head_dim % 2:
         raise ModelLoadError(f"{file.path}: head_dim is {head_dim}; rotary embedding needs an even one")
     return head_dim
+
+
+def _experts(file: JsonFile, layers: int) -> ExpertsConfig:
+    key, *others = [key for key in _EXPERT_KEYS if file.get(key) is not None] or _EXPERT_KEYS
+    count = file.integer(key, below=MAX_EXPERTS // layers + 1)
+    if others and file.get(others[0]) not in (None, count):
+        raise file.wrong(others[0], f"{key} says {count}: correct whichever is wrong")
+    per_token = file.integer("num_experts_per_tok")
+    if per_token > count:
+        raise file.wrong("num_experts_per_tok", f"at most the {count} of {key} are expected")
+    return ExpertsConfig(count, per_token, file.flag("norm_topk_prob", default=False))
 
 
 def _check_whole(file: JsonFile, config: ModelConfig) -> None:

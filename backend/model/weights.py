@@ -96,6 +96,7 @@ class LayerWeights:
     output: Weight  # [hidden, Hq * D]
     output_bias: Tensor | None
     post_attention_norm: Tensor  # [hidden]
+    router: Tensor | None  # [experts, hidden]; with it, `gate_up` and `down` have a first dimension of experts
     gate_up: Weight  # [2 * intermediate, hidden], rows of gate, then up
     gate_up_bias: Tensor | None
     down: Weight  # [hidden, intermediate]
@@ -176,7 +177,7 @@ class _StoredRows:
         self.unpack: dict[str, Callable[[], IntegerWeight]] = {}
 
     def _is_quantised(self, name: str) -> bool:
-        return self._infos[name].block_format is not None
+        return name in self._infos and self._infos[name].block_format is not None
 
     def _weight(self, names: list[str], dtype: torch.dtype) -> StoredWeight:
         shapes = [self._infos[name].shape for name in names]
@@ -243,6 +244,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
 def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeights:
     hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * head_dim
+    experts = () if config.experts is None else (config.experts.count,)
     return LayerWeights(
         input_norm=empty(hidden),
         qkv=empty(qkv_rows, hidden),
@@ -252,9 +254,10 @@ def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeig
         output=empty(hidden, config.num_heads * head_dim),
         output_bias=empty(hidden) if config.output_bias else None,
         post_attention_norm=empty(hidden),
-        gate_up=empty(2 * intermediate, hidden),
+        router=empty(*experts, hidden) if experts else None,
+        gate_up=empty(*experts, 2 * intermediate, hidden),
         gate_up_bias=empty(2 * intermediate) if config.mlp_bias else None,
-        down=empty(hidden, intermediate),
+        down=empty(*experts, hidden, intermediate),
         down_bias=empty(hidden) if config.mlp_bias else None,
     )
 
@@ -279,13 +282,20 @@ def checkpoint_names(config: ModelConfig, weights: Weights, shard: Shard | None 
 def _layer_names(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor | None]]:
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     rows = {"qkv": [query, key, key], "gate_up": [config.intermediate_size] * 2}
-    for products in (("qkv", "output"), ("gate_up", "down")):
+    blocks = [("qkv", "output"), ("gate_up", "down")] if layer.router is None else [("qkv", "output")]
+    for products in blocks:
         for kind, suffix in (("weight", ""), ("bias", "_bias")):
             for product in products:
                 fused = getattr(layer, product + suffix)
                 if isinstance(fused, Tensor):
                     parts = fused.split(rows[product]) if product in rows else [fused]
                     yield from zip((f"{name}.{kind}" for name in _FUSED[product]), parts, strict=True)
+    if layer.router is not None:
+        yield "mlp.gate.weight", layer.router
+        assert isinstance(layer.gate_up, Tensor) and isinstance(layer.down, Tensor)  # files of integers have none
+        for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
+            names = (f"mlp.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+            yield from zip(names, (*gate_up.chunk(2), down), strict=True)
     yield "self_attn.q_norm.weight", layer.q_norm
     yield "self_attn.k_norm.weight", layer.k_norm
     yield "input_layernorm.weight", layer.input_norm

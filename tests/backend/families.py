@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 _SHAPE: dict[str, Any] = {
@@ -56,6 +57,12 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHAPE, use_sliding_window=True, sliding_window=9, max_window_layers=1, tie_word_embeddings=True
     ),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=32),
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **_SHAPE, head_dim=16, moe_intermediate_size=40, num_experts=7, num_experts_per_tok=3, norm_topk_prob=True
+    ),
+    "qwen3-moe-unnormalised": lambda: Qwen3MoeConfig(
+        **_SHAPE, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=1, tie_word_embeddings=True
+    ),
     "qwen3-biases-tied": lambda: Qwen3Config(**_SHAPE, head_dim=16, attention_bias=True, tie_word_embeddings=True),
 }
 
@@ -67,8 +74,8 @@ def random_model(family: str) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(len(family))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5, generator=generator)
+            if parameter.dim() > 1:
+                parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5, generator=generator)
             elif name.endswith(".bias"):
                 parameter.normal_(std=0.5, generator=generator)
             else:

@@ -52,7 +52,7 @@ def stack_of(native: CpuOps, dtype: torch.dtype, head_dim: int = 32) -> DecoderS
     norm = torch.ones(64, dtype=dtype)
     products = (linear(4 * head_dim, 64), linear(64, 2 * head_dim), linear(96, 64), linear(64, 48))
     qkv, output, gate_up, down = products
-    layer = DecoderLayer(norm, qkv, None, None, output, norm, gate_up, down, None)  # type: ignore[arg-type]
+    layer = DecoderLayer(norm, qkv, None, None, output, norm, (gate_up, down), None)  # type: ignore[arg-type]
     return DecoderStack([layer], norm, torch.zeros(9, head_dim), 1e-5, 2, 1, head_dim)
 
 
