@@ -2,10 +2,11 @@
 
     t = a·R + b·P + c·D + d·C + e·X + f·A + g·max(0, P + D - knee)          seconds
 
-R the share of all weights that the step reads (1, unless the model has experts), P prefill tokens, D decode tokens, C the decodes' context (sum over sequences), X the contexts of the prefilling
-sequences, A prefill tokens times the context each sees. The form is that of Sarathi-Serve's profiles (Agrawal et al.,
-2024), with a hinge where a device turns from memory-bound to compute-bound. All coefficients are >= 0 and the hinge is
-continuous, so more work never predicts less time.
+R the share of all weights that the step reads (1, unless the model has experts), P prefill tokens, D decode tokens, C
+the decodes' context (sum over sequences), X the contexts of the prefilling sequences, A prefill tokens times the
+context each sees. The form is that of Sarathi-Serve's profiles (Agrawal et al., 2024), with a hinge where a device
+turns from memory-bound to compute-bound. All coefficients are >= 0 and the hinge is continuous, so more work never
+predicts less time.
 """
 
 from collections import deque

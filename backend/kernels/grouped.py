@@ -1,8 +1,8 @@
 """Experts on a GPU: the router's choices grouped by expert, and products of each group with its expert's weights.
 
-Nothing is sorted and the host reads nothing back. A choice is a token's n-th expert, number `token * per_token + n`. The
-first kernel writes each expert's choices to its row of `members`, in any order: results are written to the places of
-their choices, so that the order changes no bit. Each product's tile then finds its expert by the counts.
+Nothing is sorted and the host reads nothing back. A choice is a token's n-th expert, number `token * per_token + n`.
+The first kernel writes each expert's choices to its row of `members`, in any order: results are written to the places
+of their choices, so that the order changes no bit. Each product's tile then finds its expert by the counts.
 """
 
 from dataclasses import dataclass

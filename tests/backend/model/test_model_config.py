@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from backend.errors import ModelLoadError
-from backend.model.model_config import ExpertsConfig, ModelConfig, RopeScaling, read_model_config, read_sampling_defaults
+from backend.model.model_config import (
+    ExpertsConfig,
+    ModelConfig,
+    RopeScaling,
+    read_model_config,
+    read_sampling_defaults,
+)
 
 
 def write(directory: Path, **values: Any) -> Path:
