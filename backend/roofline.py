@@ -160,7 +160,7 @@ def _dense_weights(model: ModelConfig) -> int:
     products = hidden * (query + qkv + feed_forward)
     biases = model.attention_bias * qkv + model.output_bias * hidden
     biases += model.mlp_bias * (2 * intermediate + hidden)
-    return products + biases + 2 * hidden + model.qk_norm * 2 * model.head_dim
+    return products + biases + (4 if model.branch_norms else 2) * hidden + model.qk_norm * 2 * model.head_dim
 
 
 def _expert_weights(model: ModelConfig) -> int:

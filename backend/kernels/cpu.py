@@ -46,7 +46,7 @@ class CpuOps:
         self._bits = bits
         self._rms_norm = library.sluice_rms_norm
         self._add_rms_norm = library.sluice_add_rms_norm
-        self._silu_mul = library.sluice_silu_mul
+        self._gate = library.sluice_gate
         self._rope_and_store = library.sluice_rope_and_store
         self._paged_attention = library.sluice_paged_attention
         self._adapt = library.sluice_adapt
@@ -130,11 +130,17 @@ class CpuOps:
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(gate_up, gelu=False)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(gate_up, gelu=True)
+
+    def _gated(self, gate_up: Tensor, gelu: bool) -> Tensor:
         assert gate_up.is_contiguous()
         rows, width = gate_up.shape
         out = gate_up.new_empty((rows, width // 2))
-        self._silu_mul(
-            DTYPES[gate_up.dtype], out.data_ptr(), gate_up.data_ptr(), rows, width // 2, torch.get_num_threads()
+        self._gate(
+            DTYPES[gate_up.dtype], out.data_ptr(), gate_up.data_ptr(), rows, width // 2, gelu, torch.get_num_threads()
         )
         return out
 

@@ -146,7 +146,8 @@ class FewRowLayers:
     def of(cls, ops: Ops, stack: DecoderStack) -> "FewRowLayers | None":
         """Return the layers; None if a weight has a shape that the kernels do not take."""
         products = [linear for layer in stack.layers for linear in layer.linears]
-        return cls(ops, stack) if all(map(_takes, products)) else None
+        is_llama = not stack.gelu and all(layer.fed_norm is None for layer in stack.layers)
+        return cls(ops, stack) if is_llama and all(map(_takes, products)) else None
 
     def __call__(self, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
         if residual.shape[0] > MAX_ROWS or step.adapters is not None:  # these add to a product before it is gated
@@ -159,7 +160,7 @@ class FewRowLayers:
             multiply(residual, attended, output, adds=True)
             x = self._ops.rms_norm(residual, layer.post_attention_norm, self._stack.eps)
             if not products:
-                residual += feed_forward(self._ops, layer.feed_forward, x)
+                residual += feed_forward(self._ops.silu_mul, layer.feed_forward, x)
                 continue
             gate_up, down = products
             hidden = multiply(x.new_empty((x.shape[0], gate_up.weight.shape[0] // 2)), x, gate_up, gates=True)

@@ -21,8 +21,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "sluice_rms_norm": (c_int, *(c_void_p,) * 3, c_int64, c_int64, c_float, c_int),
     # dtype, out, x, residual, weight, rows, size, eps, threads
     "sluice_add_rms_norm": (c_int, *(c_void_p,) * 4, c_int64, c_int64, c_float, c_int),
-    # dtype, out, gate_up, rows, size, threads
-    "sluice_silu_mul": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
+    # dtype, out, gate_up, rows, size, gelu, threads
+    "sluice_gate": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int),
     # dtype, q_out, qkv, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, block_stride, head_stride, block_size,
     # positions, slot_mapping, tokens, num_heads, num_kv_heads, dim, threads
     "sluice_rope_and_store": (
@@ -153,7 +153,8 @@ class PackedLinear:
 
 class _LayerStruct(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_attention_norm")),
+        *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm")),
+        *((name, c_void_p) for name in ("attended_norm", "post_attention_norm", "fed_norm", "cos_sin")),
         *((name, c_void_p) for name in ("qkv", "output", "gate_up", "down")),
         ("window", c_int64),
     )
@@ -163,11 +164,11 @@ class _StackStruct(Structure):
     _fields_ = (
         ("layers", POINTER(_LayerStruct)),
         ("final_norm", c_void_p),
-        ("cos_sin", c_void_p),
         *((name, c_int64) for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "dim")),
         ("eps", c_float),
         ("scale", c_float),
         ("dtype", c_int),
+        ("gelu", c_int),
     )
 
 
@@ -224,15 +225,15 @@ class NativeLayers:
         self._decoder = _StackStruct(
             self._layers,
             stack.final_norm.data_ptr(),
-            stack.cos_sin.data_ptr(),
             len(stack.layers),
             stack.final_norm.numel(),
             stack.num_heads,
             stack.num_kv_heads,
             stack.head_dim,
             stack.eps,
-            stack.head_dim**-0.5,
+            stack.scale,
             DTYPES[stack.final_norm.dtype],
+            stack.gelu,
         )
         self._of_decoder = byref(self._decoder)
 
@@ -268,10 +269,11 @@ class NativeLayers:
 
 
 def _layer(layer: DecoderLayer) -> _LayerStruct:
-    norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_attention_norm)
+    norms = (layer.input_norm, layer.q_norm, layer.k_norm)
+    others = (layer.attended_norm, layer.post_attention_norm, layer.fed_norm, layer.cos_sin)
     linears = [linear.address for linear in layer.linears if isinstance(linear, PackedLinear)]
     window = NO_WINDOW if layer.window is None else layer.window
-    return _LayerStruct(*map(pointer, norms), *linears, window)
+    return _LayerStruct(*map(pointer, norms + others), *linears, window)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

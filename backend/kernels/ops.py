@@ -108,9 +108,12 @@ class DecoderLayer:
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None
     output: Linear
+    attended_norm: Tensor | None  # [hidden], of what attention returns
     post_attention_norm: Tensor  # [hidden]
     feed_forward: tuple[Linear, Linear] | Linear  # the products gate_up and down, or all that experts do
+    fed_norm: Tensor | None  # [hidden], of what the feed-forward network returns
     window: int | None
+    cos_sin: Tensor  # [max_position, head_dim] fp32
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -125,11 +128,12 @@ class DecoderStack:
 
     layers: list[DecoderLayer]
     final_norm: Tensor  # [hidden]
-    cos_sin: Tensor  # [max_position, head_dim] fp32
     eps: float
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scale: float  # of scores
+    gelu: bool  # gates are GELU, not SiLU
 
 
 RunLayers = Callable[[Tensor, StepInputs, Tensor], Tensor]
@@ -170,6 +174,8 @@ class Ops(Protocol):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor: ...
 
     def rope_and_store(
         self,

@@ -38,6 +38,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """Return `gelu(gate) * up`, by tanh (Hendrycks and Gimpel, 2016), for `gate_up` [T, 2 * intermediate]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [T, H, D] by its positions, in the half-split layout; cos and sin [T, D / 2], fp32 (Su et al., 2021)."""
     first, second = x.float().chunk(2, dim=-1)
@@ -176,6 +182,7 @@ class ReferenceOps:
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)
     silu_mul = staticmethod(silu_mul)
+    gelu_mul = staticmethod(gelu_mul)
     rope_and_store = staticmethod(rope_and_store)
     paged_attention = staticmethod(paged_attention)
     adapt = staticmethod(adapt)

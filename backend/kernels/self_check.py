@@ -48,6 +48,7 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
         ),
         "experts": (reference.experts(experts)(x), ops.experts(experts)(x)),
         "silu_mul": (reference.silu_mul(x), ops.silu_mul(x)),
+        "gelu_mul": (reference.gelu_mul(x), ops.gelu_mul(x)),
         "rope_and_store": (torch.cat((q.flatten(), kv.flatten())), torch.cat((found_q.flatten(), found_kv.flatten()))),
         "paged_attention": (attend(oracle), attend(ops)),
     }
@@ -91,6 +92,7 @@ def batch_dependent(ops: Ops, dtype: torch.dtype) -> list[str]:
         "linear": ops.linear(draw(33, 70), None),
         "rms_norm": lambda x: ops.rms_norm(x, weight, EPS),
         "silu_mul": ops.silu_mul,
+        "gelu_mul": ops.gelu_mul,
         "exp": lambda x: torch.from_numpy(np.exp(x.float().numpy())),
         "log": lambda x: x.float().abs().log(),
         "cumsum": lambda x: x.float().cumsum(-1, dtype=torch.float64),

@@ -21,6 +21,7 @@ class TorchOps:
     rms_norm = staticmethod(reference.rms_norm)
     add_rms_norm = staticmethod(reference.add_rms_norm)
     silu_mul = staticmethod(reference.silu_mul)
+    gelu_mul = staticmethod(reference.gelu_mul)
     rope_and_store = staticmethod(reference.rope_and_store)
     adapt = staticmethod(reference.adapt)
     apply_token_bitmask = staticmethod(reference.apply_token_bitmask)

@@ -101,10 +101,11 @@ def dot(a, b, acc):
 
 
 @triton.jit
-def gated(gate, up):
-    """Return SiLU(gate) * up, rounded to their type after the activation, as the reference rounds."""
+def gated(gate, up, GELU: tl.constexpr = False):  # noqa: N803
+    """Return SiLU(gate) * up, or GELU by tanh, rounded to their type after the activation, as the reference rounds."""
     wide = gate.to(tl.float32)
-    activated = (wide / (1 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    slope = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide) if GELU else wide  # 2 sqrt(2 / pi)
+    activated = (wide / (1 + tl.exp(-slope))).to(gate.dtype).to(tl.float32)
     return (activated * up.to(tl.float32)).to(gate.dtype)
 
 

@@ -10,7 +10,7 @@ from backend.kernels.low_rank import launch_adapt
 from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, RunLayers, StepInputs
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
-from backend.kernels.rowwise import launch_add_rms_norm, launch_rms_norm, launch_silu_mul
+from backend.kernels.rowwise import launch_add_rms_norm, launch_gelu_mul, launch_rms_norm, launch_silu_mul
 from backend.kernels.sampling import sample_rows
 from backend.kernels.store_kv import launch_rope_and_store
 from backend.kernels.token_bitmask import launch_apply_token_bitmask
@@ -29,6 +29,7 @@ class TritonOps:
     rms_norm = staticmethod(launch_rms_norm)
     add_rms_norm = staticmethod(launch_add_rms_norm)
     silu_mul = staticmethod(launch_silu_mul)
+    gelu_mul = staticmethod(launch_gelu_mul)
     adapt = staticmethod(launch_adapt)
     apply_token_bitmask = staticmethod(launch_apply_token_bitmask)
     sample = staticmethod(sample_rows)

@@ -70,6 +70,12 @@ class ModelConfig:
     full_attention_layers: frozenset[int] = frozenset()  # layers that ignore the sliding window
     dtype_said_by: Literal["config", "weights", "nothing"] = "config"
     experts: ExpertsConfig | None = None  # None: one feed-forward network a layer
+    gelu: bool = False  # gates are GELU (by tanh), not SiLU
+    branch_norms: bool = False  # what attention and the feed-forward network return is normed before it is added
+    shifted_norms: bool = False  # weights of norms are stored less 1, but for GGUF files
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
+    local_rope_theta: float | None = None  # of layers with a window, unscaled; None: as the others
 
     def window(self, layer: int) -> int | None:
         """Return the number of positions back, itself included, that a query of `layer` sees; None: all of them."""
@@ -90,6 +96,9 @@ class _DecoderFamily:
     head_dim: int | None = None  # None: hidden_size / num_attention_heads
     experts: bool = False
     intermediate_key: str = "intermediate_size"
+    tied: bool = False  # where tie_word_embeddings is not mentioned
+    window_every: int = 0  # without layer_types, layers without a window are every so-manieth
+    gemma: bool = False  # two rotations, norms of branches, scales of embeddings and scores, GELU
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # keys beside `_NEUTRAL`
 
 
@@ -99,6 +108,17 @@ _FAMILIES = {
     "Qwen2ForCausalLM": _DecoderFamily("qwen2", always_qkv_bias=True, windowed=True, window_switch=True),
     "Qwen3ForCausalLM": _DecoderFamily(
         "qwen3", bias_keys=True, qk_norm=True, windowed=True, window_switch=True, head_dim=128
+    ),
+    "Gemma3ForCausalLM": _DecoderFamily(
+        "gemma3_text",
+        bias_keys=True,
+        qk_norm=True,
+        windowed=True,
+        window_every=6,
+        head_dim=256,
+        tied=True,
+        gemma=True,
+        neutral=dict.fromkeys(("hidden_act", "hidden_activation"), ("gelu_pytorch_tanh",)),
     ),
     "Qwen3MoeForCausalLM": _DecoderFamily(
         "qwen3_moe",
@@ -121,6 +141,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "final_logit_softcapping": (),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
+    "use_bidirectional_attention": (False,),
 }
 
 _EXPERT_KEYS = ("num_experts", "num_local_experts")
@@ -142,7 +163,7 @@ def read_model_config(directory: Path) -> ModelConfig:
     heads, layers = file.integer("num_attention_heads"), file.integer("num_hidden_layers", below=MAX_LAYERS)
     dtype, said_by = _dtype(directory, file)
     attention_bias = family.bias_keys and file.flag("attention_bias", default=False)
-    rope = _rope(file)
+    rope, local_theta = _gemma_rope(file) if family.gemma else (_rope(file), None)
     max_position = file.integer("max_position_embeddings")
     scaling = _rope_scaling(file, rope, max_position)
     window, full_layers = _sliding_window(file, family, layers)
@@ -155,22 +176,28 @@ def read_model_config(directory: Path) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=file.integer("num_key_value_heads", default=heads),
         head_dim=_head_dim(file, family, heads),
-        max_position=_stretched(max_position, scaling),
+        max_position=max_position if family.gemma else _stretched(max_position, scaling),
         rms_norm_eps=file.number("rms_norm_eps", default=1e-6),
-        rope_theta=_rope_theta(file, rope),
+        rope_theta=_rope_theta(file, rope, "rope_theta", 1_000_000.0 if family.gemma else 10_000.0),
         rope_scaling=scaling,
         sliding_window=window,
         attention_bias=family.always_qkv_bias or attention_bias,
         output_bias=attention_bias,
         mlp_bias=family.mlp_bias_key and file.flag("mlp_bias", default=False),
         qk_norm=family.qk_norm,
-        tie_word_embeddings=file.flag("tie_word_embeddings", default=False),
+        tie_word_embeddings=file.flag("tie_word_embeddings", default=family.tied),
         torch_dtype=dtype,
         bos_token_id=None if file.get("bos_token_id") is None else file.integer("bos_token_id", minimum=0),
         eos_token_ids=_eos_token_ids(directory, file),
         full_attention_layers=full_layers,
         dtype_said_by=said_by,
         experts=_experts(file, layers) if family.experts else None,
+        gelu=family.gemma,
+        branch_norms=family.gemma,
+        shifted_norms=family.gemma,
+        embedding_scale=file.integer("hidden_size") ** 0.5 if family.gemma else 1.0,
+        attention_scale=file.integer("query_pre_attn_scalar", default=256) ** -0.5 if family.gemma else None,
+        local_rope_theta=local_theta,
     )
     _check_whole(file, config)
     return config
@@ -273,11 +300,16 @@ def _sliding_window(file: JsonFile, family: _DecoderFamily, layers: int) -> tupl
     """Return the window, and the layers that see past it."""
     switched_on = not family.window_switch or file.flag("use_sliding_window", default=False)
     denied = file.mentions("sliding_window") and file.get("sliding_window") is None
+    if denied and family.gemma:  # its layers with a window turn otherwise
+        raise file.wrong("sliding_window", "an integer is expected")
     if not family.windowed or not switched_on or denied:
         return None, frozenset()
     window = file.integer("sliding_window", default=_WINDOW)
     types = file.get("layer_types")
     if types is None:
+        if family.window_every:
+            every = file.integer("sliding_window_pattern", default=family.window_every)
+            return window, frozenset(range(every - 1, layers, every))
         first = file.integer("max_window_layers", default=28, minimum=0) if family.window_switch else 0
         return window, frozenset(range(min(first, layers)))
     if not isinstance(types, list) or len(types) != layers or any(kind not in _LAYER_TYPES for kind in types):
@@ -285,12 +317,26 @@ def _sliding_window(file: JsonFile, family: _DecoderFamily, layers: int) -> tupl
     return window, frozenset(layer for layer, kind in enumerate(types) if kind == "full_attention")
 
 
-def _rope_theta(file: JsonFile, rope: JsonFile | None) -> float:
-    source = rope if rope is not None and rope.get("rope_theta") is not None else file
-    theta = source.number("rope_theta", default=10_000.0)
+def _rope_theta(file: JsonFile, rope: JsonFile | None, key: str, default: float) -> float:
+    """Return the base of the rope object, or the file's under `key`."""
+    if rope is not None and rope.get("rope_theta") is not None:
+        file, key = rope, "rope_theta"
+    theta = file.number(key, default=default)
     if theta <= 1:
-        raise source.wrong("rope_theta", "a base above 1 is expected")
+        raise file.wrong(key, "a base above 1 is expected")
     return theta
+
+
+def _gemma_rope(file: JsonFile) -> tuple[JsonFile | None, float]:
+    """Return the rope object of layers without a window, and the base of the others."""
+    both = file.nested("rope_parameters")
+    if both is None or all(both.get(kind) is None for kind in _LAYER_TYPES):
+        of_all, local = _rope(file), None
+    else:
+        of_all, local = (both.nested(kind) for kind in _LAYER_TYPES)
+    if local is not None and local.get("rope_type") not in (None, "default"):
+        raise local.wrong("rope_type", "default is supported")
+    return of_all, _rope_theta(file, local, "rope_local_base_freq", 10_000.0)
 
 
 def _rope(file: JsonFile) -> JsonFile | None:

@@ -95,12 +95,14 @@ class LayerWeights:
     k_norm: Tensor | None
     output: Weight  # [hidden, Hq * D]
     output_bias: Tensor | None
+    attended_norm: Tensor | None  # [hidden], of what attention returns
     post_attention_norm: Tensor  # [hidden]
     router: Tensor | None  # [experts, hidden]; with it, `gate_up` and `down` have a first dimension of experts
     gate_up: Weight  # [2 * intermediate, hidden], rows of gate, then up
     gate_up_bias: Tensor | None
     down: Weight  # [hidden, intermediate]
     down_bias: Tensor | None
+    fed_norm: Tensor | None  # [hidden], of what the feed-forward network returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,8 @@ def load_weights(
             if name == _EMBEDDING:
                 targets[name].copy_(kept.unpack[name]().dequantised())
         elif name in targets:
-            copy_checked(info, name, tensor, targets[name])
+            shifts = config.shifted_norms and name.endswith("norm.weight") and not is_gguf(info.shard)
+            copy_checked(info, name, tensor.float() + 1 if shifts else tensor, targets[name])
         progress(prod(info.shape) * checkpoint.num_size(name))
     return weights if kept is None else kept.placed(weights, dtype)
 
@@ -253,12 +256,14 @@ def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeig
         k_norm=empty(head_dim) if config.qk_norm else None,
         output=empty(hidden, config.num_heads * head_dim),
         output_bias=empty(hidden) if config.output_bias else None,
+        attended_norm=empty(hidden) if config.branch_norms else None,
         post_attention_norm=empty(hidden),
         router=empty(*experts, hidden) if experts else None,
         gate_up=empty(*experts, 2 * intermediate, hidden),
         gate_up_bias=empty(2 * intermediate) if config.mlp_bias else None,
         down=empty(*experts, hidden, intermediate),
         down_bias=empty(hidden) if config.mlp_bias else None,
+        fed_norm=empty(hidden) if config.branch_norms else None,
     )
 
 
@@ -299,7 +304,10 @@ def _layer_names(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str
     yield "self_attn.q_norm.weight", layer.q_norm
     yield "self_attn.k_norm.weight", layer.k_norm
     yield "input_layernorm.weight", layer.input_norm
-    yield "post_attention_layernorm.weight", layer.post_attention_norm
+    before = "pre_feedforward" if config.branch_norms else "post_attention"
+    yield f"{before}_layernorm.weight", layer.post_attention_norm
+    yield "post_attention_layernorm.weight", layer.attended_norm
+    yield "post_feedforward_layernorm.weight", layer.fed_norm
 
 
 def _check(checkpoint: Checkpoint, config: ModelConfig) -> None:

@@ -8,6 +8,7 @@ import tokenizers
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -28,6 +29,7 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
+_GEMMA = _SHAPE | {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24}
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -62,6 +64,17 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "qwen3-moe-unnormalised": lambda: Qwen3MoeConfig(
         **_SHAPE, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=1, tie_word_embeddings=True
+    ),
+    "gemma3": lambda: Gemma3TextConfig(**(_GEMMA | {"num_hidden_layers": 6, "query_pre_attn_scalar": 16})),
+    "gemma3-scaling": lambda: Gemma3TextConfig(
+        **_GEMMA,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        attention_bias=True,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+        },
     ),
     "qwen3-biases-tied": lambda: Qwen3Config(**_SHAPE, head_dim=16, attention_bias=True, tie_word_embeddings=True),
 }

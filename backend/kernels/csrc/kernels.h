@@ -14,7 +14,8 @@ void sluice_add_rms_norm(
     int dtype, void* out, const void* x, void* residual, const void* weight, int64_t rows, int64_t size, float eps,
     int threads);
 
-void sluice_silu_mul(int dtype, void* out, const void* gate_up, int64_t rows, int64_t size, int threads);
+// SiLU of the first half of each row times the second, or GELU by tanh.
+void sluice_gate(int dtype, void* out, const void* gate_up, int64_t rows, int64_t size, int gelu, int threads);
 
 void sluice_rope_and_store(
     int dtype, void* q_out, const void* qkv, const float* cos_sin, const void* q_norm, const void* k_norm, float eps,

@@ -65,6 +65,7 @@ QWEN3_MOE = LLAMA | {
     "num_experts": 16,
     "num_experts_per_tok": 4,
 }
+GEMMA = LLAMA | {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 3}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 
@@ -120,6 +121,18 @@ def test_experts_have_a_width_and_a_number_of_their_own(tmp_path: Path) -> None:
     assert (config.intermediate_size, config.experts) == (32, ExpertsConfig(16, 4, normalises=True))
     newer = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"} | {"num_local_experts": 16}
     assert read(tmp_path, newer).experts == ExpertsConfig(16, 4, normalises=False)
+
+
+def test_gemma_turns_layers_with_a_window_by_a_base_of_their_own(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = read(tmp_path, GEMMA | {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": scaling})
+    kinds = {"full_attention": scaling | {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 2e4}}
+    assert read(tmp_path, GEMMA | {"rope_parameters": kinds}) == old
+    assert (old.rope_theta, old.local_rope_theta, old.max_position) == (5e5, 2e4, 512)
+    assert [old.window(layer) for layer in range(4)] == [32, 32, None, 32]
+    plain = read(tmp_path, GEMMA | {"layer_types": ["sliding_attention"] * 4})
+    assert (plain.rope_theta, plain.local_rope_theta, plain.full_attention_layers) == (1e6, 1e4, frozenset())
+    assert plain.tie_word_embeddings and plain.head_dim == 256 and plain.attention_scale == 1 / 16
 
 
 def test_old_and_new_rope_keys_mean_the_same(tmp_path: Path) -> None:
@@ -252,6 +265,19 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
         (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2; 1 is supported"),
         (QWEN3_MOE | {"mlp_only_layers": [0]}, "mlp_only_layers is [0]; [] is supported"),
         (QWEN3_MOE | {"use_sliding_window": True}, "use_sliding_window is True; False is supported"),
+        (GEMMA | {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; 'gelu_pytorch_tanh' is supported"),
+        (GEMMA | {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; only a model without it"),
+        (GEMMA | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; only a model without it"),
+        (GEMMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; False is supported"),
+        (GEMMA | {"sliding_window": None}, "sliding_window is None; an integer is expected"),
+        (GEMMA | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; an integer of at least 1"),
+        (GEMMA | {"sliding_window_pattern": 0}, "sliding_window_pattern is 0; an integer of at least 1"),
+        (GEMMA | {"rope_local_base_freq": 1}, "rope_local_base_freq is 1; a base above 1"),
+        (GEMMA | {"rope_parameters": {"sliding_attention": 3}}, "rope_parameters.sliding_attention is 3; an object"),
+        (
+            GEMMA | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+            "rope_parameters.sliding_attention.rope_type is 'linear'; default is supported",
+        ),
         (MISTRAL | {"sliding_window": 0}, "sliding_window is 0; an integer of at least 1"),
         (
             QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"]},
