@@ -159,14 +159,18 @@ def _dense_weights(model: ModelConfig) -> int:
     feed_forward = 3 * intermediate if model.experts is None else model.experts.count
     products = hidden * (query + qkv + feed_forward)
     biases = model.attention_bias * qkv + model.output_bias * hidden
-    biases += model.mlp_bias * (2 * intermediate + hidden)
+    biases += model.mlp_bias * (2 * intermediate + hidden) + model.sinks * model.num_heads
+    if model.experts is not None and model.experts.clamp is not None:
+        biases += model.experts.count  # the router's
     return products + biases + (4 if model.branch_norms else 2) * hidden + model.qk_norm * 2 * model.head_dim
 
 
 def _expert_weights(model: ModelConfig) -> int:
     """Return the count of numbers of all experts of a layer."""
-    experts = model.experts
-    return 0 if experts is None else experts.count * 3 * model.hidden_size * model.intermediate_size
+    experts, hidden, inner = model.experts, model.hidden_size, model.intermediate_size
+    if experts is None:
+        return 0
+    return experts.count * (3 * hidden * inner + (0 if experts.clamp is None else 2 * inner + hidden))
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ class CpuOps:
 
     def experts(self, weights: ExpertWeights) -> Linear:
         """Experts are rounded to integers like other products; their router is not."""
-        return ExpertProducts.of(weights, self._product(weights.router, None, None), self.linear, self.silu_mul)
+        router = self._product(weights.router, weights.router_bias, None)
+        return ExpertProducts.of(weights, router, self.linear, self.silu_mul)
 
     def _product(self, weight: Weight, bias: Tensor | None, bits: int | None) -> Linear:
         wide = torch.float32 if weight.dtype == torch.float16 else weight.dtype
@@ -190,13 +191,20 @@ class CpuOps:
         return out
 
     def paged_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: StepInputs,
+        scale: float,
+        window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         _, num_heads, head_dim = q.shape
         num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
         if not self.supports(q.dtype, num_heads, num_kv_heads, head_dim):
             self.batch_invariant = False
-            return self._torch.paged_attention(q, k_cache, v_cache, step, scale, window)
+            return self._torch.paged_attention(q, k_cache, v_cache, step, scale, window, sinks)
         assert q.is_contiguous()
         assert q.dtype == k_cache.dtype
         out = torch.empty_like(q)
@@ -220,6 +228,7 @@ class CpuOps:
             head_dim,
             scale,
             NO_WINDOW if window is None else window,
+            pointer(sinks),
             torch.get_num_threads(),
         )
         return out

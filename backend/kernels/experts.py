@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,13 +18,20 @@ def route(logits: Tensor, per_token: int, normalises: bool) -> tuple[Tensor, Ten
     return weights.to(logits.dtype), chosen
 
 
+def clamped_mul(gate_up: Tensor, clamp: tuple[float, float]) -> Tensor:
+    """Return gpt-oss' gated activation of `gate_up` [T, 2 * intermediate], gates and what they multiply in turns."""
+    slope, limit = clamp
+    gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * slope))
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertProducts:
     """What `Ops.experts` returns, by the operations' own products; results are added in fp32, first expert first."""
 
     router: Linear
     products: list[tuple[Linear, Linear]]  # gate_up and down of each expert
-    silu_mul: Callable[[Tensor], Tensor]
+    gated: Linear
     per_token: int
     normalises: bool
 
@@ -32,13 +40,16 @@ class ExpertProducts:
         cls,
         weights: ExpertWeights,
         router: Linear,
-        linear: Callable[[Tensor, None], Linear],
-        silu_mul: Callable[[Tensor], Tensor],
+        linear: Callable[[Tensor, Tensor | None], Linear],
+        silu_mul: Linear,
     ) -> "ExpertProducts":
         """`linear` takes over each of the experts' weights."""
-        each = zip(weights.gate_up, weights.down, strict=True)
-        products = [(linear(gate_up, None), linear(down, None)) for gate_up, down in each]
-        return cls(router, products, silu_mul, weights.per_token, weights.normalises)
+        none = [None] * len(weights.router)
+        up_biases, down_biases = (none if one is None else one for one in (weights.gate_up_bias, weights.down_bias))
+        each = zip(weights.gate_up, up_biases, weights.down, down_biases, strict=True)
+        products = [(linear(gate_up, up_bias), linear(down, bias)) for gate_up, up_bias, down, bias in each]
+        gated = silu_mul if weights.clamp is None else partial(clamped_mul, clamp=weights.clamp)
+        return cls(router, products, gated, weights.per_token, weights.normalises)
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = route(self.router(x), self.per_token, self.normalises)
@@ -48,6 +59,6 @@ class ExpertProducts:
         for (gate_up, down), places in zip(self.products, order.split(counts), strict=True):
             if len(places):
                 tokens = places // self.per_token
-                result = down(self.silu_mul(gate_up(x[tokens])))
+                result = down(self.gated(gate_up(x[tokens])))
                 out.index_add_(0, tokens, result.float() * wide[places].unsqueeze(1))
         return out.to(x.dtype)

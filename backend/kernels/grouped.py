@@ -54,20 +54,25 @@ def _choose(
     tl.store(members + chosen.to(tl.int64) * num_tokens + rank, token * PER_TOKEN + places, mask=held)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "slope", "limit"])
 def _multiply_groups(
     out,  # [T * PER_TOKEN, WIDTH]
     x,  # [T, DEPTH] if GATED, else [T * PER_TOKEN, DEPTH]
-    weight,  # [experts, WIDTH, DEPTH]; [experts, 2 * WIDTH, DEPTH], gates first, if GATED
+    weight,  # [experts, WIDTH, DEPTH]; [experts, 2 * WIDTH, DEPTH] if GATED, gates first, or in turns if CLAMPED
+    bias,  # of the weight's rows, if BIASED
     weights,  # [T * PER_TOKEN], of the results unless GATED
     members,
     counts,
     num_tokens,
+    slope,
+    limit,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
     EXPERTS: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     GATED: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    BIASED: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -87,7 +92,8 @@ def _multiply_groups(
         inputs = x + (choices // PER_TOKEN if GATED else choices) * DEPTH
         columns, depth = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
         is_column = columns < WIDTH
-        gates = weight + (expert.to(tl.int64) * (2 * WIDTH if GATED else WIDTH) + columns) * DEPTH
+        gate_rows = expert.to(tl.int64) * (2 * WIDTH if GATED else WIDTH) + (2 * columns if CLAMPED else columns)
+        up_rows = gate_rows + (1 if CLAMPED else WIDTH)
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(0, DEPTH, BLOCK_K):
@@ -95,12 +101,21 @@ def _multiply_groups(
             is_input = places < DEPTH
             real = is_input[:, None] & is_column[None, :]
             part = tl.load(inputs[:, None] + places[None, :], mask=held[:, None] & is_input[None, :], other=0.0)
-            acc = dot(part, tl.load(gates[None, :] + places[:, None], mask=real, other=0.0), acc)
+            gates = tl.load(weight + gate_rows[None, :] * DEPTH + places[:, None], mask=real, other=0.0)
+            acc = dot(part, gates, acc)
             if GATED:
-                ups = tl.load(gates[None, :] + WIDTH * DEPTH + places[:, None], mask=real, other=0.0)
+                ups = tl.load(weight + up_rows[None, :] * DEPTH + places[:, None], mask=real, other=0.0)
                 up = dot(part, ups, up)
+        if BIASED:
+            acc += tl.load(bias + gate_rows, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            if GATED:
+                up += tl.load(bias + up_rows, mask=is_column, other=0.0).to(tl.float32)[None, :]
         result = acc.to(out.dtype.element_ty)
-        if GATED:
+        if GATED and CLAMPED:
+            gate = tl.minimum(result.to(tl.float32), limit)
+            up = tl.clamp(up.to(result.dtype).to(tl.float32), -limit, limit)
+            result = ((up + 1) * gate / (1 + tl.exp(-slope * gate))).to(result.dtype)
+        elif GATED:
             result = gated(result, up.to(result.dtype))
         else:
             scales = tl.load(weights + choices, mask=held, other=0.0).to(tl.float32)
@@ -135,31 +150,46 @@ class GroupedExperts:
             num_warps=1 if experts <= 256 else 4,
         )
         hidden = x.new_empty((tokens * per_token, self.weights.down.shape[2]))
-        self._multiply(hidden, x, self.weights.gate_up, weights, members, counts, gates=True)
+        own = self.weights
+        self._multiply(hidden, x, own.gate_up, own.gate_up_bias, weights, members, counts, gates=True)
         results = x.new_empty((tokens * per_token, x.shape[1]))
-        self._multiply(results, hidden, self.weights.down, weights, members, counts, gates=False)
+        self._multiply(results, hidden, own.down, own.down_bias, weights, members, counts, gates=False)
         return results.view(tokens, per_token, -1).sum(1)
 
     def _multiply(
-        self, out: Tensor, x: Tensor, weight: Tensor, weights: Tensor, members: Tensor, counts: Tensor, gates: bool
+        self,
+        out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weights: Tensor,
+        members: Tensor,
+        counts: Tensor,
+        gates: bool,
     ) -> None:
         (choices, width), (experts, tokens) = out.shape, members.shape
         rows = min(MAX_ROWS, max(MIN_ROWS, triton.next_power_of_2(choices // experts)))
         columns, depth = (64, 64) if x.itemsize == 2 else (32, 32)  # fp32 in three parts takes more registers
+        slope, limit = self.weights.clamp or (0.0, 0.0)
         most_tiles = min(experts, choices) + choices // rows
         _multiply_groups[(triton.cdiv(width, columns), most_tiles)](
             out,
             x,
             weight,
+            weight if bias is None else bias,
             weights,
             members,
             counts,
             tokens,
+            slope,
+            limit,
             WIDTH=width,
             DEPTH=x.shape[1],
             EXPERTS=experts,
             PER_TOKEN=choices // tokens,
             GATED=gates,
+            CLAMPED=gates and self.weights.clamp is not None,
+            BIASED=bias is not None,
             BLOCK_E=triton.next_power_of_2(experts),
             BLOCK_M=rows,
             BLOCK_N=columns,

@@ -63,4 +63,4 @@ def attention(ops: Ops, stack: DecoderStack, index: int, qkv: Tensor, step: Step
         v_cache,
         step,
     )
-    return ops.paged_attention(query, k_cache, v_cache, step, stack.scale, layer.window).flatten(1)
+    return ops.paged_attention(query, k_cache, v_cache, step, stack.scale, layer.window, layer.sinks).flatten(1)

@@ -38,7 +38,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         c_int,
     ),
     # dtype, out, q, k_cache, v_cache, block_stride, head_stride, block_size, positions, query_start, context_lens,
-    # block_tables, table_width, num_seqs, num_heads, num_kv_heads, dim, scale, window, threads
+    # block_tables, table_width, num_seqs, num_heads, num_kv_heads, dim, scale, window, sinks, threads
     "sluice_paged_attention": (
         c_int,
         *(c_void_p,) * 4,
@@ -47,6 +47,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_int64,) * 5,
         c_float,
         c_int64,
+        c_void_p,
         c_int,
     ),
     # logits, row_stride, bitmasks, words, indices, rows, vocab, threads

@@ -93,10 +93,14 @@ class ExpertWeights:
     """The experts of a layer, and the router whose logits choose `per_token` of them for each token."""
 
     router: Tensor  # [experts, hidden]
-    gate_up: Tensor  # [experts, 2 * intermediate, hidden], rows of gate, then up
+    gate_up: Tensor  # [experts, 2 * intermediate, hidden], rows of gate, then up; with `clamp` in turns
     down: Tensor  # [experts, hidden, intermediate]
     per_token: int
     normalises: bool  # True if the weights of a token's experts add up to 1
+    clamp: tuple[float, float] | None = None  # the slope and limit of gates as in `experts.clamped_mul`; None: SiLU
+    router_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None  # [experts, 2 * intermediate]
+    down_bias: Tensor | None = None  # [experts, hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class DecoderLayer:
     fed_norm: Tensor | None  # [hidden], of what the feed-forward network returns
     window: int | None
     cos_sin: Tensor  # [max_position, head_dim] fp32
+    sinks: Tensor | None = None  # [Hq] fp32
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -159,7 +164,7 @@ class Ops(Protocol):
 
     def experts(self, weights: ExpertWeights) -> Linear:
         """Take over a layer's experts; returns a function of x [rows, hidden] of the sum of each row's experts' results
-        by their weights, `down @ silu_mul(gate_up @ x)`.
+        by their weights, `down @ silu_mul(gate_up @ x)`, with biases where there are.
         """
         ...
 
@@ -192,7 +197,14 @@ class Ops(Protocol):
     ) -> Tensor: ...
 
     def paged_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: StepInputs,
+        scale: float,
+        window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor: ...
 
     def adapt(self, out: Tensor, x: Tensor, step: StepInputs, layer: int, product: int) -> None: ...

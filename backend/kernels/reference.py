@@ -95,6 +95,7 @@ def paged_attention(
     step: StepInputs,
     scale: float,
     window: int | None,  # a query sees keys at distance < window (Mistral); None: all before it
+    sinks: Tensor | None = None,  # [Hq] fp32, one more score of each head, to which no value belongs (gpt-oss)
 ) -> Tensor:
     """Compute causal attention of each sequence's new tokens over its paged context; returns [T, Hq, D].
 
@@ -113,7 +114,11 @@ def paged_attention(
         scores = query @ k.unsqueeze(1).transpose(-1, -2) * scale
         distance = step.positions[start:stop].unsqueeze(1) - torch.arange(context, device=q.device)
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            more = sinks.view(-1, group, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat((scores, more), -1)
+        weights = scores.softmax(-1)[..., :context]
         out[start:stop] = (weights @ v.unsqueeze(1)).flatten(0, 1).transpose(0, 1).to(q.dtype)
     return out
 
@@ -166,7 +171,7 @@ def linear(weight: Weight, bias: Tensor | None) -> Linear:
 
 def experts(weights: ExpertWeights) -> Linear:
     """Return the sum of each row's experts' results by their weights; see `Ops.experts`."""
-    return ExpertProducts.of(weights, linear(weights.router, None), linear, silu_mul)
+    return ExpertProducts.of(weights, linear(weights.router, weights.router_bias), linear, silu_mul)
 
 
 def one_by_one(stack: DecoderStack) -> None:

@@ -30,13 +30,14 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     def rope(by: Ops, into: Tensor) -> Tensor:
         return by.rope_and_store(qkv, HEADS, KV_HEADS, cos_sin, q_norm, k_norm, EPS, into[:, 0], into[:, 1], step)
 
-    def attend(by: Ops) -> Tensor:
-        return by.paged_attention(q, kv[:, 0], kv[:, 1], step, HEAD_DIM**-0.5, 5)
+    def attend(by: Ops, sinks: Tensor | None = None) -> Tensor:
+        return by.paged_attention(q, kv[:, 0], kv[:, 1], step, HEAD_DIM**-0.5, 5, sinks)
 
     oracle: Ops = reference.ReferenceOps()
     q, found_q = rope(oracle, kv), rope(ops, found_kv)
     x, residual, weight = draw(3, 80), draw(3, 80), draw(80)
     matrix, bias = draw(21, 80), draw(21)
+    sinks = draw(HEADS).float()
     router = torch.eye(5, 80, dtype=dtype, device=device)  # logits are exact: all choose the same
     experts = ExpertWeights(router, draw(5, 96, 80) / 8, draw(5, 80, 48) / 8, 2, True)
     pairs = {
@@ -51,6 +52,7 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
         "gelu_mul": (reference.gelu_mul(x), ops.gelu_mul(x)),
         "rope_and_store": (torch.cat((q.flatten(), kv.flatten())), torch.cat((found_q.flatten(), found_kv.flatten()))),
         "paged_attention": (attend(oracle), attend(ops)),
+        "paged_attention with sinks": (attend(oracle, sinks), attend(ops, sinks)),
     }
     for bits in (4, 8):
         stored, x = StoredWeight((21, 96), dtype, (partial(rounded, draw(21, 96) / 16, bits),)), draw(3, 96)

@@ -110,6 +110,19 @@ def gated(gate, up, GELU: tl.constexpr = False):  # noqa: N803
 
 
 @triton.jit
+def begun(sinks, heads, counts, SINKS: tl.constexpr):  # noqa: N803
+    """Return the largest score in base 2 and the sum of weights before any key, for rows of these query heads: the
+    sink's if it `counts`, else none.
+    """
+    largest = tl.full([heads.shape[0]], -float("inf"), tl.float32)
+    total = tl.zeros([heads.shape[0]], tl.float32)
+    if SINKS:
+        largest = tl.where(counts, tl.load(sinks + heads) * 1.4426950408889634, largest)  # log2(e)
+        total = tl.where(counts, 1.0, total)
+    return largest, total
+
+
+@triton.jit
 def from_cache(x, dtype: tl.constexpr):
     """Return cached numbers as `dtype`. Bytes are e4m3: in the fields of an fp16 they lack only the exponent's bias."""
     if x.dtype == tl.uint8:

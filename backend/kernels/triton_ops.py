@@ -41,7 +41,7 @@ class TritonOps:
         return Product(multiplied_out(weight), bias)
 
     def experts(self, weights: ExpertWeights) -> Linear:
-        return GroupedExperts(self.linear(weights.router, None), weights)
+        return GroupedExperts(self.linear(weights.router, weights.router_bias), weights)
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
         return FewRowLayers.of(self, stack)
@@ -65,7 +65,14 @@ class TritonOps:
         )
 
     def paged_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: StepInputs,
+        scale: float,
+        window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute attention: leading decodes by the kernel that splits contexts, all others by the prefill kernel."""
         assert q.is_contiguous()
@@ -85,6 +92,7 @@ class TritonOps:
                 scale,
                 window,
                 self._kv_scales,
+                sinks,
             )
         if decodes < step.num_seqs:
             paged_prefill(
@@ -101,5 +109,6 @@ class TritonOps:
                 scale,
                 window,
                 self._kv_scales,
+                sinks,
             )
         return out

@@ -156,7 +156,7 @@ def prepare_layer(
     cos_sin: Tensor,
     parallel: Parallel | None = None,
 ) -> DecoderLayer:
-    output, down = weights.output_bias, weights.down_bias
+    output, down, sinks = weights.output_bias, weights.down_bias, weights.sinks
     if parallel is not None and parallel.shard.rank:
         output = down = None  # counted once in the sum over the ranks
 
@@ -174,15 +174,26 @@ def prepare_layer(
         feed_forward=(
             (ops.linear(weights.gate_up, weights.gate_up_bias), summed(ops.linear(weights.down, down)))
             if config.experts is None
-            else summed(ops.experts(_experts(weights, config.experts)))
+            else summed(ops.experts(_experts(weights, config.experts, down)))
         ),
         fed_norm=weights.fed_norm,
         window=window,
         cos_sin=cos_sin,
+        sinks=None if sinks is None else sinks.float(),
     )
 
 
-def _experts(weights: LayerWeights, config: ExpertsConfig) -> ExpertWeights:
+def _experts(weights: LayerWeights, config: ExpertsConfig, down_bias: Tensor | None) -> ExpertWeights:
     router, gate_up, down = weights.router, weights.gate_up, weights.down
     assert router is not None and isinstance(gate_up, Tensor) and isinstance(down, Tensor)
-    return ExpertWeights(router, gate_up, down, config.per_token, config.normalises)
+    return ExpertWeights(
+        router,
+        gate_up,
+        down,
+        config.per_token,
+        config.normalises,
+        config.clamp,
+        weights.router_bias,
+        weights.gate_up_bias,
+        down_bias,
+    )

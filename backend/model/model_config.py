@@ -40,6 +40,7 @@ class ExpertsConfig:
     count: int  # in each layer
     per_token: int
     normalises: bool  # True if the weights of a token's experts add up to 1
+    clamp: tuple[float, float] | None = None  # the slope and the limit of clamped gates (gpt-oss), with biases
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,11 @@ class ModelConfig:
     dtype_said_by: Literal["config", "weights", "nothing"] = "config"
     experts: ExpertsConfig | None = None  # None: one feed-forward network a layer
     gelu: bool = False  # gates are GELU (by tanh), not SiLU
-    branch_norms: bool = False  # what attention and the feed-forward network return is normed before it is added
-    shifted_norms: bool = False  # weights of norms are stored less 1, but for GGUF files
+    branch_norms: bool = False  # results of attention and feed-forward are normed; norms are stored less 1 (Gemma)
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
     local_rope_theta: float | None = None  # of layers with a window, unscaled; None: as the others
+    sinks: bool = False  # each head's scores have one more, which no value belongs to
 
     def window(self, layer: int) -> int | None:
         """Return the number of positions back, itself included, that a query of `layer` sees; None: all of them."""
@@ -98,6 +99,8 @@ class _DecoderFamily:
     intermediate_key: str = "intermediate_size"
     tied: bool = False  # where tie_word_embeddings is not mentioned
     window_every: int = 0  # without layer_types, layers without a window are every so-manieth
+    window: int = 4096  # where sliding_window is not mentioned; null means no window
+    gpt_oss: bool = False  # sinks, clamped experts and router with biases
     gemma: bool = False  # two rotations, norms of branches, scales of embeddings and scores, GELU
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # keys beside `_NEUTRAL`
 
@@ -120,6 +123,16 @@ _FAMILIES = {
         gemma=True,
         neutral=dict.fromkeys(("hidden_act", "hidden_activation"), ("gelu_pytorch_tanh",)),
     ),
+    "GptOssForCausalLM": _DecoderFamily(
+        "gpt_oss",
+        bias_keys=True,
+        windowed=True,
+        window=128,
+        window_every=2,
+        head_dim=64,
+        experts=True,
+        gpt_oss=True,
+    ),
     "Qwen3MoeForCausalLM": _DecoderFamily(
         "qwen3_moe",
         bias_keys=True,
@@ -131,7 +144,6 @@ _FAMILIES = {
 }
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_WINDOW = 4096  # where a windowed family's config.json does not mention sliding_window; null means no window
 
 # Keys that change the arithmetic, and the values with which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -162,9 +174,11 @@ def read_model_config(directory: Path) -> ModelConfig:
         _refuse_unless_neutral(file, key, values)
     heads, layers = file.integer("num_attention_heads"), file.integer("num_hidden_layers", below=MAX_LAYERS)
     dtype, said_by = _dtype(directory, file)
-    attention_bias = family.bias_keys and file.flag("attention_bias", default=False)
+    attention_bias = family.bias_keys and file.flag("attention_bias", default=family.gpt_oss)
     rope, local_theta = _gemma_rope(file) if family.gemma else (_rope(file), None)
     max_position = file.integer("max_position_embeddings")
+    if family.gpt_oss and rope is None:
+        raise file.wrong("rope_scaling", "an object is expected, as in published checkpoints")
     scaling = _rope_scaling(file, rope, max_position)
     window, full_layers = _sliding_window(file, family, layers)
     config = ModelConfig(
@@ -178,7 +192,7 @@ def read_model_config(directory: Path) -> ModelConfig:
         head_dim=_head_dim(file, family, heads),
         max_position=max_position if family.gemma else _stretched(max_position, scaling),
         rms_norm_eps=file.number("rms_norm_eps", default=1e-6),
-        rope_theta=_rope_theta(file, rope, "rope_theta", 1_000_000.0 if family.gemma else 10_000.0),
+        rope_theta=_rope_theta(file, rope, "rope_theta", _theta(family)),
         rope_scaling=scaling,
         sliding_window=window,
         attention_bias=family.always_qkv_bias or attention_bias,
@@ -191,13 +205,13 @@ def read_model_config(directory: Path) -> ModelConfig:
         eos_token_ids=_eos_token_ids(directory, file),
         full_attention_layers=full_layers,
         dtype_said_by=said_by,
-        experts=_experts(file, layers) if family.experts else None,
+        experts=_experts(file, family, layers) if family.experts else None,
         gelu=family.gemma,
         branch_norms=family.gemma,
-        shifted_norms=family.gemma,
         embedding_scale=file.integer("hidden_size") ** 0.5 if family.gemma else 1.0,
         attention_scale=file.integer("query_pre_attn_scalar", default=256) ** -0.5 if family.gemma else None,
         local_rope_theta=local_theta,
+        sinks=family.gpt_oss,
     )
     _check_whole(file, config)
     return config
@@ -235,7 +249,7 @@ def _head_dim(file: JsonFile, family: _DecoderFamily, heads: int) -> int:
     return head_dim
 
 
-def _experts(file: JsonFile, layers: int) -> ExpertsConfig:
+def _experts(file: JsonFile, family: _DecoderFamily, layers: int) -> ExpertsConfig:
     key, *others = [key for key in _EXPERT_KEYS if file.get(key) is not None] or _EXPERT_KEYS
     count = file.integer(key, below=MAX_EXPERTS // layers + 1)
     if others and file.get(others[0]) not in (None, count):
@@ -243,7 +257,10 @@ def _experts(file: JsonFile, layers: int) -> ExpertsConfig:
     per_token = file.integer("num_experts_per_tok")
     if per_token > count:
         raise file.wrong("num_experts_per_tok", f"at most the {count} of {key} are expected")
-    return ExpertsConfig(count, per_token, file.flag("norm_topk_prob", default=False))
+    if not family.gpt_oss:
+        return ExpertsConfig(count, per_token, file.flag("norm_topk_prob", default=False))
+    clamp = file.number("swiglu_alpha", default=1.702), file.number("swiglu_limit", default=7.0)
+    return ExpertsConfig(count, per_token, normalises=True, clamp=clamp)
 
 
 def _check_whole(file: JsonFile, config: ModelConfig) -> None:
@@ -304,7 +321,7 @@ def _sliding_window(file: JsonFile, family: _DecoderFamily, layers: int) -> tupl
         raise file.wrong("sliding_window", "an integer is expected")
     if not family.windowed or not switched_on or denied:
         return None, frozenset()
-    window = file.integer("sliding_window", default=_WINDOW)
+    window = file.integer("sliding_window", default=family.window)
     types = file.get("layer_types")
     if types is None:
         if family.window_every:
@@ -315,6 +332,11 @@ def _sliding_window(file: JsonFile, family: _DecoderFamily, layers: int) -> tupl
     if not isinstance(types, list) or len(types) != layers or any(kind not in _LAYER_TYPES for kind in types):
         raise file.wrong("layer_types", f'{layers} times "full_attention" or "sliding_attention" is supported')
     return window, frozenset(layer for layer, kind in enumerate(types) if kind == "full_attention")
+
+
+def _theta(family: _DecoderFamily) -> float:
+    """Return the base where none is mentioned."""
+    return 1_000_000.0 if family.gemma else 150_000.0 if family.gpt_oss else 10_000.0
 
 
 def _rope_theta(file: JsonFile, rope: JsonFile | None, key: str, default: float) -> float:

@@ -97,8 +97,10 @@ class LayerWeights:
     output_bias: Tensor | None
     attended_norm: Tensor | None  # [hidden], of what attention returns
     post_attention_norm: Tensor  # [hidden]
-    router: Tensor | None  # [experts, hidden]; with it, `gate_up` and `down` have a first dimension of experts
-    gate_up: Weight  # [2 * intermediate, hidden], rows of gate, then up
+    sinks: Tensor | None  # [Hq]
+    router: Tensor | None  # [experts, hidden]; with it, what follows has a first dimension of experts
+    router_bias: Tensor | None
+    gate_up: Weight  # [2 * intermediate, hidden], rows of gate, then up; of clamped experts in turns
     gate_up_bias: Tensor | None
     down: Weight  # [hidden, intermediate]
     down_bias: Tensor | None
@@ -158,7 +160,7 @@ def load_weights(
             if name == _EMBEDDING:
                 targets[name].copy_(kept.unpack[name]().dequantised())
         elif name in targets:
-            shifts = config.shifted_norms and name.endswith("norm.weight") and not is_gguf(info.shard)
+            shifts = config.branch_norms and name.endswith("norm.weight") and not is_gguf(info.shard)
             copy_checked(info, name, tensor.float() + 1 if shifts else tensor, targets[name])
         progress(prod(info.shape) * checkpoint.num_size(name))
     return weights if kept is None else kept.placed(weights, dtype)
@@ -212,11 +214,11 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, devic
     generator = torch.Generator(device).manual_seed(seed)
     weights = empty_weights(config, dtype, device)
     for name, target in checkpoint_names(config, weights):
-        if target.dim() == 2:
+        if target.dim() > 1 and not name.endswith("bias"):
             drawn = torch.empty(target.shape) if device.type == "cpu" else target
             target.copy_(drawn.normal_(std=0.02, generator=generator))
         else:
-            target.fill_(0.0 if name.endswith(".bias") else 1.0)
+            target.fill_(0.0 if name.endswith("bias") else 1.0)
     return weights
 
 
@@ -248,6 +250,7 @@ def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeig
     hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * head_dim
     experts = () if config.experts is None else (config.experts.count,)
+    clamped = config.experts is not None and config.experts.clamp is not None
     return LayerWeights(
         input_norm=empty(hidden),
         qkv=empty(qkv_rows, hidden),
@@ -258,11 +261,13 @@ def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeig
         output_bias=empty(hidden) if config.output_bias else None,
         attended_norm=empty(hidden) if config.branch_norms else None,
         post_attention_norm=empty(hidden),
+        sinks=empty(config.num_heads) if config.sinks else None,
         router=empty(*experts, hidden) if experts else None,
+        router_bias=empty(*experts) if clamped else None,
         gate_up=empty(*experts, 2 * intermediate, hidden),
-        gate_up_bias=empty(2 * intermediate) if config.mlp_bias else None,
+        gate_up_bias=empty(*experts, 2 * intermediate) if config.mlp_bias or clamped else None,
         down=empty(*experts, hidden, intermediate),
-        down_bias=empty(hidden) if config.mlp_bias else None,
+        down_bias=empty(*experts, hidden) if config.mlp_bias or clamped else None,
         fed_norm=empty(hidden) if config.branch_norms else None,
     )
 
@@ -295,10 +300,19 @@ def _layer_names(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str
                 if isinstance(fused, Tensor):
                     parts = fused.split(rows[product]) if product in rows else [fused]
                     yield from zip((f"{name}.{kind}" for name in _FUSED[product]), parts, strict=True)
+    yield "self_attn.sinks", layer.sinks
     if layer.router is not None:
-        yield "mlp.gate.weight", layer.router
+        yield "mlp.gate.weight" if layer.router_bias is None else "mlp.router.weight", layer.router
+        yield "mlp.router.bias", layer.router_bias
         assert isinstance(layer.gate_up, Tensor) and isinstance(layer.down, Tensor)  # files of integers have none
+        if layer.router_bias is not None:  # stored as [experts, inputs, outputs], of all experts together
+            yield "mlp.experts.gate_up_proj", layer.gate_up.transpose(1, 2)
+            yield "mlp.experts.gate_up_proj_bias", layer.gate_up_bias
+            yield "mlp.experts.down_proj", layer.down.transpose(1, 2)
+            yield "mlp.experts.down_proj_bias", layer.down_bias
         for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
+            if layer.router_bias is not None:
+                break
             names = (f"mlp.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
             yield from zip(names, (*gate_up.chunk(2), down), strict=True)
     yield "self_attn.q_norm.weight", layer.q_norm

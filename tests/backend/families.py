@@ -9,6 +9,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -76,6 +77,9 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
         },
     ),
+    "gpt-oss": lambda: GptOssConfig(
+        **_SHAPE, head_dim=16, sliding_window=7, num_local_experts=5, num_experts_per_tok=2, swiglu_limit=1.5
+    ),
     "qwen3-biases-tied": lambda: Qwen3Config(**_SHAPE, head_dim=16, attention_bias=True, tie_word_embeddings=True),
 }
 
@@ -89,7 +93,7 @@ def random_model(family: str) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5, generator=generator)
-            elif name.endswith(".bias"):
+            elif name.endswith(("bias", "sinks")):
                 parameter.normal_(std=0.5, generator=generator)
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,6 +29,21 @@ def test_each_row_is_the_sum_of_its_experts(
     """A part of a tile, several tiles of an expert, and widths that tiles do not divide."""
     weights = experts(count, hidden, inner, per_token, normalises, dtype)
     x = torch.randn((tokens, hidden), generator=torch.Generator().manual_seed(1)).to(dtype)
+    assert_close(TritonOps().experts(weights)(x), ReferenceOps().experts(weights)(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clamped_gates_and_biases_are_the_references(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(2)
+    gate_up_bias, down_bias, router_bias = (torch.randn(shape, generator=draw) for shape in ((5, 80), (5, 96), (5,)))
+    weights = replace(
+        experts(5, 96, 40, 2, True, dtype),
+        clamp=(1.702, 1.0),
+        router_bias=router_bias.round().to(dtype),
+        gate_up_bias=gate_up_bias.to(dtype),
+        down_bias=down_bias.to(dtype),
+    )
+    x = torch.randn((9, 96), generator=draw).to(dtype)
     assert_close(TritonOps().experts(weights)(x), ReferenceOps().experts(weights)(x))
 
 

@@ -125,7 +125,7 @@ struct Run {
         sluice_paged_attention(
             decoder.dtype, scratch.attended, scratch.query, keys, values, pool.block_stride, pool.head_stride,
             pool.block_size, step.positions, step.query_start, step.context_lens, step.block_tables, step.table_width,
-            step.num_seqs, decoder.num_heads, decoder.num_kv_heads, decoder.dim, decoder.scale, layer.window, threads);
+            step.num_seqs, decoder.num_heads, decoder.num_kv_heads, decoder.dim, decoder.scale, layer.window, nullptr, threads);
         multiply(layer.output, index, OUTPUT, scratch.branch, scratch.attended);
         norm_branch(layer.attended_norm);
     }

@@ -66,6 +66,12 @@ QWEN3_MOE = LLAMA | {
     "num_experts_per_tok": 4,
 }
 GEMMA = LLAMA | {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 3}
+GPT_OSS = LLAMA | {
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 16,
+    "num_experts_per_tok": 4,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "truncate": False},
+}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 
@@ -133,6 +139,14 @@ def test_gemma_turns_layers_with_a_window_by_a_base_of_their_own(tmp_path: Path)
     plain = read(tmp_path, GEMMA | {"layer_types": ["sliding_attention"] * 4})
     assert (plain.rope_theta, plain.local_rope_theta, plain.full_attention_layers) == (1e6, 1e4, frozenset())
     assert plain.tie_word_embeddings and plain.head_dim == 256 and plain.attention_scale == 1 / 16
+
+
+def test_gpt_oss_has_sinks_biases_and_a_window_on_every_other_layer(tmp_path: Path) -> None:
+    config = read(tmp_path, GPT_OSS | {"swiglu_limit": 5})
+    assert config.experts == ExpertsConfig(16, 4, normalises=True, clamp=(1.702, 5.0))
+    assert config.sinks and config.attention_bias and config.output_bias
+    assert [config.window(layer) for layer in range(4)] == [128, None, 128, None]
+    assert (config.head_dim, config.rope_theta, config.max_position) == (64, 150_000, 512)
 
 
 def test_old_and_new_rope_keys_mean_the_same(tmp_path: Path) -> None:
@@ -278,6 +292,9 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
             GEMMA | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
             "rope_parameters.sliding_attention.rope_type is 'linear'; default is supported",
         ),
+        (GPT_OSS | {"rope_scaling": None}, "rope_scaling is None; an object is expected"),
+        (GPT_OSS | {"swiglu_limit": -1}, "swiglu_limit is -1; a finite number above 0"),
+        (GPT_OSS | {"num_experts_per_tok": 17}, "num_experts_per_tok is 17; at most the 16 of num_local_experts"),
         (MISTRAL | {"sliding_window": 0}, "sliding_window is 0; an integer of at least 1"),
         (
             QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"]},
