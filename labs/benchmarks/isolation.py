@@ -100,17 +100,19 @@ def compare_equal(bench: Bench, traces: Sequence[Path]) -> None:
 
 def _compare_kinds(bench: Bench, code: Traffic) -> None:
     """Show tenants that send requests of several kinds each: with deadlines and without, and of two classes."""
-    undated = {"undated, good": lambda run: run.share(GOOD, of=lambda arrival: arrival.deadline is None)}
+    undated: Figures = {"undated, good": lambda run: run.share(GOOD, of=lambda arrival: arrival.deadline is None)}
     found = bench.compare(
-        f"code, {PARTLY_DATED.name}", PARTLY_DATED, code, (FAIR, FCFS, EDF, SHORTEST), FIGURES | undated
+        f"code, {PARTLY_DATED.name}", PARTLY_DATED, code, (FAIR, FCFS, EDF, SHORTEST), {**FIGURES, **undated}
     )
     bench.report.at_least(f"{PARTLY_DATED.name}: undated, good", found[FAIR]["undated, good"], OLD_UNDATED)
     _judge_kinds(bench, PARTLY_DATED.name, found[FAIR], OLD_PARTLY)
-    levels = {
+    levels: Figures = {
         "class 0, good": lambda run: run.share(GOOD, of=lambda arrival: arrival.priority_class == 0),
         "class 1, good": lambda run: run.share(GOOD, of=lambda arrival: arrival.priority_class == 1),
     }
-    found = bench.compare(f"code, {TWO_CLASSES.name}", TWO_CLASSES, code, (FAIR, FCFS, EDF, SHORTEST), FIGURES | levels)
+    found = bench.compare(
+        f"code, {TWO_CLASSES.name}", TWO_CLASSES, code, (FAIR, FCFS, EDF, SHORTEST), {**FIGURES, **levels}
+    )
     _judge_kinds(bench, TWO_CLASSES.name, found[FAIR], OLD_CLASSES)
 
 
