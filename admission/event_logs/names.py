@@ -101,12 +101,10 @@ def core_entry(config: CoreConfig) -> dict[str, Any]:
 
 def engine_entry(config: EngineConfig) -> dict[str, Any]:
     """Return the engine's configuration as the first line of a log has it."""
-    beside = [(ADAPTER_FIELDS, config.max_adapter_rank), (SLEEP_FIELDS, config.awake_bytes)]
-    beside.append((EXPERT_FIELDS, config.expert_reads))
-    entry = _entry(config, ENGINE_FIELDS)
-    for fields, has in beside:
-        entry |= _entry(config, fields) if has else {}
-    return entry
+    of_adapters = _entry(config, ADAPTER_FIELDS) if config.max_adapter_rank else {}
+    of_sleep = _entry(config, SLEEP_FIELDS) if config.awake_bytes else {}
+    of_experts = _entry(config, EXPERT_FIELDS) if config.expert_reads else {}
+    return _entry(config, ENGINE_FIELDS) | of_adapters | of_sleep | of_experts
 
 
 def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:

@@ -120,8 +120,8 @@ def device_of(
 
 def _device_of(path: Path) -> Device:
     entry = json.loads(path.read_text(encoding="utf-8"))
-    reads = tuple(map(float, entry.get("expert_reads", (0, 0))))
-    model = StepTime(tuple(entry["coefficients"]), int(entry.get("knee", 512)), reads)
+    in_experts, unused = entry.get("expert_reads", (0.0, 0.0))
+    model = StepTime(tuple(entry["coefficients"]), int(entry.get("knee", 512)), (float(in_experts), float(unused)))
     token_bytes = float(entry["kv_bytes_per_token"]) if "kv_bytes_per_token" in entry else None
     host = HostTime(**{name: float(seconds) for name, seconds in entry.get("host", {}).items()})
     return replace(planned_device(path.stem, model, int(entry["kv_tokens"]), token_bytes), host=host)

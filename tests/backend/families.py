@@ -78,7 +78,13 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         },
     ),
     "gpt-oss": lambda: GptOssConfig(
-        **_SHAPE, head_dim=16, sliding_window=7, num_local_experts=5, num_experts_per_tok=2, swiglu_limit=1.5
+        **_SHAPE,
+        head_dim=16,
+        sliding_window=7,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        swiglu_limit=1.5,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 150_000.0, **_YARN, "truncate": False},
     ),
     "qwen3-biases-tied": lambda: Qwen3Config(**_SHAPE, head_dim=16, attention_bias=True, tie_word_embeddings=True),
 }
