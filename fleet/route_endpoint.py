@@ -23,7 +23,8 @@ from fleet.upstream import Headers, answered, forwarded, send_on
 from fleet.view import ReplicaView
 from gateway import sse
 from gateway.anthropic.errors import OVERLOADED
-from gateway.errors import ApiError
+from gateway.errors import ApiError, with_subclasses
+from gateway.grammar_errors import NoTokenAllowed
 from gateway.http.responses import ResponseWriter, sends_events
 from quotas.reservation import Attempt, Delivered
 
@@ -34,13 +35,8 @@ MAX_TAIL_BYTES = 8_192  # behind a progress comment
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
 """Values of `x-sluice-dropped-reason` in a refusal that another replica might not give."""
 UNAVAILABLE = frozenset({503, OVERLOADED})
-_OUTCOMES = {
-    "invalid_request_error": Outcome.INVALID,
-    "timeout_error": Outcome.EXPIRED,
-    "rate_limit_error": Outcome.REFUSED,
-    "insufficient_quota": Outcome.REFUSED,
-}
-"""Of a stream that ends with an error of this type; others are failures."""
+_OUTCOMES = {kind.code or kind.type: kind.outcome for kind in (*with_subclasses(ApiError), NoTokenAllowed)}
+"""Of a stream that ends with an error, by its code, or its type where it has no code; others are failures."""
 
 
 class Relayed(NamedTuple):
@@ -92,8 +88,8 @@ class StreamTail:
         """The replica's error event; None without one."""
         if (error := sse.failure(self._tail)) is None:
             return None
-        kind = error.get("type")
-        return StreamFailure(_OUTCOMES.get(str(kind), Outcome.FAILED), str(error.get("code") or kind))
+        code = str(error.get("code") or error.get("type"))
+        return StreamFailure(_OUTCOMES.get(code, Outcome.FAILED), code)
 
 
 class RouteEndpoint(FleetEndpoint):
@@ -121,6 +117,8 @@ class RouteEndpoint(FleetEndpoint):
                 headers = forwarded(tracing.carried(scope["headers"], span), response.request_id, signed)
                 sent_on = SentOn(request, view, span, request_id)
                 failed = await self._served(scope, response, headers, body, sent_on)
+                if isinstance(failed, StreamFailure) and scope["method"] == "GET":
+                    failed = None  # these are the events of a stored response, and its failure
                 span.error = None if failed is None else _reason(failed)
             if isinstance(failed, StreamFailure):
                 return failed.outcome

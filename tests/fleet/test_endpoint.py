@@ -169,6 +169,17 @@ async def test_an_event_of_which_a_part_came_is_no_part_of_the_error_behind_it(e
         ("/v1/chat/completions", b'data: {"error":{"type":"timeout_error","code":"deadline_exceeded"}}\n\n', "expired"),
         ("/v1/chat/completions", b'data: {"error":{"type":"internal_error","code":"model_failed"}}\n\n', "failed"),
         ("/v1/completions", b'data: {"error":{"type":"invalid_request_error","code":null}}\n\n', "invalid"),
+        (
+            "/v1/completions",
+            b'data: {"error":{"type":"service_unavailable_error","code":"quota_unverifiable"}}\n\n',
+            "refused",
+        ),
+        (
+            "/v1/completions",
+            b'data: {"error":{"type":"invalid_request_error","code":"no_token_allowed"}}\n\n',
+            "failed",
+        ),
+        ("/v1/messages", b'event: error\ndata: {"error":{"type":"overloaded_error","code":"preempted"}}\n\n', "failed"),
         ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n', "failed"),
         ("/v1/responses", b'event: error\ndata: {"type":"error","error":{"type":"internal_error"}}\n\n', "failed"),
         ("/v1/responses", b"event: error\ndata: ?\n\n", "failed"),
@@ -188,6 +199,14 @@ async def test_a_stream_that_its_replica_ends_with_an_error_is_counted_as_that(
     assert answer.body == b"data: 1\n\n" + error
     assert ended == [outcome]
     assert fleet.asked == ["a"]
+
+
+async def test_events_of_a_response_that_failed_are_no_failure_of_who_reads_them() -> None:
+    error = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","code":"internal_error"}}\n\n'
+    fleet, ended = PaperFleet(a=answering(stream(error))), list[str]()
+    fleet.services.telemetry.on_end.append(lambda record: ended.append(record.outcome.value))
+    assert (await fleet.request("GET", "/v1/responses/resp_1?stream=true")).body == error
+    assert ended == ["completed"]
 
 
 async def test_a_file_whose_replica_is_lost_does_not_end_as_if_it_were_whole() -> None:
