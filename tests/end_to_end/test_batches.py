@@ -31,6 +31,7 @@ tenants:
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 LEASE = 3
+UNKNOWN_FILE, UNKNOWN_BATCH = f"file-{'0' * 32}", f"batch_{'0' * 32}"
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["alone", "with HTTP workers"])
@@ -177,14 +178,13 @@ def test_a_tenant_learns_nothing_of_anothers_files_and_batches(site: TenantSite)
     with site.client("acme") as mine, site.client("globex") as theirs:
         file = upload(mine, line("a", max_tokens=2))
         batch = create(mine, file)
-        unknown_file, unknown_batch = f"file-{'0' * 32}", f"batch_{'0' * 32}"
         calls: tuple[tuple[Callable[[str], object], str, str], ...] = (
-            (theirs.files.retrieve, file, unknown_file),
-            (theirs.files.content, file, unknown_file),
-            (theirs.files.delete, file, unknown_file),
-            (theirs.batches.retrieve, batch.id, unknown_batch),
-            (theirs.batches.cancel, batch.id, unknown_batch),
-            (lambda name: create(theirs, name), file, unknown_file),
+            (theirs.files.retrieve, file, UNKNOWN_FILE),
+            (theirs.files.content, file, UNKNOWN_FILE),
+            (theirs.files.delete, file, UNKNOWN_FILE),
+            (theirs.batches.retrieve, batch.id, UNKNOWN_BATCH),
+            (theirs.batches.cancel, batch.id, UNKNOWN_BATCH),
+            (lambda name: create(theirs, name), file, UNKNOWN_FILE),
         )
         for call, foreign, unknown in calls:
             said = []
@@ -196,6 +196,15 @@ def test_a_tenant_learns_nothing_of_anothers_files_and_batches(site: TenantSite)
         assert batch.id not in {one.id for one in theirs.batches.list()}
         assert file not in {one.id for one in theirs.files.list()}
         assert ended(mine, batch).status == "completed"
+
+
+def test_the_time_of_an_answer_does_not_tell_a_foreign_file_or_batch_from_an_unknown_one(site: TenantSite) -> None:
+    with site.client("acme") as mine:
+        file = upload(mine, line("a", max_tokens=2))
+        batch = ended(mine, create(mine, file)).id
+    files = [("GET", "/v1/files/{}"), ("GET", "/v1/files/{}/content"), ("DELETE", "/v1/files/{}")]
+    site.check_alike("globex", files, file, UNKNOWN_FILE)
+    site.check_alike("globex", [("GET", "/v1/batches/{}"), ("POST", "/v1/batches/{}/cancel")], batch, UNKNOWN_BATCH)
 
 
 def test_a_cancelled_and_an_expired_batch_keep_what_is_done(site: TenantSite) -> None:
