@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from fleet.app import Probe, RouterApp
+from gateway.api.openapi import OPERATIONS
 from gateway.errors import ShuttingDown
 from tests.fleet.paper_fleet import (
     BODY,
@@ -75,6 +76,16 @@ async def test_a_call_that_generates_nothing_is_answered_by_a_replica_too(path: 
     fleet = PaperFleet(a=answering(whole(b"[]")))
     assert (await fleet.request("GET", path)).body == b"[]"
     assert fleet.seen[0].extensions["target"] == path.encode(), "as it came, or a tenant reaches what is not routed"
+
+
+async def test_each_operation_of_the_description_is_routed_and_the_description_told_without_a_key() -> None:
+    fleet = PaperFleet(a=answering(whole()))
+    for path in ("/openapi.json", "/docs"):
+        assert (await fleet.request("GET", path, key=None)).status == 200
+    assert not fleet.seen
+    for method, path in {(one.method.upper(), one.path.replace("{", "").replace("}", "")) for one in OPERATIONS}:
+        assert (await fleet.request(method, path)).status == 200, (method, path)
+    assert (await fleet.request(path="/v2/rerank")).status == 200
 
 
 @pytest.mark.parametrize("status", [503, 529])
