@@ -22,6 +22,7 @@ from tests.gateway.server_process import PATIENCE, ROOT, bearer, eventually
 from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 
 POLICY = """
+aliases: {quick: [embedded]}
 tenants:
   acme: {limits: {tokens: 10M/min, concurrent_requests: 2}}
   globex: {price: {input: 1/1M, output: 2/1M, currency: EUR, batch: 0.5}}
@@ -79,7 +80,9 @@ def used_by(site: TenantSite, tenant: str) -> Counter[str]:
 
 def test_the_flow_of_the_official_client(site: TenantSite) -> None:
     with site.client("acme") as client:
-        lines = [line(f"a-{n}", max_tokens=4 + n) for n in range(6)] + [line("bad", temperature=9)]
+        models = ["embedded", "quick"]
+        lines = [line(f"a-{n}", max_tokens=4 + n, model=models[n % 2]) for n in range(6)]
+        lines.append(line("bad", temperature=9))
         file = client.files.create(file=("naïve.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
         assert (file.object, file.filename, file.purpose, file.status) == ("file", "naïve.jsonl", "batch", "processed")
         batch = create(client, file.id, metadata={"night": "1"})
