@@ -41,7 +41,7 @@ MAX_TAIL_BYTES = 8_192  # behind a progress comment
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
 """Values of `x-sluice-dropped-reason` in a refusal that another replica might not give."""
 UNAVAILABLE = frozenset({503, OVERLOADED})
-_ERRORS = [*with_subclasses(ApiError), NoTokenAllowed]
+_ERRORS: list[type[ApiError]] = [*with_subclasses(ApiError), NoTokenAllowed]
 _OUTCOMES = {kind.code or kind.type: kind.outcome for kind in _ERRORS}
 """Of a stream that ends with an error, by its code, or its type where it has no code; others are failures."""
 
