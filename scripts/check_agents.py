@@ -2,11 +2,11 @@
 """Run what agents are built with, untouched, against a live server: `scripts/check_agents.py [--only NAME ...]`.
 
 openai and anthropic for Python and for Node, openai-agents, instructor, pydantic-ai, langchain-openai, LlamaIndex,
-litellm, the AI SDK, Claude Code and Codex, by the programs in scripts/agents: chats, responses and messages, tool calls one
-and many, whole and streamed, their results, pydantic and zod models, log probabilities, embeddings. Each is installed
-at first use into an environment of its own below the cache directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice), from
-the package indexes that pip and npm are set up for. Writes labs/benchmarks/results/agent_clients.json; exit status 1
-when a check failed.
+litellm, the AI SDK, Claude Code and Codex, by the programs in scripts/agents: chats, responses and messages, tool calls
+one and many, whole and streamed, their results, pydantic and zod models, log probabilities, embeddings. Each is
+installed at first use into an environment of its own below the cache directory ($SLUICE_CACHE_DIR, else
+~/.cache/sluice), from the package indexes that pip and npm are set up for. Writes
+labs/benchmarks/results/agent_clients.json; exit status 1 when a check failed.
 """
 
 import json
