@@ -104,11 +104,6 @@ class Share:
             return account.saved
         return self.burst_s if account.is_capped else self._level - account.offset
 
-    @property
-    def spread_s(self) -> float:
-        """The most by which two tenants' credits differ."""
-        return self.burst_s + self.debt_limit_s
-
     def best(self) -> float:
         """Return the largest credit of a tenant that takes part; 0 without any."""
         tops = self._top(self._nearest_cap, is_waiting=False), self._top(self._waiting, is_waiting=True)
