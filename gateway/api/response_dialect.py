@@ -26,7 +26,7 @@ from gateway.openai.response_items import REFERENCE, Item, read_messages
 from gateway.openai.response_request import ResponseRequest, parse_response_request, with_instructions
 from gateway.quoting import quoted
 from gateway.tenants.effective_policy import EffectivePolicy
-from quotas.store.responses import MAX_TURNS
+from quotas.stored import MAX_TURNS
 
 KEPT_SHARE_OF_MESSAGES = 0.75  # share of the messages kept at the next try
 MAX_REFERENCED_RESPONSES = 32  # stored responses whose items one request may name; each is read and decrypted
