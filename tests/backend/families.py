@@ -78,7 +78,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         },
     ),
     "gpt-oss": lambda: GptOssConfig(
-        **_SHAPE,
+        **(_SHAPE | {"intermediate_size": 64}),
         head_dim=16,
         sliding_window=7,
         num_local_experts=5,
