@@ -80,7 +80,7 @@ class PostgresStorage:
     def __init__(self, url: str, max_bytes: int) -> None:
         parts = urlsplit(url)  # its password is not shown
         self.name = f"the database {parts.path[1:]} at {parts.hostname or 'its socket'}"
-        self.url, self._max_bytes = url, max_bytes
+        self._url, self._max_bytes = url, max_bytes
         self._connection: psycopg.Connection | None = None
 
     def write(self, rows: str) -> None:
@@ -96,7 +96,7 @@ class PostgresStorage:
             used, deleted = self._delete_oldest(float("inf"))
 
     def search(self, search: RequestSearch) -> list[Row]:
-        query, values = search.query("sluice.requests", _text, _number)
+        query, values = search.query("sluice.requests", _text, _number, "summary - 'texts'")
         with _translated(), self._connect() as connection, connection.transaction():
             connection.adapters.register_loader("jsonb", TextLoader)
             connection.execute(f"SET LOCAL statement_timeout = {round(1000 * SEARCH_SECONDS)}")
@@ -145,7 +145,7 @@ class PostgresStorage:
 
     def _connect(self) -> psycopg.Connection:
         return psycopg.connect(
-            self.url,
+            self._url,
             autocommit=True,
             prepare_threshold=None,  # a pooler may give each transaction another connection
             connect_timeout=CONNECT_SECONDS,

@@ -52,10 +52,14 @@ class RequestSearch:
     min_ttft: float | None = None
     before: LogPosition | None = None  # only what ended earlier than this row
     limit: int = 100
+    with_texts: bool = False  # which may be 80 KB of each row
 
-    def query(self, table: str, text: Callable[..., str], number: Callable[[str], str]) -> tuple[str, list[Any]]:
+    def query(
+        self, table: str, text: Callable[..., str], number: Callable[[str], str], textless: str
+    ) -> tuple[str, list[Any]]:
         """SQL that selects the end, number and summary of each row found, the newest first and one more than `limit`;
-        and its parameters. `text` and `number` are the SQL of a field of the summary, by its path.
+        and its parameters. `text` and `number` are the SQL of a field of the summary, by its path, and `textless` is
+        that of a summary without texts.
         """
         lowest, highest = self.statuses or (None, None)
         at, row = self.before or (None, None)
@@ -78,7 +82,8 @@ class RequestSearch:
         given = [(term, values) for term, values in terms if values[0] is not None]
         condition = " AND ".join(term for term, _ in given) or "TRUE"
         query = (
-            f"SELECT ended, number, summary FROM {table} WHERE {condition} "  # noqa: S608 - of our own terms
+            f"SELECT ended, number, {'summary' if self.with_texts else textless} "  # noqa: S608 - of our own terms
+            f"FROM {table} WHERE {condition} "
             "ORDER BY ended DESC, number DESC LIMIT ?"
         )
         return query, [*(value for _, values in given for value in values), self.limit + 1]
@@ -164,7 +169,7 @@ class SqliteStorage:
             connection.executescript("PRAGMA incremental_vacuum")  # `execute` would free a single page
 
     def search(self, search: RequestSearch) -> list[Row]:
-        query, values = search.query("requests", _field, _field)
+        query, values = search.query("requests", _field, _field, "json_remove(summary, '$.texts')")
         with self._reading() as connection:
             return connection.execute(query, values).fetchall()
 

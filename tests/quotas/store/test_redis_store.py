@@ -20,6 +20,7 @@ from quotas.errors import (
 )
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import Ask, Attempt, Delivered, Usage
+from quotas.store.budget_states import BudgetOwner
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import Script, ScriptRunner
 from tests.examples import examples
@@ -328,6 +329,27 @@ async def test_every_reader_sees_that_a_dead_replica_holds_nothing(
     assert (await left(other, tenant))["concurrent_requests"] == 2
     await redis.hset(f"sluice:{{{tenant}}}", mapping={f"p:{store.replica}": 1, "lease": 1})  # it ran out long ago
     assert (await left(other, tenant))["concurrent_requests"] == 3
+
+
+@pytest.mark.parametrize("owner", ["tenant", "key", "team"])
+async def test_a_list_of_budgets_counts_nothing_that_a_dead_replica_holds(
+    store: RedisStore, other: RedisStore, redis: Redis, tenant: str, owner: str
+) -> None:
+    key, team = ("k1" if owner == "key" else None), (tenant if owner == "team" else None)
+    limits = (Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.DAY), key, team=team),)
+    asked = [BudgetOwner(None if team else tenant, key, team, limits)]
+    settled = await store.reserve(tenant, key, limits, Ask(1, 100, 200))
+    await store.settle(settled, Usage(100, 50))
+    await store.reserve(tenant, key, limits, Ask(1, 100, 200))
+
+    async def remaining() -> list[int]:
+        return [state.limit.remaining for states in await other.budgets(asked) for state in states]
+
+    assert await remaining() == [550]
+    for state in (tenant, f"team:{team}") if team else (tenant,):
+        lost = {f"p:{store.replica}": 1, "lease": 1} | ({f"t:sluice:{{{tenant}}}": 1} if ":" in state else {})
+        await redis.hset(f"sluice:{{{state}}}", mapping=lost)
+    assert await remaining() == [850]
 
 
 async def test_state_expires_once_it_is_full_again(store: RedisStore, redis: Redis, tenant: str) -> None:
