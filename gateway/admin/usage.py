@@ -42,6 +42,9 @@ MAX_LEDGERS = 500_000  # summed up by one answer; a ledger is of a tenant and a 
 MAX_CSV_LEDGERS = 20_000  # ledgers written as rows
 MAX_GROUPS = 100_000  # summed up by one answer, such as users: some 70 MB
 MAX_CSV_ROWS = 500_000
+MAX_KEPT_GROUPS = 20_000  # of sums that are kept: some 14 MB
+CLOCK_TOLERANCE = timedelta(minutes=5)  # between the store's clock and ours
+DAY = timedelta(1)
 MAX_BUDGETS = 500  # of one list
 MAX_BUDGET_OWNERS = 20_000  # owners of budgets asked from the store: tenants and keys
 OWNERS_PER_TURN = 32  # of budgets: their answers take the event loop a millisecond
@@ -74,13 +77,13 @@ class UsagePeriod:
 
 
 @contextmanager
-def explained(most: int) -> Iterator[None]:
-    """Raise what reading ledgers raises as errors of the API."""
+def explained(most: int, num_read: int = 0) -> Iterator[None]:
+    """Raise what reading ledgers, beside `num_read`, raises as errors of the API."""
     try:
         yield
     except TooManyLedgers as error:
         raise BadRequest(
-            f"{error.found} ledgers, each of a tenant and a day, exceed the limit of {most}: ask for fewer "
+            f"{error.found + num_read} ledgers, each of a tenant and a day, exceed the limit of {most}: ask for fewer "
             "days or one tenant, or use `sluice usage`.",
             "from",
         ) from None
@@ -107,21 +110,41 @@ class UsageReader:
     def __init__(self, service: Service, keys: KeysInForce) -> None:
         self._service = service
         self._keys = keys
+        self._ended = list[tuple[tuple[str | None, date, date], UsageSums]]()  # of days that are over
         self._reading, self._reading_budgets = asyncio.Lock(), asyncio.Lock()
 
     async def report(self, query: Mapping[str, str], words: str = "") -> Row:
         """Usage by tenant or key, of names that contain `words`, and by day, of all. Raises `BadRequest` and
         `QuotaUnverifiable`.
         """
-        period = UsagePeriod.of(query, datetime.now(UTC).date())
-        policy = self._service.policies.current
+        now = datetime.now(UTC)
+        period, policy = UsagePeriod.of(query, now.date()), self._service.policies.current
+        ended = min(period.last, (now - CLOCK_TOLERANCE).date() - DAY)  # the last day on which no more use is booked
         sums = UsageSums(policy, await self._grouping(period.by))
         async with self._reading:
-            with explained(MAX_LEDGERS):
-                async for page in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
-                    await asyncio.to_thread(sums.add, page)
-                    _check_size(len(sums.by_owner), MAX_GROUPS, "groups")
+            if period.first <= ended:
+                sums = await asyncio.to_thread((await self._of_ended_days(sums, period, ended)).copy)
+            if ended < period.last:
+                await self._add(sums, period.tenant, max(period.first, ended + DAY), period.last)
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
+
+    async def _of_ended_days(self, empty: UsageSums, period: UsagePeriod, last: date) -> UsageSums:
+        """The sums of days that are over, which stay as they are: the latest two are kept, unless they are large."""
+        wanted = period.tenant, period.first, last
+        for days, sums in self._ended:
+            if days == wanted and sums.is_like(empty):
+                return sums
+        await self._add(empty, *wanted)
+        if len(empty.by_owner) <= MAX_KEPT_GROUPS:
+            self._ended = [*self._ended[-1:], (wanted, empty)]
+        return empty
+
+    async def _add(self, sums: UsageSums, tenant: str | None, first: date, last: date) -> None:
+        num_read = sums.num_ledgers
+        with explained(MAX_LEDGERS, num_read):
+            async for page in read_ledgers(self._service.quotas.store, tenant, first, last, MAX_LEDGERS - num_read):
+                await asyncio.to_thread(sums.add, page)
+                _check_size(len(sums.by_owner), MAX_GROUPS, "groups")
 
     async def csv(self, query: Mapping[str, str]) -> str:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""

@@ -235,11 +235,24 @@ class UsageSums:
 
     def __init__(self, policy: Policy, grouping: Grouping) -> None:
         self.by_owner: dict[Owner, dict[Price | None, Usage]] = {}
+        self.num_ledgers = 0
         self._by_day: dict[date, dict[Price | None, Usage]] = {}
         self._policy = policy
         self._grouping = grouping
 
+    def is_like(self, other: "UsageSums") -> bool:
+        """True if both add up the same kind of groups at the same policy's prices."""
+        return self._policy is other._policy and self._grouping == other._grouping
+
+    def copy(self) -> "UsageSums":
+        copy = UsageSums(self._policy, self._grouping)
+        copy.num_ledgers = self.num_ledgers
+        copy.by_owner = {owner: by_price.copy() for owner, by_price in self.by_owner.items()}
+        copy._by_day = {day: by_price.copy() for day, by_price in self._by_day.items()}
+        return copy
+
     def add(self, page: Page) -> None:
+        self.num_ledgers += len(page)
         for entry in entries_of(page, self._grouping):
             owner = None if self._grouping.spans_tenants else entry.tenant, entry.value
             price = self._policy.tenant(entry.tenant).price
