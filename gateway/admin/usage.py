@@ -150,13 +150,13 @@ class UsageReader:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
         period = UsagePeriod.of(query, datetime.now(UTC).date())
         policy, grouping = self._service.policies.current, await self._grouping(period.by)
-        pieces, num_rows = [usage_csv((), policy, grouping.column)], 0
+        pieces, num_rows = [usage_csv((), grouping.column)], 0
         async with self._reading:
             with explained(MAX_CSV_LEDGERS):
                 async for page in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_CSV_LEDGERS):
-                    entries = await asyncio.to_thread(entries_of, page, grouping)
+                    entries = await asyncio.to_thread(entries_of, page, grouping, policy)
                     _check_size(num_rows := num_rows + len(entries), MAX_CSV_ROWS, "rows")
-                    write = partial(usage_csv, entries, policy, grouping.column, has_heading=False)
+                    write = partial(usage_csv, entries, grouping.column, has_heading=False)
                     pieces.append(await asyncio.to_thread(write))
         return "".join(pieces)
 

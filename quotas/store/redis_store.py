@@ -77,7 +77,7 @@ class RedisStore:
         self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
         self.alerts = BudgetAlerts(runner, monotonic)
-        self._accounts: dict[tuple[object, ...], QuotaAccount] = {}  # by tenant and key
+        self._accounts: dict[tuple[object, ...], QuotaAccount] = {}  # by tenant, key, and model with its own prices
         self._sessions: dict[tuple[object, ...], QuotaAccount] = {}  # by limits as well; the last used one is last
         self._settling: set[asyncio.Task[None]] = set()
 
@@ -283,7 +283,7 @@ class RedisStore:
 
     async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
         """The present state of each limit; an account only asked about is not kept."""
-        account = self._accounts.get((tenant, key))
+        account = self._accounts.get((tenant, key, _priced_model(limits)))
         if account is None or account.limits != limits:
             account = self._new_account(tenant, key, limits)
         return account.states(await self._replica.levels(account))
@@ -366,13 +366,14 @@ class RedisStore:
     def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
         if limits and limits[-1].session is not None:
             return self._account_of_session(tenant, key, limits)
-        account = self._accounts.get((tenant, key))
+        name = tenant, key, _priced_model(limits)
+        account = self._accounts.get(name)
         if account is None or not (account.limits is limits or account.limits == limits):
             older, account = account, self._new_account(tenant, key, limits)
             if older is not None:
                 account.carry_over(older)
                 self._fallback.slices.replace(older, account)
-            self._accounts[tenant, key] = account
+            self._accounts[name] = account
         account.last_used = self._monotonic()
         return account
 
@@ -401,3 +402,8 @@ class RedisStore:
             ]
             for name in idle:
                 self._fallback.slices.forget(accounts.pop(name))
+
+
+def _priced_model(limits: Sequence[Limit]) -> str:
+    """The model at whose prices limits count, if it has prices of its own."""
+    return next((limit.prices.model for limit in limits if limit.prices is not None), "")

@@ -87,6 +87,20 @@ async def test_usage_is_told_by_tenant_key_and_day_with_its_exact_cost(spent: No
     assert [(row["key"], row["requests"]) for row in by_key["rows"]] == [("k1", 2), ("k2", 1)]
 
 
+async def test_models_cost_what_their_own_prices_say(redis_url: str) -> None:
+    async with ledger(redis_url) as store:
+        for model, usage in (("minilm", Usage(1000)), ("m", Usage(1000, 100, 400)), ("m", Usage(0, 5, requests=0))):
+            store.book("acme", "k1", usage, row_name(UsageRow("k1", model, "batch")))
+        await store.heartbeat()
+        reader = reader_of(store, 5.0)
+        text = POLICY.replace("USD}\n    limits", "USD, models: {minilm: {input: 0.02/1M}}}\n    limits")
+        reader._service.policies.current = parse_policy({"policy.yaml": text.encode()})
+        rows = {row["value"]: row["costs"]["USD"] for row in (await reader.report({"by": "model"}))["rows"]}
+        assert rows == {"minilm": "0.00002", "m": "0.0004975"}
+        by_tenant, csv_rows = await reader.report({}), list(csv.DictReader(StringIO(await reader.csv({}))))
+        assert by_tenant["rows"][0]["costs"]["USD"] == csv_rows[0]["cost"] == "0.0005175"
+
+
 async def test_days_that_are_over_are_read_once_and_today_anew(
     spent: None, reader: UsageReader, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

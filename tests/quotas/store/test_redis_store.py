@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from quotas.errors import (
     StoreFault,
     StoreUnavailable,
 )
-from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource, TokenPrices
 from quotas.reservation import Ask, Attempt, Delivered, Usage
 from quotas.store.budget_states import BudgetOwner
 from quotas.store.redis_store import RedisStore
@@ -119,6 +120,22 @@ async def test_settling_returns_what_was_not_used(store: RedisStore, tenant: str
     reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
     await store.settle(reservation, Usage(100, 50))
     assert await left(store, tenant) == less(requests=1, tokens=150, output_tokens=50)
+
+
+async def test_models_with_prices_of_their_own_spend_one_budget(
+    store: RedisStore, other: RedisStore, redis: Redis, tenant: str
+) -> None:
+    budget, prices = Budget(BudgetPeriod.DAY), TokenPrices(1, 1, 2, "EUR", "minilm")
+    cheap = (Limit(Resource.COST, 100_000, budget, prices=prices),)
+    dear = (replace(cheap[0], prices=TokenPrices(100, 100, 200, "EUR", "big")),)
+    await store.settle(await store.reserve(tenant, None, cheap, Ask(1, 100, 50)), Usage(100, 25))
+    running = [await store.reserve(tenant, None, limits, Ask(1, 100, 50)) for limits in (dear, cheap, dear)]
+    assert [state.remaining for state in await other.states(tenant, None, dear)] == [100_000 - 150 - 200 - 2 * 20_000]
+    await redis.delete(f"sluice:{{{tenant}}}")
+    await store.heartbeat()  # restores what runs, each at its own prices
+    for reservation in running:
+        await store.settle(reservation, Usage(50, 0))
+    assert [state.remaining for state in await other.states(tenant, None, cheap)] == [100_000 - 150 - 50 - 2 * 5_000]
 
 
 async def test_a_second_settle_does_nothing(store: RedisStore, tenant: str) -> None:
