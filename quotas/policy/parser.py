@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 from quotas.policy import units, words
@@ -264,7 +265,8 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     price = Price(given, output, cached, currency, fields.value("batch", units.share, Decimal(1)))
     models = fields.section("models")
     of_models = models.sections(words.model) if models else ()
-    return replace(price, models=tuple((name, _read_price_of_model(one, price)) for name, _, one in of_models))
+    priced = {name: _read_price_of_model(one, price) for name, _, one in of_models}
+    return replace(price, models=tuple(sorted(priced.items(), key=itemgetter(0))))
 
 
 def _read_price_of_model(section: Section, base: Price) -> Price:
