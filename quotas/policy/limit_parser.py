@@ -153,12 +153,13 @@ def priced(
     if all(limit.resource is not Resource.COST for limit in limits):
         return limits
     problem = problem_with(price)
-    if price is None or problem is not None:
+    if problem is not None:
         if given and Resource.COST in given:
             given.wrong(Resource.COST, problem)
         else:
             section.wrong("price", f"must fit limits.cost of defaults, which {problem}")
         return tuple(limit for limit in limits if limit.resource is not Resource.COST)
+    assert price is not None
     return with_prices(limits, token_prices(price))
 
 

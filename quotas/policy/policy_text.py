@@ -161,7 +161,7 @@ def _price(price: Price) -> Plain:
     return own | ({"models": models} if models else {})
 
 
-def _price_of_tokens(price: Price, batch: Decimal) -> dict[str, Plain]:
+def _price_of_tokens(price: Price, batch: Decimal) -> Plain:
     """`batch` is the share in batches where none is said."""
     said = {} if price.batch == batch else {"batch": _number(show_share(price.batch))}
     return said | {
