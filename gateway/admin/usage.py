@@ -172,21 +172,23 @@ class UsageReader:
         service = self._service
         named, records = [*service.keys.tenants()], self._keys.in_force.values()
         owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, records, words.lower())
-        found = list[Found]()
+        found, num_left_out = list[Found](), num_owners - len(owners)
         async with self._reading_budgets:
             for start in range(0, len(owners), OWNERS_PER_TURN):
                 some = owners[start : start + OWNERS_PER_TURN]
                 try:
-                    states = await service.quotas.store.budgets(some)
+                    told = zip(some, await service.quotas.store.budgets(some), strict=True)
+                    found += [(owner, state.limit.limit, state) for owner, states in told for state in states]
                 except QuotaError:
                     found += [(owner, limit, None) for owner in some for limit in owner.budgets]
-                    continue
-                found += [
-                    (owner, one.limit.limit, one) for owner, all_ in zip(some, states, strict=True) for one in all_
-                ]
-        shown = await asyncio.to_thread(nsmallest, MAX_BUDGETS, found, key=_what_is_left)
-        truncated = len(found) - len(shown) + num_owners - len(owners)
-        return {"budgets": [_budget_row(*one) for one in shown], "truncated": truncated}
+                if len(found) > 2 * MAX_BUDGETS:
+                    num_left_out += len(found) - MAX_BUDGETS
+                    found = await asyncio.to_thread(_least, found)
+        shown = _least(found)
+        return {
+            "budgets": [_budget_row(*one) for one in shown],
+            "truncated": num_left_out + len(found) - len(shown),
+        }
 
 
 Found = tuple[BudgetOwner, Limit, BudgetState | None]
@@ -209,6 +211,11 @@ def _owners(
     known = {(owner.tenant, owner.key) for owner in of_keys}
     shown = [owner for owner in owners[:MAX_BUDGET_OWNERS] if (owner.tenant, owner.key) not in known] + of_keys
     return shown, len(shown) + max(0, len(owners) + len(own) - MAX_BUDGET_OWNERS)
+
+
+def _least(found: list[Found]) -> list[Found]:
+    """The budgets with the least left."""
+    return nsmallest(MAX_BUDGETS, found, key=_what_is_left)
 
 
 def _what_is_left(found: Found) -> tuple[bool, float, str, str]:
