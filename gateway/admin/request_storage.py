@@ -52,14 +52,13 @@ class RequestSearch:
     min_ttft: float | None = None
     before: LogPosition | None = None  # only what ended earlier than this row
     limit: int = 100
-    with_texts: bool = False  # which may be 80 KB of each row
+    has_texts: bool = False  # of the requests found; a page of them would be megabytes
 
     def query(
-        self, table: str, text: Callable[..., str], number: Callable[[str], str], textless: str
+        self, table: str, text: Callable[..., str], number: Callable[[str], str], without_texts: str
     ) -> tuple[str, list[Any]]:
         """SQL that selects the end, number and summary of each row found, the newest first and one more than `limit`;
-        and its parameters. `text` and `number` are the SQL of a field of the summary, by its path, and `textless` is
-        that of a summary without texts.
+        and its parameters. `text` and `number` are the SQL of a field of the summary, by its path.
         """
         lowest, highest = self.statuses or (None, None)
         at, row = self.before or (None, None)
@@ -81,9 +80,9 @@ class RequestSearch:
         ]
         given = [(term, values) for term, values in terms if values[0] is not None]
         condition = " AND ".join(term for term, _ in given) or "TRUE"
+        shown = "summary" if self.has_texts else without_texts
         query = (
-            f"SELECT ended, number, {'summary' if self.with_texts else textless} "  # noqa: S608 - of our own terms
-            f"FROM {table} WHERE {condition} "
+            f"SELECT ended, number, {shown} FROM {table} WHERE {condition} "  # noqa: S608 - of our own terms
             "ORDER BY ended DESC, number DESC LIMIT ?"
         )
         return query, [*(value for _, values in given for value in values), self.limit + 1]
