@@ -181,7 +181,7 @@ async def test_the_table_is_counted_only_when_it_seems_full(postgres_site: Site)
     for told, counted in ((7, 7), (2 * MIB, 0)):
         site.end("a")
         site.database.write()
-        with import_module("psycopg").connect(site.storage(0).url, autocommit=True) as connection:
+        with import_module("psycopg").connect(site.url, autocommit=True) as connection:
             connection.execute("DELETE FROM sluice.requests")
             connection.execute("UPDATE sluice.request_log SET bytes = %s", [told])
             await site.database.close()
