@@ -30,7 +30,7 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
-_GEMMA = _SHAPE | {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24}
+_GEMMA = _SHAPE | {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "pad_token_id": None}
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
