@@ -120,6 +120,8 @@ def run_launchers(variant: Variant) -> None:
         query = ops.rope_and_store(qkv, heads, kv_heads, cos_sin, *norms, 1e-5, *caches, inputs)
     for window in (None, 4096):
         ops.paged_attention(query, *caches, inputs, head_dim**-0.5, window)
+    if head_dim == 64:  # gpt-oss'
+        ops.paged_attention(query, *caches, inputs, 0.125, 128, torch.empty(heads, device=META))
     if variant.dtype == "fp8" or variant.block_size != 16 or head_dim != 128:
         return  # the rest knows nothing of heads
     ops.rms_norm(hidden, hidden[0], 1e-5)
@@ -162,14 +164,16 @@ def run_adapters(inputs: StepInputs, dtype: torch.dtype) -> None:
 
 
 def run_experts(dtype: torch.dtype) -> None:
-    """Run 128 experts, of which each token has 8, for few tokens and many."""
+    """Run 128 experts, of which each token has 8, for few tokens and many, and gpt-oss'."""
 
     def meta(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=META)
 
     weights = ExpertWeights(meta(128, 2048), meta(128, 1536, 2048), meta(128, 2048, 768), 8, True)
-    for tokens in (16, 2048):
+    biases = {"router_bias": meta(128), "gate_up_bias": meta(128, 1536), "down_bias": meta(128, 2048)}
+    for tokens in (2048, 16):
         TritonOps().experts(weights)(meta(tokens, 2048))
+        TritonOps().experts(replace(weights, clamp=(1.7, 7.0), **biases))(meta(tokens, 2048))
 
 
 def run_sampling() -> None:
