@@ -45,7 +45,7 @@ TEXTS: list[Any] = [
 ]  # fmt: skip
 ENCODED_FIELDS: dict[str, list[Any]] = {
     "encoding_format": ["float", "base64", "int8"], "dimensions": [1, 384, 385, 0, None], "top_n": [1, 9, 0],
-    "user": ["u", 1], "truncate_prompt_tokens": [-1, 1, 0, 10**9], "return_documents": [True, False], "max_tokens_per_doc": [1],
+    "user": ["u", 1], "truncate_prompt_tokens": [-1, 1, 0, 10**9], "return_documents": [True, False],
 }  # fmt: skip
 METADATA: list[Any] = [None, {}, {"a": "b"}, {"a": 1}, {"a" * 65: "b"}, {str(n): "x" for n in range(17)}, [], "x"]
 ERROR_STATUSES = {400, 404, 405, 413, 429, 503}
