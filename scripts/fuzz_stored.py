@@ -8,6 +8,7 @@ values, its query makes no sense. Every answer is a 200 or a typed error, and ha
 import json
 import re
 from collections import defaultdict
+from copy import deepcopy
 from random import Random
 from typing import Any, NamedTuple
 
@@ -157,7 +158,7 @@ class StoredCalls:
     def _encoding(self) -> StoredCall:
         random = self._random
         path, field, body = random.choice(ENCODINGS)
-        body = {"model": random.choice([*["encoder"] * 8, "embedded", "e"]), **body, field: random.choice(TEXTS)}
+        body = {"model": random.choice([*["encoder"] * 8, "embedded", "e"]), **body, field: deepcopy(random.choice(TEXTS))}
         for name in random.sample([*ENCODED_FIELDS], random.choice([0, 0, 1, 2])):
             body[name] = random.choice(ENCODED_FIELDS[name])
         return StoredCall("POST", path, self._mutated(body), encodes=field)
