@@ -158,7 +158,8 @@ class StoredCalls:
     def _encoding(self) -> StoredCall:
         random = self._random
         path, field, body = random.choice(ENCODINGS)
-        body = {"model": random.choice([*["encoder"] * 8, "embedded", "e"]), **body, field: deepcopy(random.choice(TEXTS))}
+        model = random.choice([*["encoder"] * 8, "embedded", "e"])
+        body = {"model": model, **body, field: deepcopy(random.choice(TEXTS))}
         for name in random.sample([*ENCODED_FIELDS], random.choice([0, 0, 1, 2])):
             body[name] = random.choice(ENCODED_FIELDS[name])
         return StoredCall("POST", path, self._mutated(body), encodes=field)
