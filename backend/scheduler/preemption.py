@@ -191,7 +191,7 @@ class Preemption:
     def _fuller_tenants(self, head: Sequence, held: Mapping[str, int], least: float) -> list[tuple[str, float]]:
         """Return the tenants, with their weights, that hold more than `least` per weight and are owed no more than the
         head's tenant, the fullest first; none for a request without a deadline of a tenant that is served: it waits for
-        its turn by the order, which pays what it is owed, and costs nobody the recompute of the victims.
+        its turn by the order, which pays what it is owed, and no victim is recomputed for it.
         """
         if self._slots()[head.tenant] and not head.is_pressing:
             return []

@@ -138,7 +138,7 @@ class _Exchange:
     async def receive(self) -> Message:
         body, self._body = self._body, None
         if body is None:
-            await asyncio.get_running_loop().create_future()  # nobody disconnects
+            await asyncio.get_running_loop().create_future()  # no client disconnects
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(self, message: Message) -> None:
