@@ -379,6 +379,8 @@ class DueOrder:
         """Return the waiting request due first, of tenants not on hold. A tenant's requests without deadlines are due
         when the oldest of them is.
         """
+        if not self._waiting:
+            return None
         dated = next((entry for entry in self.dated if entry.sequence.tenant not in self._held), None)
         first = self._first_tenant()
         if first is None or (dated is not None and dated.due <= first[0]):
@@ -476,7 +478,8 @@ class DueOrder:
         tenant's share needs for them. O(requests with earlier deadlines).
         """
         level, tokens, requests, own = sequence.request.priority_class, 0.0, 0.0, 0.0
-        if not self._is_dated(sequence) and (undated := self.undated.get(sequence.tenant)) is not None:
+        is_dated = self._is_dated(sequence)
+        if not is_dated and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
             due += work.seconds * max(self.share.weight, weight) / weight
@@ -487,7 +490,7 @@ class DueOrder:
                 requests += 1.0
                 own += uncached if waiting.tenant == tenant else 0
         weight_of_all = self.share.weight
-        for undated, times in self._examined(None if self._is_dated(sequence) else tenant):
+        for undated, times in self._examined(None if is_dated else tenant):
             if undated.account.tenant in held:
                 continue
             lowest, until = level, due - self._due_of(undated)

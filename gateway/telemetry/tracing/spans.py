@@ -15,7 +15,6 @@
 It contains no prompt, output, stop string or message of an error, since clients wrote those or may be quoted in them.
 """
 
-
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind
