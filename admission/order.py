@@ -531,13 +531,14 @@ class DueOrder:
 
     def makes_way_for(self, newcomer: Sequence) -> Callable[[Sequence], bool]:
         """Return a test of other requests: True if admission refuses the other rather than a newcomer, whose tenant is
-        not in debt, because its class is lower, or its tenant is in debt.
+        not in debt, because the other's tenant is, or because it is of a lower class of the same tenant: classes are no
+        shares.
         """
-        level, debtors = newcomer.request.priority_class, dict[str, bool]()
+        tenant, level, debtors = newcomer.tenant, newcomer.request.priority_class, dict[str, bool]()
 
         def makes_way(other: Sequence) -> bool:
-            if other.request.priority_class > level:
-                return True
+            if other.tenant == tenant:
+                return other.request.priority_class > level
             owes = debtors.get(other.tenant)
             if owes is None:
                 owes = debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0
