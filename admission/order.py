@@ -180,10 +180,10 @@ class UndatedBacklog:
     def _is_late(self, sequence: Sequence, now: float) -> bool:
         target, level = sequence.request.first_token_target, sequence.request.priority_class
         in_time_s = IN_TIME_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
-        return now > sequence.arrival + in_time_s + self.aging.offset(level)
+        return now > sequence.arrival + in_time_s + self.aging[level]
 
     def _rank_by_age(self, sequence: Sequence) -> float:
-        return sequence.arrival + self.aging.offset(sequence.request.priority_class)
+        return sequence.arrival + self.aging[sequence.request.priority_class]
 
 
 class TenantRanking:
@@ -312,7 +312,7 @@ class DueOrder:
         """Return what is left of the offset of a class that has waited for `age` seconds, beyond the offset of the most
         urgent open class.
         """
-        return max(0.0, self.aging.offset(level) - self._first_offset - age)
+        return max(0.0, self.aging[level] - self._first_offset - age)
 
     def _due_of(self, undated: UndatedBacklog) -> float:
         """Return when a tenant's requests without deadlines are due."""
@@ -449,9 +449,7 @@ class DueOrder:
     def set_time(self, now: float) -> None:
         self.now = max(self.now, now)
         self.share.set_time(self.now)
-        self._first_offset = min(
-            [self.aging.offset(level) for level, found in self._open.items() if found], default=inf
-        )
+        self._first_offset = min([self.aging[level] for level, found in self._open.items() if found], default=inf)
         while self.dated and self.dated[0].due < self.now:
             passed = self.dated[0].sequence
             self.remove(passed)
@@ -460,8 +458,8 @@ class DueOrder:
     def asked(self, sequence: Sequence, now: float) -> None:
         """Note a request of its tenant, admitted or refused. Until the time is set again its class counts as open."""
         self.set_time(now)
-        self._first_offset = min(self._first_offset, self.aging.offset(sequence.request.priority_class))
-        self.share.asked(self.share.account(sequence.tenant), self.now)
+        self._first_offset = min(self._first_offset, self.aging[sequence.request.priority_class])
+        self.share.asked(self.share.account(sequence.tenant))
 
     def ended(self, sequence: Sequence) -> None:
         """Forget a request that has ended."""
