@@ -56,7 +56,7 @@ class _Line(TokensEndpoint):
         self.frontend.active_requests.check_open()
         return principal
 
-    def present_policy(self, call: Call, policy: EffectivePolicy, had_come: bool) -> EffectivePolicy:
+    def present_policy(self, call: Call) -> EffectivePolicy:
         return self.frontend.policy(self.authenticate(call), "inference")
 
     async def _delay_refusal(self, call: Call, refusal: ApiError) -> None:
