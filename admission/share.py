@@ -43,7 +43,15 @@ Offsets = list[tuple[float, str]]  # a heap of accounts, by offset and tenant
 
 
 class Account:
-    """One tenant's use. `credit` is in engine seconds for each unit of weight; below 0 it is debt."""
+    """One tenant's use. `credit` is in engine seconds for each unit of weight; below 0 it is debt.
+
+    | state                              | its credit        | gains by grants | in which heap     |
+    | ---------------------------------- | ----------------- | --------------- | ----------------- |
+    | not listed: it does not take part  | `saved`           | no              | none              |
+    | listed                             | level less offset | yes             | `_nearest_cap`    |
+    | listed and waiting                 | level less offset | yes, any amount | `_waiting`        |
+    | listed and capped                  | `burst_s`         | no              | none              |
+    """
 
     def __init__(self, tenant: str, weight: float, share: "Share") -> None:
         """`share` keeps the account, and charges it."""
@@ -76,7 +84,7 @@ class Share:
         self.weight = 0.0  # of all tenants that take part
         self._gaining = 0.0  # weight of the uncapped tenants that take part
         self._num_listed = self._num_capped = 0
-        self._nearest: Offsets = []  # accounts that may be capped, the nearest first; outdated entries leave lazily
+        self._nearest_cap: Offsets = []  # accounts that may be capped, the nearest first; outdated entries leave lazily
         self._waiting: Offsets = []  # accounts with work waiting
         self._idle: OrderedDict[Account, None] = OrderedDict()  # accounts that take part without open requests: by time
         self._charged: set[str] = set()  # since the last `take_charged`
@@ -103,7 +111,7 @@ class Share:
 
     def best(self) -> float:
         """Return the largest credit of a tenant that takes part; 0 without any."""
-        tops = self._top(self._nearest, is_waiting=False), self._top(self._waiting, is_waiting=True)
+        tops = self._top(self._nearest_cap, is_waiting=False), self._top(self._waiting, is_waiting=True)
         found = [self._level - top.offset for top in tops if top is not None]
         return max([*found, self.burst_s] if self._num_capped else found, default=0.0)
 
@@ -225,7 +233,7 @@ class Share:
         elif change < 0.0 and not account.is_repaid:
             account.is_repaid = True
             self.repaid.append(account)
-        if was_capped or change < 0.0:  # otherwise its rank is too good, which is corrected at the top of the heap
+        if was_capped or change < 0.0:  # otherwise its entry has too much credit, which `_top` corrects
             self._push(account)
 
     def grant(self) -> None:
@@ -236,7 +244,7 @@ class Share:
             return
         left, self._pot = self._pot, 0.0
         while left > 0.0 and self._num_listed > self._num_capped:
-            nearest = self._top(self._nearest, is_waiting=False)
+            nearest = self._top(self._nearest_cap, is_waiting=False)
             room = inf if nearest is None else self.burst_s - (self._level - nearest.offset)
             if nearest is None or left < room * self._gaining:
                 self._level += left / self._gaining
@@ -301,16 +309,16 @@ class Share:
         self._gaining = self._gaining + weight if self._num_listed > self._num_capped else 0.0
 
     def _push(self, account: Account) -> None:
-        heap = self._waiting if account.is_waiting else self._nearest
+        heap = self._waiting if account.is_waiting else self._nearest_cap
         heappush(heap, (account.offset, account.tenant))
         if len(heap) > 4 * len(self.accounts) + 64:
             self._rebuild()
 
     def _rebuild(self) -> None:
         listed = [a for a in self.accounts.values() if a.is_listed and not a.is_capped]
-        self._nearest = [(a.offset, a.tenant) for a in listed if not a.is_waiting]
+        self._nearest_cap = [(a.offset, a.tenant) for a in listed if not a.is_waiting]
         self._waiting = [(a.offset, a.tenant) for a in listed if a.is_waiting]
-        heapify(self._nearest)
+        heapify(self._nearest_cap)
         heapify(self._waiting)
 
     def _top(self, heap: Offsets, *, is_waiting: bool) -> Account | None:
