@@ -115,6 +115,7 @@ def flood_of_work(window: Window) -> Finding | None:
         f"longer than {others:.1f} s",
         "other tenants still get their shares; bound this one in the policy with queued_requests, "
         "concurrent_requests or a rate, and ask its owner about the traffic",
+        tenant=top["name"],
     )
 
 
@@ -129,6 +130,7 @@ def flood_of_refusals(window: Window) -> Finding | None:
         f"tenant {name} is refused again and again",
         f"{refused[name]} of {total} refusals in {window.seconds:.1f} s were of its requests",
         "see /admin/v1/refusals for its limit: raise that in the policy, or ask its owner to obey Retry-After",
+        tenant=name,
     )
 
 
