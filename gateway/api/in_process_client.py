@@ -170,7 +170,7 @@ class InProcessClient:
             if (names := self._model_of(request).prompt_names) is not None:
                 await names.name(sequences)
             grant, headers = None, _NONE
-            limits = policy.charged_in(record.session)
+            limits = policy.charged_in(record.session, request.adapter or request.model)
             if limits or request.attempt is not None:  # a router's request is settled where its replica is lost
                 grant = await self._reserve(request, sequences, policy, limits, record)
                 headers = policy.rate_headers.of(grant.states)
@@ -199,9 +199,10 @@ class InProcessClient:
         adapter, draw = service.adapters.named(request.adapter), partial(service.seeds.getrandbits, 63)
         sequences = request.sequences(model.end_tokens, draw, adapter, model.number)
         if request.sampling.max_tokens is None:
+            priced = request.adapter or request.model
             for one in sequences:
                 expected = service.admission.expected_tokens(one.tenant, one.request.max_tokens)
-                if (reservable := policy.reservable(one.num_prompt_tokens, expected)) is not None:
+                if (reservable := policy.reservable(one.num_prompt_tokens, expected, priced)) is not None:
                     one.limit_to(reservable)
         if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
             longest = max(one.request.most_tokens for one in sequences)
@@ -360,7 +361,7 @@ class InProcessClient:
 
     async def encode(self, asked: EncodingAsk, policy: EffectivePolicy) -> tuple[Headers, list[bytes]]:
         record = current.get()
-        limits = policy.charged_in(record.session if record is not None else None)
+        limits = policy.charged_in(record.session if record is not None else None, asked.model)
         quotas, outage = self.service.quotas, policy.tenant.on_store_outage if limits else "open"
         lengths, now = [len(one) for one in asked.inputs], self.service.telemetry.clock()
         queued = EncodingRequest(policy.name, lengths, now, policy.is_line)

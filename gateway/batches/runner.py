@@ -30,6 +30,7 @@ from quotas.errors import QuotaError
 from quotas.policy.policy import token_prices
 from quotas.quotas import Quotas
 from quotas.store.batches import OPEN, BatchStore, DoneLine, FinishedLine
+from quotas.usage_row import model_of
 
 log = logging.getLogger(__name__)
 
@@ -326,7 +327,7 @@ class BatchRun:
         key = self._record["key"]
         policy = self._parts.policy(self._tenant, key)
         price = policy.tenant.price
-        prices = None if price is None else token_prices(price.in_batches)
+        prices = None if price is None else token_prices(price.of(model_of(answer.usage_row)).in_batches)
         finished = FinishedLine(
             self._name,
             self._epoch,
