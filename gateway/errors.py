@@ -467,6 +467,7 @@ class FilesUnavailable(ApiError):
     type = "service_unavailable_error"
     code = "files_unavailable"
     outcome = Outcome.FAILED
+    dropped_reason = "disk"
 
     def __init__(self) -> None:
         told = "The server could not write this file to its disk, and has kept nothing of it. Try again later."
