@@ -1,4 +1,4 @@
-"""What a replay of a gateway's event log finds of ended sequences: when their blocks were free, and what was computed."""
+"""What a replay of a gateway's event log finds of ended sequences: when their blocks were free, what was computed."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
