@@ -16,6 +16,7 @@ from quotas.errors import (
     LimitExceeded,
     NeverFits,
     QuotaError,
+    QuotaRefused,
     StoreFault,
     StoreUnavailable,
 )
@@ -75,6 +76,30 @@ def test_leases_never_add_up_to_more_than_the_limit_and_expire(
             assert granted == min(wanted, limit - others)
             leases[index] = granted, now + life * SECOND
             now += seconds * SECOND
+
+    loop.run(live())
+
+
+def test_a_rate_refills_after_the_clock_was_set_back(loop_and_runner: tuple[asyncio.Runner, ScriptRunner]) -> None:
+    loop, runner = loop_and_runner
+    rate = Limit(Resource.REQUESTS, 30, Rate(60, 2))
+    budget = Limit(Resource.REQUESTS, 3, Budget(BudgetPeriod.DAY))
+
+    async def live() -> None:
+        store, tenant, noon = RedisStore(runner, LEASE), uuid4().hex, 10**15 - 10**15 % (86400 * SECOND)
+
+        async def ask(seconds: int, limits: tuple[Limit, ...]) -> bool:
+            await runner.client.execute(b"SET", b"test:clock", b"%d" % (noon + seconds * SECOND))
+            try:
+                await store.settle(await store.reserve(tenant, None, limits, Ask(1, 1, 1)), Usage(1, 1))
+            except QuotaRefused:
+                return False
+            return True
+
+        assert [await ask(0, (rate, budget)) for _ in range(3)] == [True, True, False]
+        assert [await ask(-7200, (rate,)) for _ in range(2)] == [False, False]
+        assert [await ask(-7200 + 2, (rate, budget)) for _ in range(2)] == [True, False]
+        assert not await ask(-3600, (rate, budget)), "a budget keeps what was spent on the day before"
 
     loop.run(live())
 
