@@ -197,7 +197,7 @@ class Preemption:
         head's tenant, the fullest first. `held` counts the slots or the blocks of each tenant.
 
         None gives anything to a request without a deadline of a tenant that is served: it waits for its turn by the
-        order, which pays what it is owed, and costs nobody the recompute of the victims.
+        order, which pays what it is owed, and no victim is recomputed for it.
         """
         is_served = self._slots()[head.tenant] > 0
         if is_served and not head.is_pressing:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gateway.doctor.finding import Finding, Severity
 
 ABOVE_TARGET = "above_target_"  # prefix of findings of a class
-LATE = ("above_target", "slow_answers", "estimates_off", "promises_broken", "early_retries", "refusing")
+LATE = ("above_target", "slow_answers", "promises_broken", "early_retries", "refusing")
 
 EXPLAINS = {  # by kind, the likelier cause first; no finding explains one above it
     "device_stalled": ("not_admitted", *LATE),
@@ -32,7 +32,6 @@ EXPLAINS = {  # by kind, the likelier cause first; no finding explains one above
     "long_prefills": LATE,
     "not_admitted": LATE,
     "above_target": LATE,
-    "estimates_off": ("promises_broken",),
 }
 _RANKS = {kind: rank for rank, kind in enumerate(EXPLAINS)}
 

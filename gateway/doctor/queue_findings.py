@@ -12,8 +12,7 @@ LATE_SHARE = 0.1  # of admissions: a target holds for nine in ten
 MIN_ADMISSIONS = 5.0  # too few to estimate a tenth
 FLOODING_SHARE = 0.8  # of waiting or refused requests: nearly all
 MIN_FLOOD_REQUESTS = 10  # fewer are no flood
-MIN_ESTIMATES = 30.0  # below which 0.75 and 0.9 are indistinguishable
-HELD_SHARE = 0.75  # of estimates: nine in ten should hold, and of 30 three standard errors are 0.16
+HELD_SHARE = 0.75  # of estimates: nine in ten should hold, and of 100 three standard errors are 0.09
 EARLY_RETRY_SHARE = 0.5  # of retries: a client's jitter makes a few early
 MAX_NAMED_TENANTS = 3
 
@@ -161,22 +160,6 @@ def early_retries(window: Window) -> Finding | None:
         "clients retry before their Retry-After",
         f"{early:.0f} of {every:.0f} retries in {window.seconds:.1f} s came early",
         "the request log names their tenants: have their clients obey Retry-After, or limit their rate",
-    )
-
-
-def estimates_off(window: Window) -> Finding | None:
-    first = {"token": "first"}
-    early = window.count("sluice_estimate_error_seconds", **first, side="early")
-    late = window.count("sluice_estimate_error_seconds", **first, side="late")
-    total = early + late
-    if total < MIN_ESTIMATES or early >= HELD_SHARE * total:
-        return None
-    return Finding(
-        "estimates_off",
-        "first tokens come later than their estimates",
-        f"{early:.0f} of {total:.0f} estimates held in {window.seconds:.1f} s; nine in ten are meant to",
-        "estimates are learned again within some hundred requests; if it stays, look for causes outside the "
-        "engine: other processes on its cores, a throttled device",
     )
 
 
