@@ -162,6 +162,7 @@ class Preemption:
             if (seated := self.slot_for(sequence)) is None:
                 return  # memory is of no use without a slot
             self._preempt(seated)
+            self._counters.slot_preemptions += not seated.is_spare
             lower = [one for one in lower if one is not seated]
         watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
         adapter = self._kv_manager.blocks.adapters.num_needed(sequence)

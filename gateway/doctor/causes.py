@@ -63,7 +63,9 @@ def _explains(cause: Finding, finding: Finding, found: Sequence[Finding]) -> boo
 
 
 def _meet(one: Finding, other: Finding) -> bool:
-    """True if both are of the same gateway, or one's replicas contain the other's."""
+    """True if both are of the same gateway, or one's replicas contain the other's; not of two tenants."""
+    if one.tenant and other.tenant and one.tenant != other.tenant:
+        return False
     return one.replicas == other.replicas or not {*one.replicas}.isdisjoint(other.replicas)
 
 

@@ -175,6 +175,7 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     assert page.column("#usage-budgets", 4)[0] == "300,000 (3 %)"
     assert page.column("#usage-budgets", 4)[5] == "unknown"
     assert page.count("#usage-budgets .low") == 1
+    assert page.column("#usage-budgets", 6)[:3] == ["12 k set aside, 4,000 lost", "4,000 lost", ""]
     page.click("[name=usage-by][value=key]")
     page.until_asked("by=key")
     gateway.answers["usage"] |= {"by": "metadata.project", "rows": page_data.groups(("search", "", None))}

@@ -81,6 +81,13 @@ def test_each_finding_is_told_once_and_behind_its_cause(those: list[Finding]) ->
         assert finding.cause in ("", root)
 
 
+@pytest.mark.parametrize(("refused", "cause"), [("acme", "flooding_tenant"), ("bolt", "")])
+def test_a_flood_of_one_tenant_explains_no_refusals_of_another(refused: str, cause: str) -> None:
+    flood = replace(found("flooding_tenant"), tenant="acme")
+    refusals = replace(found("refused_tenant"), tenant=refused)
+    assert told(flood, refusals) == [("flooding_tenant", ""), ("refused_tenant", cause)]
+
+
 def test_troubles_that_have_nothing_to_do_with_each_other_stay_apart() -> None:
     assert told(found("lost_telemetry"), found("invalid_policy", serious=True), found("slow_clients")) == [
         ("invalid_policy", ""), ("lost_telemetry", ""), ("slow_clients", ""),
@@ -104,7 +111,7 @@ def test_a_cause_explains_only_existing_findings() -> None:
 
 @pytest.mark.parametrize("cause", ["", "small_batches"])
 def test_a_finding_is_told_and_read_with_its_cause(cause: str) -> None:
-    one = Finding("preemptions", "it is", "seen", "mend it", Severity.WARNING, ("a",), cause)
+    one = Finding("preemptions", "it is", "seen", "mend it", Severity.WARNING, ("a",), cause, cause and "acme")
     assert Finding.of(one.to_json()) == one
 
 
