@@ -9,6 +9,7 @@ because products overlap reading with arithmetic, while attention to a long cont
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 from backend.errors import ConfigError
@@ -55,7 +56,7 @@ GPUS = {
 MEMORY_BYTES = {"h200": 139 * GIB, "h100": 79 * GIB, "a100": 79 * GIB}  # that their driver leaves
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: derived numbers are kept, which metrics ask for at each step
 class Footprint:
     """The memory that one model takes in one precision."""
 
@@ -69,7 +70,7 @@ class Footprint:
         embedding = 0 if self.model.tie_word_embeddings else self.model.vocab_size * self.model.hidden_size
         return self.num_multiplied + embedding
 
-    @property
+    @cached_property
     def num_multiplied(self) -> int:
         """The count of numbers that each step reads: all but the embedding's, unless it is tied to the head."""
         return self.num_multiplied_by_token + self.model.hidden_size * self.model.vocab_size
@@ -83,11 +84,11 @@ class Footprint:
     def weight_bytes(self) -> int:
         return self.num_weights * self.item_bytes
 
-    @property
+    @cached_property
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 
-    @property
+    @cached_property
     def kv_bytes_per_token(self) -> int:
         model = self.model
         return 2 * model.num_layers * model.num_kv_heads * model.head_dim * (self.kv_item_bytes or self.item_bytes)
@@ -131,7 +132,7 @@ def _layer_weights(model: ModelConfig) -> int:
     return products + biases + 2 * hidden + model.qk_norm * 2 * model.head_dim
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: derived numbers are kept, which metrics ask for at each step
 class Roofline:
     """The least time that a model's steps take on a device."""
 
@@ -139,7 +140,7 @@ class Roofline:
     peaks: Peaks
     num_ranks: int = 1  # that divide the model, of which `footprint` is one's part
 
-    @property
+    @cached_property
     def rate(self) -> float:
         return self.peaks.rate(self.footprint.dtype)
 
