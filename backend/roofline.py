@@ -161,6 +161,15 @@ class Roofline:
         """
         return self._products(tokens) + self.exchange(tokens)
 
+    def step(self, tokens: int, context: int, pairs: int) -> float:
+        """Return the least seconds of a step of `tokens`, whose sequences have `context` tokens before it and whose
+        prefills see `pairs` of tokens. Windows of attention and the exchange of ranks are not counted.
+        """
+        model = self.footprint.model
+        reading = context * self.footprint.kv_bytes_per_token / self.peaks.bandwidth
+        attention = 4 * model.num_layers * model.num_heads * model.head_dim * pairs / self.rate
+        return self._products(tokens) + reading + attention
+
     def exchange(self, tokens: int) -> float:
         """Return the seconds in which ranks exchange the sums of a step of `tokens`, two a layer and one for the
         embedding: of each sum a ring sends 2 (N - 1) / N to the next rank (Patarasuk and Yuan, 2009).

@@ -80,7 +80,7 @@ def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> 
     arrivals = read_traffic(namespace.trace).arrivals
     fleet = _Fleet(namespace.rate, namespace.tensor_parallel, namespace.price)
     objective = Objective(namespace.ttft, namespace.per_token)
-    replica = _replica(arrivals, memory, steps, objective, namespace.requests)
+    replica = planned_replica(arrivals, memory, steps, objective, namespace.requests)
     runs = 1 + NUM_HALVINGS + 2 * len(SENSITIVITIES) * (1 + NUM_NEAR_HALVINGS)
     with progress("simulating", "requests", runs * replica.requests) as bar:
         knee = replica.knee(bar.update)
@@ -102,9 +102,10 @@ def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> 
     )
 
 
-def _replica(
+def planned_replica(
     arrivals: list[Arrival], memory: MemoryPlan, steps: StepTime, objective: Objective, requests: int
 ) -> Replica:
+    """Return a replica of this memory and these step times. Raises `OptionError`."""
     device = planned_device("planned", steps, memory.kv_tokens, memory.footprint.kv_bytes_per_token)
     settings = {
         "max_num_seqs": memory.max_num_seqs,

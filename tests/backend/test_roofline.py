@@ -100,3 +100,10 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
         MemoryPlan.make(LLAMA, 12 * 2**30, None, 256, 2048)
     with pytest.raises(ConfigError, match="lower max_model_len to"):
         MemoryPlan.make(LLAMA, 17 * 2**30, 8192, 16, 512)
+
+
+def test_a_step_of_decodes_alone_has_the_floor_of_decodes_and_a_prompt_adds_its_pairs() -> None:
+    roofline = Roofline(LLAMA, H200)
+    assert roofline.step(64, 64 * 1024, 0) == pytest.approx(roofline.decode(64, 1024))
+    attention = roofline.step(1024, 0, 1024 * 1025 // 2) - roofline.prefill(1024)
+    assert attention == pytest.approx(4 * 32 * 32 * 128 * 524_800 / 790e12)
