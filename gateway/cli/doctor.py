@@ -65,7 +65,7 @@ def add_doctor_command(commands: "_SubParsersAction[Any]") -> None:
 
 def _last(text: str) -> float:
     if not MIN_LAST_SECONDS <= (seconds := duration(text)) <= MAX_LAST_SECONDS:
-        raise ValueError("is not within 15s and 5m, for which a gateway keeps its metrics")
+        raise ValueError("is not within 15s and 5min, for which a gateway keeps its metrics")
     return seconds
 
 
@@ -107,7 +107,9 @@ def _diagnose(namespace: Namespace) -> int:
             found = findings(before, gateway.snapshot())
             now = {finding.name for finding in found}
             found = ranked(found + [past for past in gateway.own_findings() if past.name not in now])
-    told = {"findings": [finding.to_json() for finding in found]} | ({"figures": figures} if figures else {})
+    told = {"findings": [finding.to_json() for finding in found]} | (
+        {"figures": [one._asdict() for one in figures]} if figures else {}
+    )
     shown = (f"{name:24}{value:>10}  {meaning}" for name, value, meaning in figures)
     _print(namespace.json, told, [*shown, *_told(found)])
     return int(any(finding.severity is Severity.SERIOUS for finding in found))

@@ -15,7 +15,7 @@ EXPLAINS = {  # by kind, the likelier cause first; no finding explains one above
     "store_away": ("store_fails", "store_slow", "fairness_local", "refusing", "early_retries", "unsettled"),
     "starving_floor": ("small_batches", "not_admitted", "preemptions", "thrashing", *LATE),
     "small_batches": ("not_admitted", "preemptions", "thrashing", *LATE),
-    "preemptions": ("thrashing", "wasted_work", *LATE),
+    "preemptions": ("thrashing", *LATE),
     "lost_steps": LATE,
     "late_loop": (
         "low_utilisation",

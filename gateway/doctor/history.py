@@ -3,14 +3,12 @@
 A pure function of two sets of metrics, minutes apart."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from gateway.doctor.engine_findings import STEP
 from gateway.doctor.finding import Finding
 from gateway.doctor.snapshot import Window
 from quotas.policy.units import show_wait
-
-Figure = tuple[str, str, str]
-"""A name, its value, and its meaning."""
 
 FAR_SHARE = 0.1  # of the roofline: rows more cost next to nothing there, and the time goes elsewhere
 MIN_JUDGED_STEPS = 1000.0  # of which a share is told
@@ -22,8 +20,18 @@ WASTE = ("sluice_recomputed_tokens_total", "sluice_late_tokens_total", "sluice_p
 FIRST_TOKEN, PER_TOKEN = (f"gen_ai_server_{name}_seconds" for name in ("time_to_first_token", "time_per_output_token"))
 
 
+class Figure(NamedTuple):
+    name: str
+    value: str
+    meaning: str
+
+
 def figures(window: Window) -> Iterator[Figure]:
     """Yield the figures of the time between two sets of metrics."""
+    return map(Figure._make, _figures(window))
+
+
+def _figures(window: Window) -> Iterator[tuple[str, str, str]]:
     steps, busy = window.count(STEP), window.increase("sluice_device_busy_seconds_total")
     yield (
         "steps",

@@ -56,7 +56,7 @@ class LiveGateway:
         """The troubles and the figures of the last `seconds`. Raises `DoctorError`."""
         answer = self._json(f"/admin/v1/diagnosis?last={seconds:.0f}")
         try:
-            figures = [(str(one["name"]), str(one["value"]), str(one["meaning"])) for one in answer["figures"]]
+            figures = [Figure(str(one["name"]), str(one["value"]), str(one["meaning"])) for one in answer["figures"]]
             return [Finding.of(found) for found in answer["findings"]], figures
         except (KeyError, TypeError, ValueError) as error:
             raise self._foreign(error) from None

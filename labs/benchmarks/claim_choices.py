@@ -3,7 +3,7 @@
 Four tenants at 1.4 times capacity, of whom the first asks for three times as much as each of the others; a first token
 is wanted within two seconds, then a token every 0.1 s on average. Every choice has our admission by deadline, which its
 source has not: it makes most of them better. Each batching rule and each rule of memory has the default's order; memory
-is scarce in the fourth kind alone, conversations in a seventh of the memory.
+is scarce in the fourth kind alone, conversations in 24,000 tokens.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ PER_TOKEN = 0.1
 ORDER = "fair"
 LONGEST = "max_model_len=16384"
 WHOLE_PROMPTS = "prefill_chunk=off,max_num_batched_tokens=16384,max_num_seqs=192"
-SCARCE = ",kv_tokens=60000"
+SCARCE = ",kv_tokens=24000"
 TRAFFIC = {
     "conversations": Traffic.conversations,
     "code": Traffic.code,

@@ -86,7 +86,7 @@ def _teach(run: SimulatedRun) -> None:
     assert isinstance(order, PublishedOrder) and order.predicted is not None
     for one in _of_kinds(7, 3000):
         made = sequence_of(0, one, 0.0, NO_TARGET)
-        order.predicted.learn(made.tenant, made.prompt, made.max_tokens, one.output_tokens)
+        order.predicted.learn(made.tenant, made.request.prompt, made.request.max_tokens, one.output_tokens)
 
 
 def _policy(text: str) -> SimulatedPolicy:
@@ -171,8 +171,7 @@ def chunked_prefill(seed: int, share: float) -> Figures:
     whole, chunked = _run(PREFILL_FIRST, requests), _run(f"fair,{CHUNKED}", requests)
     most = {}
     for policy in (PREFILL_FIRST, f"fair,{CHUNKED}"):
-        loads = (one / 10 for one in range(1, 12))
-        runs = ((load, _run(policy, _poisson(seed, load, 100 * share))) for load in loads)
+        runs = ((load, _run(policy, _poisson(seed, load, 100 * share))) for load in _loads(1, 12, 10, share))
         most[policy] = _last_while(lambda run: (run.interval.p99 or 0.0) <= 0.1, runs)
     return {
         "x the capacity of whole prompts, with 99 % of tokens within 0.1 s": most[f"fair,{CHUNKED}"]
@@ -180,6 +179,11 @@ def chunked_prefill(seed: int, share: float) -> Figures:
         "+% throughput at 0.9 times capacity": chunked.output_rate / whole.output_rate - 1,
         "x its p99 between tokens there": _p99(chunked.interval.p99) / _p99(whole.interval.p99),
     }
+
+
+def _loads(first: int, end: int, parts: int, share: float) -> list[float]:
+    """Returns loads in steps of 1/`parts`; of a short form, three of them."""
+    return [one / parts for one in range(first, end, 1 if share == 1 else (end - first) // 3)]
 
 
 def _last_while(holds: Callable[[Summary], bool], runs: Iterable[tuple[float, Summary]]) -> float:
@@ -214,8 +218,7 @@ def slai_capacity(seed: int, share: float) -> Figures:
     """The largest load, in steps of 5 %, with a median of first tokens below 0.5 s."""
     most = {}
     for policy in (f"order=shortest_first,batching=slai,{CHUNKED}", f"fcfs,{CHUNKED}"):
-        loads = (one / 20 for one in range(16, 27))
-        runs = ((load, _run(policy, _poisson(seed, load, 150 * share))) for load in loads)
+        runs = ((load, _run(policy, _poisson(seed, load, 150 * share))) for load in _loads(16, 27, 20, share))
         most[policy] = _last_while(lambda run: (run.first_token.p50 or 0.0) < 0.5, runs)
     ours, theirs = most.values()
     return {"+% load": ours / max(theirs, 0.1) - 1, "x its capacity": ours, "x that of fcfs": theirs}
@@ -320,8 +323,8 @@ def service_gaps(seed: int, share: float) -> Figures:
     random, requests = Random(seed), list[Arrival]()
     for tenant, (prompt, output) in zip(TENANTS, ((40, 20), (100, 50), (300, 100), (500, 300)), strict=True):
         for _ in range(round(60_000 * share) // (prompt + 2 * output)):
-            lengths = (round(tokens * random.uniform(0.5, 1.5)) for tokens in (prompt, output))
-            requests.append(Arrival(0.0, *lengths, tenant=tenant))
+            drawn, answer = (round(tokens * random.uniform(0.5, 1.5)) for tokens in (prompt, output))
+            requests.append(Arrival(0.0, drawn, answer, tenant=tenant))
     random.shuffle(requests)
     settings = f"kv_tokens=10000,max_model_len=10000,{SMALL}"
     gaps = {
@@ -441,7 +444,7 @@ def _largest_loads(traffic: Traffic, good: Objective, seed: int, share: float) -
     ways |= {str(split): (f"fair,{CHUNKED}", split) for split in splits(4)[1:]}
     for name, (text, split) in ways.items():
         policy, most[name], before = parse_simulated_policy(text, DEVICE), 0.0, 1.0
-        for load in (one / 10 for one in range(1, 12)):
+        for load in _loads(1, 12, 10, share):
             requests = _poisson(seed, 4 * load, 60 * share, traffic=traffic)
             now = simulate_split(split, policy, requests, DEVICE, Link(100e9 / 8), good).goodput
             if now < KNEE_GOODPUT:

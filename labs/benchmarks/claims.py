@@ -40,7 +40,7 @@ Azure's traces of 2023. Batches and memory are measured with the default's order
 
 A row is judged by the figures in bold, those that its first column names. **yes**: each seed is within a fifth of the
 claim. **partly**: the median is within a factor of two, or one of two figures holds. **no**: neither. **another
-claim**: the source says something else than what circulates. A bound, such as below 5 %, holds for each seed or does not.
+claim**: the source says something else than what circulates. A bound, such as below 5 %, holds for each seed or not.
 
 ## Claims
 
@@ -54,7 +54,7 @@ Four tenants at 1.4 times capacity, of whom the first asks for three times as mu
 token is wanted within two seconds, then a token every 0.1 s on average. All have the default's admission by deadline,
 which none of their sources has. Three figures on four kinds of traffic, medians over the seeds: the share of all
 requests that are good; that of the worst of the three light tenants; and the largest gap between what two tenants were
-served while both had work waiting, in seconds of the device. Memory is scarce in the last kind: conversations in 60,000
+served while both had work waiting, in seconds of the device. Memory is scarce in the last kind: conversations in 24,000
 tokens.
 
 """
