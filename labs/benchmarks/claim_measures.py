@@ -5,9 +5,9 @@ change, and the rest is read behind the figure. Batches and memory are measured 
 orders are named by their settings.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import exp, log, sqrt
 from random import Random
 from statistics import mean
@@ -36,6 +36,7 @@ STATIC, PADDED = "fair,batching=static,", "fair,batching=static_padded,"
 SLOTS = f"{ENGINE},max_num_seqs=64"
 TIGHT = f"kv_tokens=20000,max_model_len=16384,{CHUNKED}"
 TENANTS = ("tenant-1", "tenant-2", "tenant-3", "tenant-4")
+TENTHS = [one / 10 for one in range(1, 12)]  # of the capacity
 ARENA, KINDS, NOISE = 27, 40, 0.62  # tenants, kinds of prompts, and the deviation of an answer's logarithm
 SCARCE_KV_TOKENS = 60_000
 
@@ -55,7 +56,11 @@ def _conversations(seed: int, count: float) -> list[Arrival]:
 
 
 def _poisson(
-    seed: int, load: float, seconds: float, deadline: float | None = None, traffic: Traffic | None = None
+    seed: int,
+    load: float,
+    seconds: float,
+    deadline: Callable[[Arrival], float | None] = lambda one: None,
+    traffic: Traffic | None = None,
 ) -> list[Arrival]:
     """Conversations, or other traffic, at a multiple of what the machine completes."""
     traffic = traffic or Traffic.conversations()
@@ -63,8 +68,7 @@ def _poisson(
     while (now := now + random.expovariate(load * traffic.capacity)) < seconds:
         tenant = random.choice(TENANTS)
         one = random.choice(traffic.trace)._replace(time=now, tenant=tenant, max_tokens=MAX_TOKENS)
-        one = one if deadline is None else one._replace(deadline=deadline)
-        made.append(one._replace(session=len(made)))
+        made.append(one._replace(session=len(made), deadline=deadline(one)))
     return made
 
 
@@ -171,8 +175,8 @@ def chunked_prefill(seed: int, share: float) -> Figures:
     whole, chunked = _run(PREFILL_FIRST, requests), _run(f"fair,{CHUNKED}", requests)
     most = {}
     for policy in (PREFILL_FIRST, f"fair,{CHUNKED}"):
-        runs = ((load, _run(policy, _poisson(seed, load, 100 * share))) for load in _loads(1, 12, 10, share))
-        most[policy] = _last_while(lambda run: (run.interval.p99 or 0.0) <= 0.1, runs)
+        runs = partial(_at_load, policy, seed, 100 * share)
+        most[policy] = _largest(lambda load: (runs(load).interval.p99 or 0.0) <= 0.1, TENTHS)  # noqa: B023
     return {
         "x the capacity of whole prompts, with 99 % of tokens within 0.1 s": most[f"fair,{CHUNKED}"]
         / max(0.1, most[PREFILL_FIRST]),
@@ -181,19 +185,14 @@ def chunked_prefill(seed: int, share: float) -> Figures:
     }
 
 
-def _loads(first: int, end: int, parts: int, share: float) -> list[float]:
-    """Returns loads in steps of 1/`parts`; of a short form, three of them."""
-    return [one / parts for one in range(first, end, 1 if share == 1 else (end - first) // 3)]
+def _at_load(policy: str, seed: int, seconds: float, load: float) -> Summary:
+    return _run(policy, _poisson(seed, load, seconds))
 
 
-def _last_while(holds: Callable[[Summary], bool], runs: Iterable[tuple[float, Summary]]) -> float:
-    """Returns the last load before the first whose run does not hold; 0 if that is the first."""
-    last = 0.0
-    for load, run in runs:
-        if not holds(run):
-            break
-        last = load
-    return last
+def _largest(holds: Callable[[float], bool], loads: Sequence[float]) -> float:
+    """Returns the largest load that holds, looked for by halves; 0 if none does."""
+    number = bisect_left(loads, True, key=lambda load: not holds(load))
+    return loads[number - 1] if number else 0.0
 
 
 def _p99(seconds: float | None) -> float:
@@ -218,8 +217,9 @@ def slai_capacity(seed: int, share: float) -> Figures:
     """The largest load, in steps of 5 %, with a median of first tokens below 0.5 s."""
     most = {}
     for policy in (f"order=shortest_first,batching=slai,{CHUNKED}", f"fcfs,{CHUNKED}"):
-        runs = ((load, _run(policy, _poisson(seed, load, 150 * share))) for load in _loads(16, 27, 20, share))
-        most[policy] = _last_while(lambda run: (run.first_token.p50 or 0.0) < 0.5, runs)
+        runs = partial(_at_load, policy, seed, 150 * share)
+        loads = [one / 20 for one in range(16, 27)]
+        most[policy] = _largest(lambda load: (runs(load).first_token.p50 or 0.0) < 0.5, loads)  # noqa: B023
     ours, theirs = most.values()
     return {"+% load": ours / max(theirs, 0.1) - 1, "x its capacity": ours, "x that of fcfs": theirs}
 
@@ -421,21 +421,26 @@ def phase_splitting(seed: int, share: float) -> Figures:
     """
     gains = Figures()
     for traffic in (Traffic.conversations(), Traffic.code()):
-        trace = [one._replace(deadline=3 * _alone(one.prompt_tokens)) for one in traffic.trace]
-        step = DEVICE.seconds(StepWork(0, 1, round(mean(one.prompt_tokens for one in trace))))
+        step = DEVICE.seconds(StepWork(0, 1, round(mean(one.prompt_tokens for one in traffic.trace))))
         for slowdown in (1.5, 5.0):
             good = Objective(first_token=2.0, per_token=slowdown * step)  # the first by the request's own deadline
-            _, chunked, apart = _largest_loads(replace(traffic, trace=trace), good, seed, share)
+            _, chunked, apart = _largest_loads(traffic, good, seed, share, _alone_three_times)
             gains[f"x, {traffic.name} at {slowdown:g} times a step"] = apart / max(0.1, chunked)
     return gains
 
 
-def _alone(prompt_tokens: int) -> float:
-    """Returns the seconds of a prompt on a device that does nothing else."""
-    return DEVICE.seconds(StepWork(prompt_tokens, 0, 0))
+def _alone_three_times(one: Arrival) -> float:
+    """Returns three times the seconds of its prompt on a device that does nothing else."""
+    return 3 * DEVICE.seconds(StepWork(one.prompt_tokens, 0, 0))
 
 
-def _largest_loads(traffic: Traffic, good: Objective, seed: int, share: float) -> tuple[float, float, float]:
+def _largest_loads(
+    traffic: Traffic,
+    good: Objective,
+    seed: int,
+    share: float,
+    deadline: Callable[[Arrival], float | None] = lambda one: None,
+) -> tuple[float, float, float]:
     """Returns the largest load with 90 % good, between tenths by a straight line: of four devices that compute whole
     prompts first, of four with chunks, and of the best split.
     """
@@ -443,14 +448,16 @@ def _largest_loads(traffic: Traffic, good: Objective, seed: int, share: float) -
     ways = {"whole prompts first": (PREFILL_FIRST, together), "chunked": (f"fair,{CHUNKED}", together)}
     ways |= {str(split): (f"fair,{CHUNKED}", split) for split in splits(4)[1:]}
     for name, (text, split) in ways.items():
-        policy, most[name], before = parse_simulated_policy(text, DEVICE), 0.0, 1.0
-        for load in _loads(1, 12, 10, share):
-            requests = _poisson(seed, 4 * load, 60 * share, traffic=traffic)
-            now = simulate_split(split, policy, requests, DEVICE, Link(100e9 / 8), good).goodput
-            if now < KNEE_GOODPUT:
-                most[name] += 0.1 * (before - KNEE_GOODPUT) / (before - now)
-                break
-            most[name], before = load, now
+        policy, shares = _policy(text), {0.0: 1.0}
+
+        def is_good(load: float) -> bool:
+            requests = _poisson(seed, 4 * load, 60 * share, deadline, traffic)
+            shares[load] = simulate_split(split, policy, requests, DEVICE, Link(100e9 / 8), good).goodput  # noqa: B023
+            return shares[load] >= KNEE_GOODPUT  # noqa: B023
+
+        most[name] = low = _largest(is_good, TENTHS)
+        if (high := round(low + 0.1, 1)) in shares:
+            most[name] += 0.1 * (shares[low] - KNEE_GOODPUT) / (shares[low] - shares[high])
     whole, chunked, *apart = most.values()
     return whole, chunked, max(apart)
 
@@ -493,7 +500,7 @@ def speculation_by_batch(seed: int, share: float) -> Figures:
 
 def deadline_admission(seed: int, share: float) -> Figures:
     """At 1.4 times capacity; beside it CoDel with adaptive LIFO, and no bound at all."""
-    dated, undated = (_poisson(seed, 1.4, 300 * share, deadline=deadline) for deadline in (2.0, None))
+    dated, undated = (_poisson(seed, 1.4, 300 * share, lambda _: wait) for wait in (2.0, None))  # noqa: B023
     lifo = f"order=adaptive_lifo,{CHUNKED.replace('unbounded', 'controlled_delay')}"
     ours = _run(CHUNKED.replace("overload=unbounded", "order=fair"), dated).goodput
     unbounded, codel = _run(f"fcfs,{CHUNKED}", dated).goodput, _run(lifo, undated).goodput

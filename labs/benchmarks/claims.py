@@ -63,18 +63,19 @@ tokens.
 def main(arguments: list[str] | None = None) -> int:
     parser = scenario_parser(__doc__, runs=3)
     parser.add_argument("--all", action="store_true", help="repeat measurements whose short form is as before, too")
+    parser.add_argument("--share", type=float, default=1.0, help="of the requests and seconds (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
     report = Report("claims", options.quick)
     seeds = [FIRST_SEED] if options.quick else [*range(FIRST_SEED, FIRST_SEED + options.runs)]
     short = {name: own[0] for name, own in measured(measures(), [FIRST_SEED], SHORT_SHARE, options.jobs).items()}
-    kept = {} if options.all or options.quick else recorded(options.results, short, len(seeds))
-    share = SHORT_SHARE if options.quick else 1.0
+    kept = {} if options.all or options.quick else recorded(options.results, short, len(seeds), options.share)
+    share = SHORT_SHARE if options.quick else options.share
     found = kept | {
         name: {figure: Spread.of([each[figure] for each in own]) for figure in own[0]}
         for name, own in measured(measures().keys() - kept.keys(), seeds, share, options.jobs).items()
     }
-    report.add_table("measured", [*_rows(found, "measured")])
+    report.add_table("measured", [row | {"share": share} for row in _rows(found, "measured")])
     report.add_table("short form", [*_rows(short, "value")])
     report.add_table("verdicts", _counted(verdict(claim, found | live(claim)) for claim in ROWS))
     report.at_least("rows that are live", sum(claim.live is not None for claim in ROWS), LEAST_LIVE_ROWS)
@@ -109,11 +110,13 @@ def _one(share: float, task: tuple[str, int]) -> Figures:
     return measures()[name](seed, share)
 
 
-def recorded(results: Path, short: Mapping[str, Figures], seeds: int) -> dict[str, Measured]:
-    """Returns what was measured over as many seeds and has this short form."""
+def recorded(results: Path, short: Mapping[str, Figures], seeds: int, share: float) -> dict[str, Measured]:
+    """Returns what was measured over as many seeds and requests, and has this short form."""
     path = results / "claims.json"
     tables = json.loads(path.read_text())["tables"] if path.exists() else {}
     before = short_form(tables)
+    if any(row.get("share") != share for row in tables.get("measured", ())):
+        return {}
     return {
         name: figures
         for name, figures in full_form(tables).items()
@@ -176,9 +179,11 @@ def judged(claimed: tuple[float, float], spread: Spread) -> str:
 
 def page(results: Path = RESULTS) -> str:
     """Returns the page's Markdown."""
-    found = full_form(json.loads((results / "claims.json").read_text())["tables"])
+    tables = json.loads((results / "claims.json").read_text())["tables"]
+    found, share = full_form(tables), tables["measured"][0]["share"]
     runs = max(spread.runs for figures in found.values() for spread in figures.values())
-    head = HEAD.format(seeds=f"{FIRST_SEED} to {FIRST_SEED + runs - 1}")
+    cut = "" if share == 1 else f" with {share:.0%} of the requests and seconds"
+    head = HEAD.format(seeds=f"{FIRST_SEED} to {FIRST_SEED + runs - 1}{cut}")
     choices = {choice: found[choice] for choice in claim_choices.choices()}
     return head + "".join([*_lines(found), BESIDE, *claim_choices.lines(choices)])
 
