@@ -220,7 +220,7 @@ class Forecaster:
         """
         works: dict[int, StepWork] = {}
         for one in self._scheduler.running.values():
-            if one.num_computed_tokens >= one.num_admitted_tokens and not one.is_spare:
+            if not one.is_prefilling and not one.is_spare:
                 works.setdefault(one.request.model, StepWork())
                 works[one.request.model] += StepWork(0, 1, one.num_computed_tokens)
         own = works.pop(model, StepWork())

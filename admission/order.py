@@ -1,11 +1,12 @@
 """One order: the request due first goes first, in the queue, inside a step, in the forecast and, reversed, among
 victims.
 
-A request with a pressing deadline (`Sequence.is_pressing`) is due at its deadline, until that has passed. Any other
-request, for example of a client that gives up after minutes, is due now, and later by what is left of the offset of its
-class and by the time in which its tenant's share pays the tenant's debt (`Share.payback`); earlier, if the tenant has
-credit. When the request begins, that time and the age of its class are fixed: then only an edit of offsets and the most
-urgent open class move it, as they move later ones of its class.
+A request with a pressing deadline, one at most `PRESSING_WAIT_S` (10 s) after its arrival, is due at its deadline,
+until that has passed. Any other request, for example of a client that gives up after minutes, is due now, and later by
+what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
+(`Share.payback`); earlier, if the tenant has credit. Where four tenants of weight 1 ask, 2 s of debt make 8 s. While a
+request does not wait, the time of its payback and the age of its class stay as they were when it left the queue: only
+an edit of offsets and the most urgent open class move it, as they move later ones of its class.
 
 The offset of a class counts from that of the most urgent class with an open request: where no more urgent one is open,
 requests of a class yield to none, nor to its own deadlines. No class stays open for a request that has ended or was
@@ -82,7 +83,9 @@ class UndatedBacklog:
         self._classes: dict[int, BacklogWork] = {}
         self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; removed requests leave them lazily
         self._by_size: list[tuple[int, float, int, Sequence]] = []
-        self._owed_to_oldest = 0.0  # engine seconds; below 0: the oldest is ahead
+        # Engine seconds of its quarter that the oldest late request has not had. Service of others adds a quarter of
+        # itself, its own takes three quarters; below 0 it has had more than a quarter.
+        self._owed_to_oldest = 0.0
 
     def add(self, sequence: Sequence, number: int, seconds: float, tokens: int) -> None:
         self.sizes[sequence] = number, seconds, tokens
@@ -143,7 +146,11 @@ class UndatedBacklog:
         return self._top_by_age().request.priority_class
 
     def first(self, now: float) -> Sequence:
-        """Return the request that goes first; the backlog is not empty."""
+        """Return the request that goes first; the backlog is not empty.
+
+        The oldest goes first once it is late, unless it has had its quarter of the service; else those that have begun,
+        then the shortest. A late request leaves the heap by size for good: it waits for its turn as the oldest.
+        """
         oldest = self._top_by_age()
         if not self._is_late(oldest, now) or self._owed_to_oldest < 0.0:
             heap = self._by_size
@@ -284,13 +291,15 @@ class DueOrder:
     # the order
 
     def due(self, sequence: Sequence) -> float:
-        """Return when a request is due, in seconds of the engine's clock: fixed since it began, else as of now."""
+        """Return when a request is due, in seconds of the engine's clock: as of now while it waits, else as of when it
+        left the queue.
+        """
         due, age = self._dues.get(sequence) or self._due_and_age(sequence)
         return due + self._offset_left(sequence.request.priority_class, age)
 
     def _due_and_age(self, sequence: Sequence) -> tuple[float, float]:
-        """Return when a request is due now, but for its class's offset, and the age of its class: above any offset, if
-        it is due at its deadline.
+        """Return when a request is due now, but for its class's offset, and the age of its class, which takes from that
+        offset. The age is infinite if the request is due at its deadline: no offset is left then.
         """
         if self._is_dated(sequence):
             return _deadline(sequence), inf
@@ -479,14 +488,14 @@ class DueOrder:
         if not self._is_dated(sequence) and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
-            due += work.seconds * max(self.share.weight, weight) / weight
+            due += work.seconds * max(self.share.asking_weight, weight) / weight
         tenant, held = sequence.tenant, self._held  # the end of a hold cannot be foreseen
         for _, _, waiting, uncached in self.due_by(due):
             if waiting.tenant not in held:
                 tokens += uncached
                 requests += 1.0
                 own += uncached if waiting.tenant == tenant else 0
-        weight_of_all = self.share.weight
+        weight_of_all = self.share.asking_weight
         for undated, times in self._examined(None if self._is_dated(sequence) else tenant):
             if undated.account.tenant in held:
                 continue
@@ -524,17 +533,18 @@ class DueOrder:
 
     def ramp(self, account: Account) -> float:
         """Return a tenant's debt beyond `DEBT_TOLERANCE_S` as a share of `DEBT_RAMP_S`, from 0 to 1."""
-        return max(0.0, min(1.0, (self.share.debt(account) - DEBT_TOLERANCE_S) / DEBT_RAMP_S))
+        return max(0.0, min(1.0, (self.share.behind_best(account) - DEBT_TOLERANCE_S) / DEBT_RAMP_S))
 
     def makes_way_for(self, newcomer: Sequence) -> Callable[[Sequence], bool]:
         """Return a test of other requests: True if admission refuses the other rather than a newcomer, whose tenant is
-        not in debt, because its class is lower, or its tenant is in debt.
+        not in debt, because the other's tenant is, or because it is of a lower class of the same tenant: classes are no
+        shares.
         """
-        level, debtors = newcomer.request.priority_class, dict[str, bool]()
+        tenant, level, debtors = newcomer.tenant, newcomer.request.priority_class, dict[str, bool]()
 
         def makes_way(other: Sequence) -> bool:
-            if other.request.priority_class > level:
-                return True
+            if other.tenant == tenant:
+                return other.request.priority_class > level
             owes = debtors.get(other.tenant)
             if owes is None:
                 owes = debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0

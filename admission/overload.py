@@ -4,14 +4,16 @@ A request with a deadline is admitted if it is forecast in time, and if no earli
 becomes late by it (the admission test of earliest deadline first: Liu and Layland, 1973). An admitted request is never
 given up for another.
 
-Room. A tenant in debt, and a lower class, must leave a part of its slack free for the others. The part grows with the
-debt (`DueOrder.ramp`) up to a guard, which is learned: it rises when a request of a tenant without debt is refused that
-would be in time without the work of debtors and lower classes, and falls when a request is admitted, so that
-`WRONGED_SHARE_OF_REQUESTS` of them are refused for that work. While no request is wronged, the guard is 0.
+Room. A tenant in debt must leave a part of its slack free for the others, and a lower class for the higher classes of
+its tenant. The part grows with the debt (`DueOrder.ramp`) up to a guard, which is learned: it rises when a request of a
+tenant without debt is refused that would be in time without the work of debtors and of its tenant's lower classes, and
+falls when a request is admitted, so that `WRONGED_SHARE_OF_REQUESTS` of them are refused for that work. While no
+request is wronged, the guard is 0.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration, LatencyBounds
@@ -34,7 +36,7 @@ PATIENCE_ROOM_PREFILLS = 16.0
 mean, scaled by how much of its time is taken: without it, patient requests would be admitted until all of their time is
 taken, and would hold up all later arrivals.
 """
-WRONGED_SHARE_OF_REQUESTS = 0.02  # of tenants without debt, refused for debtors and lower classes
+WRONGED_SHARE_OF_REQUESTS = 0.02  # of tenants without debt, refused for debtors and their own lower classes
 GUARD_STEP_SHARE = 0.25  # by which the guard moves for a wronged request
 FIRST_GUARD_SHARE = 0.25  # the initial guard of a class
 
@@ -55,17 +57,18 @@ class LearnedGuard:
 
     def __init__(self) -> None:
         self._parts: dict[int, float] = {}
-        self._learned_at: dict[int, float] = {}  # by class
+        self._learned_at: dict[tuple[str, int], float] = {}  # by tenant and class, within `ASKING_S`, the oldest first
 
-    def kept_for(self, priority_class: int, ramp: float, now: float) -> float:
+    def kept_for(self, tenant: str, priority_class: int, ramp: float, now: float) -> float:
         """Return the part of its slack that a newcomer of the class with a deadline leaves, `ramp` being its tenant's
-        debt (`DueOrder.ramp`). A higher class counts while requests of it are admitted or wronged: others need no room.
+        debt (`DueOrder.ramp`). A higher class counts while requests of it, of the same tenant, are admitted or wronged:
+        otherwise no request needs the room.
         """
-        own = ramp * self._parts.get(priority_class, FIRST_GUARD_SHARE)
-        higher = [level for level, at in self._learned_at.items() if level < priority_class and now - at < ASKING_S]
-        return max([own, *[self._parts[level] for level in higher]])
+        own, learned_at = ramp * self._parts.get(priority_class, FIRST_GUARD_SHARE), self._learned_at
+        asked = [level for level in range(priority_class) if now - learned_at.get((tenant, level), -inf) < ASKING_S]
+        return max([own, *[self._parts[level] for level in asked]])
 
-    def learn(self, priority_class: int, was_wronged: bool, now: float) -> None:
+    def learn(self, tenant: str, priority_class: int, was_wronged: bool, now: float) -> None:
         change = (
             GUARD_STEP_SHARE * (1.0 - WRONGED_SHARE_OF_REQUESTS)
             if was_wronged
@@ -73,7 +76,11 @@ class LearnedGuard:
         )
         part = self._parts.get(priority_class, FIRST_GUARD_SHARE)
         self._parts[priority_class] = min(1.0, max(0.0, part + change))
-        self._learned_at[priority_class] = now
+        learned_at = self._learned_at
+        learned_at.pop((tenant, priority_class), None)
+        learned_at[tenant, priority_class] = now
+        while now - learned_at[oldest := next(iter(learned_at))] >= ASKING_S:
+            del learned_at[oldest]
 
 
 class AdmissionControl:
@@ -189,13 +196,14 @@ class AdmissionControl:
         harm = self._harm(forecast.behind, forecast.prefill, now)
         room = 0.0
         if order is not None:
-            level, ramp = sequence.request.priority_class, order.ramp(order.share.account(sequence.tenant))
-            room = self._guard.kept_for(level, ramp, now) * slack
+            tenant, level = sequence.tenant, sequence.request.priority_class
+            ramp = order.ramp(order.share.account(tenant))
+            room = self._guard.kept_for(tenant, level, ramp, now) * slack
             if max(excess, harm) > 0.0:
                 if not ramp and self._is_wronged(order, sequence, forecast, excess, now):
-                    self._guard.learn(level, True, now)
+                    self._guard.learn(tenant, level, True, now)
             elif excess + room <= 0.0 and not ramp:
-                self._guard.learn(level, False, now)
+                self._guard.learn(tenant, level, False, now)
         excess = max(excess + room, harm)
         if excess <= 0.0:
             return None

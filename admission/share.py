@@ -43,7 +43,15 @@ Offsets = list[tuple[float, str]]  # a heap of accounts, by offset and tenant
 
 
 class Account:
-    """One tenant's use. `credit` is in engine seconds for each unit of weight; below 0 it is debt."""
+    """One tenant's use. `credit` is in engine seconds for each unit of weight; below 0 it is debt.
+
+    | state                              | its credit        | gains by grants | in which heap     |
+    | ---------------------------------- | ----------------- | --------------- | ----------------- |
+    | not listed: it does not take part  | `saved`           | no              | none              |
+    | listed                             | level less offset | yes             | `_nearest_cap`    |
+    | listed and waiting                 | level less offset | yes, any amount | `_waiting`        |
+    | listed and capped                  | `burst_s`         | no              | none              |
+    """
 
     def __init__(self, tenant: str, weight: float, share: "Share") -> None:
         """`share` keeps the account, and charges it."""
@@ -73,10 +81,10 @@ class Share:
         self._weights = dict(weights or {})
         self._level = 0.0
         self._pot = 0.0  # charged and not granted yet
-        self.weight = 0.0  # of all tenants that take part
+        self.asking_weight = 0.0  # of all tenants that take part
         self._gaining = 0.0  # weight of the uncapped tenants that take part
         self._num_listed = self._num_capped = 0
-        self._nearest: Offsets = []  # accounts that may be capped, the nearest first; outdated entries leave lazily
+        self._nearest_cap: Offsets = []  # accounts that may be capped, the nearest first; outdated entries leave lazily
         self._waiting: Offsets = []  # accounts with work waiting
         self._idle: OrderedDict[Account, None] = OrderedDict()  # accounts that take part without open requests: by time
         self._charged: set[str] = set()  # since the last `take_charged`
@@ -96,29 +104,24 @@ class Share:
             return account.saved
         return self.burst_s if account.is_capped else self._level - account.offset
 
-    @property
-    def spread_s(self) -> float:
-        """The most by which two tenants' credits differ."""
-        return self.burst_s + self.debt_limit_s
-
     def best(self) -> float:
         """Return the largest credit of a tenant that takes part; 0 without any."""
-        tops = self._top(self._nearest, is_waiting=False), self._top(self._waiting, is_waiting=True)
+        tops = self._top(self._nearest_cap, is_waiting=False), self._top(self._waiting, is_waiting=True)
         found = [self._level - top.offset for top in tops if top is not None]
         return max([*found, self.burst_s] if self._num_capped else found, default=0.0)
 
-    def debt(self, account: Account) -> float:
-        """Return the tenant's credit subtracted from the largest, in engine seconds for each unit of weight."""
+    def behind_best(self, account: Account) -> float:
+        """Return by how much the tenant's credit is below the largest, in engine seconds for each unit of weight."""
         return max(0.0, self.best() - self.credit(account))
 
     @property
     def scale(self) -> float:
         """The seconds in which a tenant's share of the engine pays a second of debt for each unit of weight."""
-        return max(self.weight, 1.0)
+        return max(self.asking_weight, 1.0)
 
     def payback(self, account: Account) -> float:
         """Return the seconds in which the tenant's share of the engine pays its debt; below 0: it has credit."""
-        return -self.credit(account) * max(self.weight, 1.0)
+        return -self.credit(account) * self.scale
 
     def payback_of(self, tenant: str) -> float:
         """Return the payback of a tenant that may have no account yet."""
@@ -225,7 +228,7 @@ class Share:
         elif change < 0.0 and not account.is_repaid:
             account.is_repaid = True
             self.repaid.append(account)
-        if was_capped or change < 0.0:  # otherwise its rank is too good, which is corrected at the top of the heap
+        if was_capped or change < 0.0:  # otherwise its entry has too much credit, which `_top` corrects
             self._push(account)
 
     def grant(self) -> None:
@@ -236,7 +239,7 @@ class Share:
             return
         left, self._pot = self._pot, 0.0
         while left > 0.0 and self._num_listed > self._num_capped:
-            nearest = self._top(self._nearest, is_waiting=False)
+            nearest = self._top(self._nearest_cap, is_waiting=False)
             room = inf if nearest is None else self.burst_s - (self._level - nearest.offset)
             if nearest is None or left < room * self._gaining:
                 self._level += left / self._gaining
@@ -259,7 +262,7 @@ class Share:
             else:
                 account.saved = min(credit, self.burst_s)
         self._num_capped = sum([a.is_capped for a in self.accounts.values()])
-        self.weight = sum([a.weight for a in self.accounts.values() if a.is_listed])
+        self.asking_weight = sum([a.weight for a in self.accounts.values() if a.is_listed])
         self._rebuild()
         self._gaining = sum([a.weight for a in self.accounts.values() if a.is_listed and not a.is_capped])
 
@@ -267,7 +270,7 @@ class Share:
         account.is_listed = True
         account.is_capped = account.saved >= self.burst_s and not account.is_waiting
         self._num_listed += 1
-        self.weight += account.weight
+        self.asking_weight += account.weight
         if account.is_capped:
             self._num_capped += 1
             return
@@ -278,7 +281,7 @@ class Share:
     def _unlist(self, account: Account) -> None:
         account.saved = min(self.credit(account), self.burst_s)
         self._num_listed -= 1
-        self.weight = self.weight - account.weight if self._num_listed else 0.0
+        self.asking_weight = self.asking_weight - account.weight if self._num_listed else 0.0
         if account.is_capped:
             self._num_capped -= 1
         else:
@@ -301,16 +304,16 @@ class Share:
         self._gaining = self._gaining + weight if self._num_listed > self._num_capped else 0.0
 
     def _push(self, account: Account) -> None:
-        heap = self._waiting if account.is_waiting else self._nearest
+        heap = self._waiting if account.is_waiting else self._nearest_cap
         heappush(heap, (account.offset, account.tenant))
         if len(heap) > 4 * len(self.accounts) + 64:
             self._rebuild()
 
     def _rebuild(self) -> None:
         listed = [a for a in self.accounts.values() if a.is_listed and not a.is_capped]
-        self._nearest = [(a.offset, a.tenant) for a in listed if not a.is_waiting]
+        self._nearest_cap = [(a.offset, a.tenant) for a in listed if not a.is_waiting]
         self._waiting = [(a.offset, a.tenant) for a in listed if a.is_waiting]
-        heapify(self._nearest)
+        heapify(self._nearest_cap)
         heapify(self._waiting)
 
     def _top(self, heap: Offsets, *, is_waiting: bool) -> Account | None:

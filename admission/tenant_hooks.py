@@ -42,7 +42,9 @@ class TenantHooks:
         return self._ledger.share.account(tenant).weight if self._order is not None else None
 
     def may_take(self, tenant: str, other: str) -> bool:
-        """A tenant with more debt would take the time that pays it; a difference within one grant is noise."""
+        """Return True if the tenant may take a slot or blocks of the other: its credit is at least as large. With less
+        it would take the time that pays its debt. A difference within one grant is noise.
+        """
         share = self._ledger.share
         return share.credit(share.account(tenant)) >= share.credit(share.account(other)) - share.grant_s
 

@@ -8,16 +8,19 @@ import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fleet.endpoint import FleetServices
-from fleet.route_endpoint import RouteEndpoint
+from fleet.route_endpoint import RouteEndpoint, UploadEndpoint
+from gateway.api import openapi
 from gateway.errors import ApiError, MethodNotAllowed, RouteNotFound
 from gateway.http.path import route_path
-from gateway.http.responses import ResponseWriter
+from gateway.http.responses import JSON_HEADERS, Headers, ResponseWriter
 
 log = logging.getLogger(__name__)
 
 MODELS = "/v1/models"
 RESPONSE, FILE, BATCH = "/v1/responses/*", "/v1/files/*", "/v1/batches/*"
 CONVERSATION = "/v1/conversations/*"
+PAGES = {"/openapi.json": (openapi.written, JSON_HEADERS), "/docs": (openapi.page, openapi.HTML)}
+ENCODING_PATHS = ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank")
 _ONE = re.compile(r"/v1/(responses|conversations|files|batches)/[^/]+")
 _ITEM = re.compile(r"(/v1/conversations/[^/]+/items)/[^/]+")
 ROUTES = {  # with the scope required of a key; a replica checks again
@@ -39,7 +42,7 @@ ROUTES = {  # with the scope required of a key; a replica checks again
     ("GET", BATCH): "inference",
     ("POST", f"{BATCH}/cancel"): "inference",
     ("POST", "/v1/messages"): "inference",
-    **{("POST", f"/v1/{name}"): "inference" for name in ("embeddings", "score", "rerank")},
+    **{("POST", path): "inference" for path in ENCODING_PATHS},
     ("POST", "/v1/messages/count_tokens"): "inference",
     ("POST", "/tokenize"): "inference",
     ("POST", "/detokenize"): "inference",
@@ -47,7 +50,8 @@ ROUTES = {  # with the scope required of a key; a replica checks again
     ("GET", "/tokenizer_info"): "inference",
     ("GET", "/v1/limits"): "limits",
 }
-MAKING = {("POST", "/v1/files"), ("POST", "/v1/batches")}
+UPLOAD = ("POST", "/v1/files")
+MAKING = {UPLOAD, ("POST", "/v1/batches")}
 """Routes of requests that make something, each time that they are served."""
 
 
@@ -63,14 +67,28 @@ class Probe:
         await ResponseWriter(scope, send, self._services.telemetry.clock).reply(body, 200 if holds else 503)
 
 
+class Page:
+    """Answers GET of a page that says the same at every server of this version. It needs no key."""
+
+    def __init__(self, services: FleetServices, written: Callable[[], bytes], headers: Headers) -> None:
+        self._services, self._written, self._headers = services, written, headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await ResponseWriter(scope, send, self._services.telemetry.clock).reply(self._written(), 200, self._headers)
+
+
 class RouterApp:
     """Answers the tenants' port."""
 
     def __init__(self, services: FleetServices, probes: Mapping[str, ASGIApp]) -> None:
         self._services = services
         self._endpoints: dict[tuple[str, str], ASGIApp] = {
-            route: RouteEndpoint(services, scope, is_repeatable=route not in MAKING) for route, scope in ROUTES.items()
+            route: (UploadEndpoint if route == UPLOAD else RouteEndpoint)(
+                services, scope, is_repeatable=route not in MAKING
+            )
+            for route, scope in ROUTES.items()
         }
+        self._endpoints |= {("GET", path): Page(services, *page) for path, page in PAGES.items()}
         self._endpoints |= {("GET", path): probe for path, probe in probes.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

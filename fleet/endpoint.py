@@ -6,6 +6,7 @@ Subclasses do the rest: a router relays the request, an endpoint picker names a 
 
 import asyncio
 import logging
+from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +31,8 @@ from gateway.tenants.auth import KeyRing
 from gateway.tenants.effective_policy import EffectivePolicies, EffectivePolicy
 
 log = logging.getLogger(__name__)
+
+Body = bytes | AsyncIterable[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,7 @@ class FleetEndpoint:
         services.active_requests.check_open()
         policy = services.policies.of(principal)
         policy.require(self._scope_needed)
-        read = partial(self._read, policy)
-        body, request = await services.body_reader.read(scope, receive, policy.name, policy.key, record, read)
+        body, request = await self._read_body(scope, receive, policy, record)
         request_scope = services.active_requests.scope(scope, receive, response.send, services.telemetry.clock)
         async with request_scope:
             response.send = request_scope.send
@@ -106,12 +108,19 @@ class FleetEndpoint:
             raise request_scope.error
         return request_scope.outcome or outcome
 
+    async def _read_body(
+        self, scope: Scope, receive: Receive, policy: EffectivePolicy, record: RequestRecord
+    ) -> tuple[Body, RoutedRequest]:
+        """The body as it is sent on, and the request as the picker sees it. Raises `ApiError` and `ClientGone`."""
+        read = partial(self._read, policy)
+        return await self._services.body_reader.read(scope, receive, policy.name, policy.key, record, read)
+
     def _read(self, policy: EffectivePolicy, body: JsonBody) -> tuple[bytes, RoutedRequest]:
         """A body, and the request as the picker sees it."""
         digests, num_bytes = self._services.keys.fleet.beginnings(body.raw, policy.cache_scope)
         return body.raw, RoutedRequest(policy.name, num_bytes, digests)
 
-    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> Outcome:
+    async def _serve(self, scope: Scope, response: ResponseWriter, body: Body, request: RoutedRequest) -> Outcome:
         """Answer the request. Raises `ApiError`."""
         raise NotImplementedError
 

@@ -8,14 +8,16 @@ that makes a file or a batch is repeated only if it reached none.
 
 import asyncio
 import secrets
+import sys
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import NamedTuple
 
 import httpx
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
 from admission.outcome import Outcome
-from fleet.endpoint import FleetEndpoint, FleetServices, outcome_of
+from fleet.endpoint import Body, FleetEndpoint, FleetServices, outcome_of
 from fleet.errors import NoReplica, ReplicaLost
 from fleet.prediction import RoutedRequest
 from fleet.tracing import AttemptSpan
@@ -23,8 +25,13 @@ from fleet.upstream import Headers, answered, forwarded, send_on
 from fleet.view import ReplicaView
 from gateway import sse
 from gateway.anthropic.errors import OVERLOADED
-from gateway.errors import ApiError
+from gateway.batches.endpoints import BODY_SECONDS
+from gateway.errors import ApiError, with_subclasses
+from gateway.grammar_errors import NoTokenAllowed
+from gateway.http.request_scope import BodyParts
 from gateway.http.responses import ResponseWriter, sends_events
+from gateway.telemetry.request_record import RequestRecord
+from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.reservation import Attempt, Delivered
 
 MAX_ATTEMPTS = 2
@@ -34,13 +41,9 @@ MAX_TAIL_BYTES = 8_192  # behind a progress comment
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
 """Values of `x-sluice-dropped-reason` in a refusal that another replica might not give."""
 UNAVAILABLE = frozenset({503, OVERLOADED})
-_OUTCOMES = {
-    "invalid_request_error": Outcome.INVALID,
-    "timeout_error": Outcome.EXPIRED,
-    "rate_limit_error": Outcome.REFUSED,
-    "insufficient_quota": Outcome.REFUSED,
-}
-"""Of a stream that ends with an error of this type; others are failures."""
+_ERRORS: list[type[ApiError]] = [*with_subclasses(ApiError), NoTokenAllowed]
+_OUTCOMES = {kind.code or kind.type: kind.outcome for kind in _ERRORS}
+"""Of a stream that ends with an error, by its code, or its type where it has no code; others are failures."""
 
 
 class Relayed(NamedTuple):
@@ -92,8 +95,8 @@ class StreamTail:
         """The replica's error event; None without one."""
         if (error := sse.failure(self._tail)) is None:
             return None
-        kind = error.get("type")
-        return StreamFailure(_OUTCOMES.get(str(kind), Outcome.FAILED), str(error.get("code") or kind))
+        code = str(error.get("code") or error.get("type"))
+        return StreamFailure(_OUTCOMES.get(code, Outcome.FAILED), code)
 
 
 class RouteEndpoint(FleetEndpoint):
@@ -101,14 +104,14 @@ class RouteEndpoint(FleetEndpoint):
         super().__init__(services, scope_needed)
         self._is_repeatable = is_repeatable
 
-    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> Outcome:
+    async def _serve(self, scope: Scope, response: ResponseWriter, body: Body, request: RoutedRequest) -> Outcome:
         """Relay the answer of a replica, or of a second one. Raises `ApiError`."""
         fleet, budget, tracing = self._services.fleet, self._services.budget, self._services.tracing
         failure: ApiError | Relayed = NoReplica()
         tried, lost = list[ReplicaView](), None
         request_id = secrets.token_hex(16)
         budget.requested(request.tenant)
-        while len(tried) < MAX_ATTEMPTS:
+        while len(tried) < MAX_ATTEMPTS and not (isinstance(body, UploadParts) and body.parts.size):
             view = fleet.pick(request, [one.name for one in tried])
             if view is None or (tried and not budget.take(request.tenant)):
                 break
@@ -136,7 +139,7 @@ class RouteEndpoint(FleetEndpoint):
         return outcome_of(response.status)
 
     async def _served(
-        self, scope: Scope, response: ResponseWriter, headers: Headers, body: bytes, sent_on: SentOn
+        self, scope: Scope, response: ResponseWriter, headers: Headers, body: Body, sent_on: SentOn
     ) -> ApiError | Relayed | StreamFailure | None:
         """Relay a replica's answer to the client, or return why another replica may be tried, or the replica's error.
 
@@ -162,7 +165,10 @@ class RouteEndpoint(FleetEndpoint):
             span.status, span.first_byte = answer.status_code, self._services.telemetry.clock()
             tail = StreamTail()
             try:
-                return await self._relay(answer, response, sent_on, tail)
+                failed = await self._relay(answer, response, sent_on, tail)
+                if isinstance(failed, StreamFailure) and scope["method"] == "GET":
+                    return None  # these are the events of a stored response, and its failure
+                return failed
             except httpx.TransportError:
                 fleet.failed(view, is_unreachable=False)
                 self._cut(request, view.name, request_id, tail)
@@ -204,6 +210,30 @@ class RouteEndpoint(FleetEndpoint):
         has_begun = tail is not None and tail.has_begun
         delivered = Delivered(request_id, has_begun, tail.num_tokens if tail is not None and has_begun else None)
         self._services.settlements.cut(request.tenant, lost, delivered)
+
+
+class UploadParts:
+    """The body of an upload, which is handed on as it comes, and so to one replica."""
+
+    def __init__(self, parts: BodyParts, record: RequestRecord) -> None:
+        self.parts = parts
+        self._record = record
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while self.parts.more:
+            part = await self.parts.next()
+            self._record.body_bytes = self.parts.size
+            yield part
+
+
+class UploadEndpoint(RouteEndpoint):
+    """Routes one upload, whose replica bounds it: files are larger than bodies, and no JSON."""
+
+    async def _read_body(
+        self, scope: Scope, receive: Receive, policy: EffectivePolicy, record: RequestRecord
+    ) -> tuple[Body, RoutedRequest]:
+        parts = BodyParts(scope, receive, sys.maxsize, BODY_SECONDS)
+        return UploadParts(parts, record), RoutedRequest(policy.name, 0)
 
 
 def _reason(failure: ApiError | Relayed | StreamFailure) -> str:

@@ -1,7 +1,7 @@
 """Speaks HTTP to replicas: sends a request on and hands back the answer as it comes, byte for byte."""
 
 import socket
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from itertools import cycle
 from ssl import SSLContext
 
@@ -86,7 +86,7 @@ def answered(response: httpx.Response) -> Headers:
 
 
 async def send_on(
-    client: httpx.AsyncClient, scope: Scope, origin: str, headers: Headers, body: bytes
+    client: httpx.AsyncClient, scope: Scope, origin: str, headers: Headers, body: bytes | AsyncIterable[bytes]
 ) -> httpx.Response:
     """Send a request on, its target as it came, and return the answer once its headers have come.
 
@@ -94,6 +94,8 @@ async def send_on(
     Raises `httpx.TransportError`.
     """
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    if not isinstance(body, bytes):
+        headers = headers + [header for header in scope["headers"] if header[0] == b"content-length"]
     as_it_came = {"target": target}  # httpx would resolve `..` in it, and so reach what the router does not route
     request = httpx.Request(scope["method"], origin, headers=headers, content=body, extensions=as_it_came)
     return await client.send(request, stream=True)

@@ -478,6 +478,11 @@ class DeadlineExceeded(ApiError):
     should_retry = False
 
 
+def with_subclasses(kind: type[ApiError]) -> list[type[ApiError]]:
+    """A class with all that are derived from it."""
+    return [kind, *(found for below in kind.__subclasses__() for found in with_subclasses(below))]
+
+
 def context_exceeded(num_tokens: int, max_model_len: int, param: str, at_least: bool = False) -> ApiError:
     """Returns the refusal of a prompt that the context cannot hold."""
     count = f"at least {num_tokens}" if at_least else f"{num_tokens}"

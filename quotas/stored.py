@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+MAX_TURNS = 256  # of a conversation that are read
 Stored = Literal["ok", "too_large", "changed"]
 """The end of storing contents; "too_large": they exceed the tenant's bytes; "changed": the contents that they replace
 have been replaced, or are gone.

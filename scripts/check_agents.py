@@ -2,11 +2,11 @@
 """Run what agents are built with, untouched, against a live server: `scripts/check_agents.py [--only NAME ...]`.
 
 openai and anthropic for Python and for Node, openai-agents, instructor, pydantic-ai, langchain-openai, LlamaIndex,
-litellm, the AI SDK and Claude Code, by the programs in scripts/agents: chats, responses and messages, tool calls one
-and many, whole and streamed, their results, pydantic and zod models, log probabilities, embeddings. Each is installed
-at first use into an environment of its own below the cache directory ($SLUICE_CACHE_DIR, else ~/.cache/sluice), from
-the package indexes that pip and npm are set up for. Writes labs/benchmarks/results/agent_clients.json; exit status 1
-when a check failed.
+litellm, the AI SDK, Claude Code and Codex, by the programs in scripts/agents: chats, responses and messages, tool calls
+one and many, whole and streamed, their results, pydantic and zod models, log probabilities, embeddings. Each is
+installed at first use into an environment of its own below the cache directory ($SLUICE_CACHE_DIR, else
+~/.cache/sluice), from the package indexes that pip and npm are set up for. Writes
+labs/benchmarks/results/agent_clients.json; exit status 1 when a check failed.
 """
 
 import json
@@ -46,6 +46,7 @@ NODE = {  # the first is the client
     "anthropic_node": ("@anthropic-ai/sdk@1",),
     "ai_sdk": ("ai@6", "@ai-sdk/openai@3", "@ai-sdk/anthropic@3", "zod@4"),
     "claude_code": ("@anthropic-ai/claude-code@2.1.197",),
+    "codex": ("@openai/codex@0.171.0",),
 }
 TENANT, MODEL, EMBEDDING_MODEL = "agents", "embedded", "encoder"
 CLIENT_TIMEOUT_SECONDS = 600.0  # for one client: the first import of each takes minutes on a busy machine

@@ -138,9 +138,9 @@ class _ErrorSizes:
     median of the last `ERRORS_REMEMBERED` counts as that bound (winsorised), and is forgotten as fast as it came.
     """
 
-    def __init__(self, expected: float) -> None:
-        self.mean = expected
-        self._recent = deque([expected] * PRIOR_ERROR_STEPS, maxlen=ERRORS_REMEMBERED)
+    def __init__(self) -> None:
+        self.mean = PRIOR_RELATIVE_ERROR
+        self._recent = deque([PRIOR_RELATIVE_ERROR] * PRIOR_ERROR_STEPS, maxlen=ERRORS_REMEMBERED)
         self._to_replace = PRIOR_ERROR_STEPS  # expected errors still among the remembered ones
 
     def add(self, size: float) -> None:
@@ -186,7 +186,7 @@ class StepTimeModel:
         self._steps: list[tuple[StepWork, float]] = []  # since the last fit
         self._weights: list[float] = []  # of the first steps, weighed on demand
         self._had_prefill = self._was_beyond = False  # True if any of them had prefill, or tokens beyond the knee
-        self._sizes = _ErrorSizes(PRIOR_RELATIVE_ERROR)
+        self._sizes = _ErrorSizes()
         self._calibration = StepCalibration(prior.coefficients)
         self._calibrated: CalibratedFit | None = None
         self.is_calibrated = False  # True once calibration steps have told the coefficients apart
@@ -298,7 +298,7 @@ class StepTimeModel:
         if abs(_common(self._errors(fitted, self._steps))) > DRIFT_RELATIVE_ERROR:
             factor = max(1 + _median(self._errors(self.fitted, self._steps)), 1 / MAX_SLOWDOWN_FACTOR)
             fitted, evidence = self._fit(factor)
-            self._sizes = _ErrorSizes(_median([abs(error) for error in self._errors(fitted, self._steps)]))
+            self._sizes.mean = min(self._sizes.mean, PRIOR_RELATIVE_ERROR)  # not less: it may change again
         self.fitted, self._evidence = fitted, evidence
         self._newer, self._steps, self._weights = Evidence(), [], []
         self._had_prefill = self._was_beyond = False

@@ -7,6 +7,10 @@ stays as long as any chain that follows on it.
 The victim among tenants is not chosen here, nor by worth: blocks have stamps of the time when they were left, and an
 eviction takes the tenant's oldest stamp, for any block. So a tenant has idle blocks of the same number and age as under
 least recently used, and hints about its own blocks do not affect other tenants.
+
+An example: chain P is left at stamp 1 with three blocks, chain Q at stamp 2 with two. An eviction of two blocks takes
+two stamps of 1, and gives up both blocks of Q if those are worth less. P then has three blocks and one stamp of its
+own, Q's two stamps stand for the two others, and the tenant's oldest stamp is 1.
 """
 
 from collections import OrderedDict, deque
@@ -32,15 +36,15 @@ class Block(Protocol):
 class IdleChain:
     """The blocks that one holder left at a time and that no sequence has taken since."""
 
-    __slots__ = ("blocks", "expects", "kind", "left_at", "num_stamps", "since", "tenant")
+    __slots__ = ("blocks", "expects", "kind", "left_at", "num_stamps", "stamp", "tenant")
 
-    def __init__(self, tenant: str, kind: int, expects: float | None, left_at: float, since: int) -> None:
+    def __init__(self, tenant: str, kind: int, expects: float | None, left_at: float, stamp: int) -> None:
         self.blocks: dict[int, Block] = {}  # each follows on the next
         self.tenant = tenant
         self.kind, self.expects = kind, expects  # seconds until the announced return; None: none was announced
         self.left_at = left_at  # seconds of the engine's clock
-        self.since = since  # by the cache's own count
-        self.num_stamps = 0  # stamps of this time among its tenant's idle blocks
+        self.stamp = stamp  # the cache's count of chains when this one was left
+        self.num_stamps = 0  # copies of this stamp among its tenant's
 
 
 B = TypeVar("B", bound=Block)
@@ -59,8 +63,8 @@ class IdleBlocks(Generic[B]):
         self._chains: dict[int, OrderedDict[IdleChain, None]] = {}  # by kind, in the order in which they were left
         self._left: OrderedDict[IdleChain, None] = OrderedDict()  # all chains, the first that was left first
         self._common: OrderedDict[int, B] = OrderedDict()  # blocks that several chains follow on, the first left first
-        # Chains with stamps, the oldest first. A chain has as many stamps as blocks until an eviction, which takes the
-        # oldest stamps and the blocks of least worth: only the sums over all chains are equal then.
+        # Chains with stamps, the oldest first. A chain has as many stamps as blocks until an eviction: from then on
+        # only the sums over all chains are equal, and a chain without stamps borrows the oldest (`take`).
         self._stamps: deque[IdleChain] = deque()
         self._giving_way: IdleChain | None = None  # a chain whose eviction has begun is evicted to its end
 
@@ -75,7 +79,7 @@ class IdleBlocks(Generic[B]):
     @property
     def oldest(self) -> int:
         """The oldest stamp; there is at least one block."""
-        return self._stamps[0].since
+        return self._stamps[0].stamp
 
     def add(self, blocks: list[B], chain: IdleChain) -> None:
         """Add blocks that became idle to a chain; a block that other chains follow on is common."""
@@ -114,12 +118,12 @@ class IdleBlocks(Generic[B]):
         chain.kind, chain.left_at = kind, now
         self._chains.setdefault(kind, OrderedDict())[chain] = None
 
-    def give_up(self, most: int, since: int) -> list[B]:
-        """Remove and return the blocks of least worth, 1 to `most` of them, for the oldest stamps up to `since`; 0: any
-        stamps.
+    def give_up(self, most: int, newest_stamp: int) -> list[B]:
+        """Remove and return the blocks of least worth, 1 to `most` of them: as many as there are stamps up to
+        `newest_stamp`, at least one; 0: stamps of any age.
         """
         left = most
-        while left and self._stamps and (left == most or not since or self.oldest <= since):
+        while left and self._stamps and (left == most or not newest_stamp or self.oldest <= newest_stamp):
             left -= self._unstamp(self._stamps[0], left)
         count, given_up = most - left, list[B]()
         while count:
@@ -131,8 +135,8 @@ class IdleBlocks(Generic[B]):
     def _next(self, count: int) -> list[B]:
         chain = self._giving_way or self._choose()
         if chain is None:
-            first = next(iter(self._left)).since if self._left else maxsize
-            blocks = [one for one in islice(self._common.values(), count) if _since(one) < first]
+            first = next(iter(self._left)).stamp if self._left else maxsize
+            blocks = [one for one in islice(self._common.values(), count) if _stamp(one) < first]
             for one in blocks:
                 del self._common[one.block]
         elif count < len(chain.blocks):
@@ -148,22 +152,24 @@ class IdleBlocks(Generic[B]):
         return blocks
 
     def _choose(self) -> IdleChain | None:
-        """Return the chain of least worth; None: the common blocks have the least. Within a kind, worth rises with age,
-        falls, or first rises and then falls: the first chain or the last has the least.
+        """Return the chain of least worth; None: the first common block is worth less than any chain.
+
+        A common block may go only once no chain follows on it: it was left before all chains that are idle now. Within
+        a kind, worth rises with age, falls, or first rises and then falls: the first chain or the last has the least.
         """
         chosen, least = None, 0.0
         for kind, chains in self._chains.items():
             first = next(iter(chains))
             for chain in (first, next(reversed(chains))) if self._worth else (first,):
-                worth = self._worth(kind, chain) if self._worth else float(chain.since)
-                if chosen is None or (worth, chain.since) < (least, chosen.since):
+                worth = self._worth(kind, chain) if self._worth else float(chain.stamp)
+                if chosen is None or (worth, chain.stamp) < (least, chosen.stamp):
                     chosen, least = chain, worth
         if self._common:
             shared = next(iter(self._common.values())).chain
             assert shared is not None and self._worth is not None
             oldest = next(iter(self._left), None)
-            if oldest is None or (shared.since < oldest.since and self._worth(COMMON_CHAIN, shared) < least):
-                return None  # no chain follows on it: its followers were left with it or before
+            if oldest is None or (shared.stamp < oldest.stamp and self._worth(COMMON_CHAIN, shared) < least):
+                return None
         return chosen
 
     def _forget(self, chain: IdleChain) -> None:
@@ -194,10 +200,10 @@ class IdleBlocks(Generic[B]):
         assert self._left.keys() == {one for kind in self._chains.values() for one in kind}, "a chain of no kind"
         for chains in self._chains.values():
             assert [chain.left_at for chain in chains] == sorted(chain.left_at for chain in chains), "out of order"
-        common = [_since(one) for one in self._common.values()]
+        common = [_stamp(one) for one in self._common.values()]
         assert common == sorted(common), "what several share is out of order"
 
 
-def _since(cached: Block) -> int:
+def _stamp(cached: Block) -> int:
     assert cached.chain is not None
-    return cached.chain.since
+    return cached.chain.stamp

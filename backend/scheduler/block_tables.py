@@ -284,15 +284,16 @@ class BlockTables:
         """
         lost = [one for one in self.cache.uncomputed(step) if not isinstance(one.name, AdapterBlockName)]
         self.adapters.undo_from(step)
-        cut = {forked.block_table: num_blocks for forked, _, num_blocks in forks}  # first index
+        # by table, the index of the first block that it loses
+        cut = {forked.block_table: num_blocks for forked, _, num_blocks in forks}
         for cached in lost:
             tables = list(cached.holders)
             if not cached.is_copied:
-                del tables[:1]  # its first holder keeps it, to compute it again
+                del tables[:1]  # its first holder computes it again; a copy from the host is made by no holder's rows
             for table in tables:
                 cut[table] = min(table.blocks.index(cached.block), cut.get(table, maxsize))
         self.swapping.undo_from(step)
-        self.cache.invalidate(lost)
+        self.cache.invalidate(lost)  # first: a block with a name would become idle below, for others to find
         for table, index in cut.items():
             self.holdings.count_seconds(table)
             self.cache.begin_chain(table.tenant, self.holdings.now)
@@ -307,7 +308,7 @@ class BlockTables:
                 sequence.num_prefilled_tokens -= undone
                 sequence.num_cached_tokens -= undone
         self._found = []
-        for cached in [one for one in lost if one.holders]:
+        for cached in [one for one in lost if one.holders]:  # by now the first holders alone
             self.cache.forget(cached)
 
     def name_known(self, sequence: Sequence) -> None:

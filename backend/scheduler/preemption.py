@@ -72,7 +72,7 @@ class Preemption:
         self._victims = Victims(config, hooks)
         self._counters = counters
         self._slots_of = Counter[str]()  # by tenant
-        self._spare_bound = 0.0  # the most slots per weight of a tenant without one of its own: a quick no
+        self._fullest_less_one = 0.0  # the most slots per weight that any tenant has without one of its own
         self._lowest_class = 0  # of the running sequences
         self._counted = -1, 0  # `running_changes` at the last count of slots
 
@@ -117,7 +117,7 @@ class Preemption:
         """Return True if, all slots being taken, the head can take none, but a sequence of another tenant might. O(1),
         except for the first call after a change of the running sequences.
         """
-        return not self.may_take_a_slot(head.tenant, head.request.priority_class) and self._spare_bound > 0.0
+        return not self.may_take_a_slot(head.tenant, head.request.priority_class) and self._fullest_less_one > 0.0
 
     def may_take_a_slot(self, tenant: str, priority_class: int) -> bool:
         """Return False if no running sequence gives its slot to one of this tenant and class; `slot_for` decides where
@@ -126,7 +126,7 @@ class Preemption:
         slots, weight = self._slots(), self._hooks.weight(tenant)
         if priority_class < self._lowest_class or weight is None:
             return True
-        return (slots[tenant] + 1) / weight <= self._spare_bound
+        return (slots[tenant] + 1) / weight <= self._fullest_less_one
 
     @property
     def running_changes(self) -> tuple[int, int]:
@@ -140,8 +140,8 @@ class Preemption:
             running = self._kv_manager.running.values()
             self._slots_of = Counter([s.tenant for s in running if not s.is_spare])
             self._lowest_class = max([s.request.priority_class for s in running], default=0)
-            spare = [(count - 1) / (self._hooks.weight(tenant) or 1.0) for tenant, count in self._slots_of.items()]
-            self._spare_bound = max(spare, default=0.0)
+            less_one = [(count - 1) / (self._hooks.weight(tenant) or 1.0) for tenant, count in self._slots_of.items()]
+            self._fullest_less_one = max(less_one, default=0.0)
         return self._slots_of
 
     def _preempt_for_head(self, sequence: Sequence, num_held: int, scheduled: ScheduledStep) -> None:
@@ -171,8 +171,11 @@ class Preemption:
 
     def slot_for(self, head: Sequence) -> Sequence | None:
         """Return the running sequence that gives its slot to `head`: of a lower class, else of the fullest tenant that
-        without it has at least as many slots per weight as the head's tenant with one more, and is owed no more. This
-        is the rule; `may_take_a_slot` and `_fuller_tenants` only leave out what cannot meet it.
+        is owed no more than the head's, and for which
+
+            (its slots - 1) / its weight >= (slots of the head's tenant + 1) / weight of the head's tenant.
+
+        This is the rule; `may_take_a_slot` and `_fuller_tenants` only leave out what cannot meet it.
         """
         running, own = self._kv_manager.running, head.request.priority_class
         slots, own_weight = self._slots(), self._hooks.weight(head.tenant)
@@ -180,7 +183,7 @@ class Preemption:
             lower = [s for s in running.values() if s.request.priority_class > own and not _goes_before(s, head)]
             if victims := self._victims.choose(lower, None):
                 return victims[0]
-        if own_weight is None or (least := (slots[head.tenant] + 1) / own_weight) > self._spare_bound:
+        if own_weight is None or (least := (slots[head.tenant] + 1) / own_weight) > self._fullest_less_one:
             return None
         for tenant, weight in self._fuller_tenants(head, slots, least):
             of_tenant = self._kv_manager.running_of(tenant)
@@ -190,10 +193,13 @@ class Preemption:
 
     def _fuller_tenants(self, head: Sequence, held: Mapping[str, int], least: float) -> list[tuple[str, float]]:
         """Return the tenants, with their weights, that hold more than `least` per weight and are owed no more than the
-        head's tenant, the fullest first; none for a request without a deadline of a tenant that is served: it waits for
-        its turn by the order, which pays what it is owed, and costs nobody the recompute of the victims.
+        head's tenant, the fullest first. `held` counts the slots or the blocks of each tenant.
+
+        None gives anything to a request without a deadline of a tenant that is served: it waits for its turn by the
+        order, which pays what it is owed, and costs nobody the recompute of the victims.
         """
-        if self._slots()[head.tenant] and not head.is_pressing:
+        is_served = self._slots()[head.tenant] > 0
+        if is_served and not head.is_pressing:
             return []
         weights = {tenant: self._hooks.weight(tenant) or 1.0 for tenant in held if tenant != head.tenant}
         may_take = self._hooks.may_take

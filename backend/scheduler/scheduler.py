@@ -326,14 +326,14 @@ class Scheduler:
         if not self.kv_manager.num_spare:
             return running
         others, head = [s for s in running if not s.is_spare], self.waiting.head()
-        if not (head is None or head.is_spare) or any(s.num_computed_tokens < s.num_admitted_tokens for s in others):
+        if not (head is None or head.is_spare) or any(s.is_prefilling for s in others):
             return others
         spare = sorted([s for s in running if s.is_spare], key=self.hooks.due)
-        decodes = [s for s in spare if s.num_computed_tokens >= s.num_admitted_tokens]
+        decodes = [s for s in spare if not s.is_prefilling]
         count = self._open_spare(others, model).num_decodes([s.num_computed_tokens + 1 for s in decodes])
         if count < len(decodes):
             return [*others, *decodes[:count]]
-        return [*others, *decodes, *(s for s in spare if s.num_computed_tokens < s.num_admitted_tokens)]
+        return [*others, *decodes, *(s for s in spare if s.is_prefilling)]
 
     def _head_is_spare(self) -> bool:
         head = self.waiting.head()
@@ -398,9 +398,12 @@ class Scheduler:
         """Admit heads of the queue, all or, with `before`, the heads due before that running sequence.
 
         A head that does not fit stops admission: if smaller requests overtook it, a large one would starve. It is
-        overtaken only at a limit of its own tenant, which must not delay other tenants, in a step of another model,
-        which sets aside what it needs, or that brings other adapters, and, where all slots are taken, by a sequence
-        that may take a slot from another tenant.
+        overtaken only
+
+        - at a limit of its own tenant, which must not delay other tenants (TOKENS, ALLOWANCE),
+        - in a step of another model, where its slot and its blocks are set aside (MODEL),
+        - in a step that brings as many adapters as it may (ADAPTER),
+        - where all slots are taken, by a sequence that may take a slot from another tenant (`_head`).
         """
         order = self._prefill_order
         while (sequence := self._head(scheduled)) is not None:
@@ -414,7 +417,7 @@ class Scheduler:
             if self.wait_reason is WaitReason.ALLOWANCE and self._preemption.take_back(sequence):
                 continue
             if self.wait_reason in _PASSED_OVER:
-                self._held_tenants.hold(sequence.tenant, self.wait_reason)
+                self._held_tenants.hold(sequence.tenant, self.wait_reason)  # the next head is another tenant's
                 self.wait_reason = None
                 continue
             if self.wait_reason in _LACKS and not self._joining.num_set_aside:

@@ -133,6 +133,11 @@ class Sequence:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def is_prefilling(self) -> bool:
+        """True while tokens that were known when it took its slot, or last jumped, are not computed yet."""
+        return self.num_computed_tokens < self.num_admitted_tokens
+
+    @property
     def num_billed_tokens(self) -> int:
         """Prompt tokens computed for this sequence, each counted once: a recompute is free for the tenant."""
         return self.num_prefilled_tokens - self.num_cached_tokens

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from admission.outcome import Outcome
 from fleet.app import ROUTES
-from fleet.endpoint import FleetEndpoint, FleetServices, outcome_of
+from fleet.endpoint import Body, FleetEndpoint, FleetServices, outcome_of
 from fleet.errors import NoReplica
 from fleet.ext_proc.exchange import AnswerHead, GatewayExchange
 from fleet.prediction import RoutedRequest
@@ -37,8 +37,9 @@ class PickEndpoint(FleetEndpoint):
         super().__init__(services, ROUTES.get((scope["method"], scope["path"]), "inference"))
         self._exchange = exchange
 
-    async def _serve(self, scope: Scope, response: ResponseWriter, body: bytes, request: RoutedRequest) -> Outcome:
+    async def _serve(self, scope: Scope, response: ResponseWriter, body: Body, request: RoutedRequest) -> Outcome:
         """Name the replica and its fallback. Raises `NoReplica` and `DeadlineUnmeetable`."""
+        assert isinstance(body, bytes), "read as a whole"
         fleet, exchange = self._services.fleet, self._exchange
         self._services.budget.requested(request.tenant)
         view = self._pick(scope, request)

@@ -107,7 +107,7 @@ class RequestDatabase:
         `RequestLogUnavailable`.
         """
         async with self._searching:
-            rows = await asyncio.to_thread(self._rows, RequestSearch(name=name))
+            rows = await asyncio.to_thread(self._rows, RequestSearch(name=name, has_texts=True))
         found = [orjson.loads(summary) for _, _, summary in rows]
         exact = [one for one in found if one["response_id"] == name] or found
         return exact[0].get("texts") if exact else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.admin.endpoint import Json
 from gateway.admin.live_requests import detailed
@@ -95,8 +95,9 @@ def parsed(query: Mapping[str, str], now: float) -> RequestSearch:
 
     moment = "a moment such as 2027-01-31T14:00Z, Unix seconds, or a time ago such as 90min or 24h"
     duration = "a duration such as 500ms or 2s"
+    texts: dict[str, Any] = {field: given.get(name) for name, field in TEXTS.items()}
     return RequestSearch(
-        **{field: given.get(name) for name, field in TEXTS.items()},
+        **texts,
         since=of("since", lambda text: _moment(text, now), moment),
         until=of("until", lambda text: _moment(text, now), moment),
         statuses=of("status", _statuses, "an HTTP status such as 429, or a class of them such as 5xx"),

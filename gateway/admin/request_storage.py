@@ -52,8 +52,11 @@ class RequestSearch:
     min_ttft: float | None = None
     before: LogPosition | None = None  # only what ended earlier than this row
     limit: int = 100
+    has_texts: bool = False  # of the requests found; a page of them would be megabytes
 
-    def query(self, table: str, text: Callable[..., str], number: Callable[[str], str]) -> tuple[str, list[Any]]:
+    def query(
+        self, table: str, text: Callable[..., str], number: Callable[[str], str], without_texts: str
+    ) -> tuple[str, list[Any]]:
         """SQL that selects the end, number and summary of each row found, the newest first and one more than `limit`;
         and its parameters. `text` and `number` are the SQL of a field of the summary, by its path.
         """
@@ -77,8 +80,9 @@ class RequestSearch:
         ]
         given = [(term, values) for term, values in terms if values[0] is not None]
         condition = " AND ".join(term for term, _ in given) or "TRUE"
+        shown = "summary" if self.has_texts else without_texts
         query = (
-            f"SELECT ended, number, summary FROM {table} WHERE {condition} "  # noqa: S608 - of our own terms
+            f"SELECT ended, number, {shown} FROM {table} WHERE {condition} "  # noqa: S608 - of our own terms
             "ORDER BY ended DESC, number DESC LIMIT ?"
         )
         return query, [*(value for _, values in given for value in values), self.limit + 1]
@@ -164,7 +168,7 @@ class SqliteStorage:
             connection.executescript("PRAGMA incremental_vacuum")  # `execute` would free a single page
 
     def search(self, search: RequestSearch) -> list[Row]:
-        query, values = search.query("requests", _field, _field)
+        query, values = search.query("requests", _field, _field, "json_remove(summary, '$.texts')")
         with self._reading() as connection:
             return connection.execute(query, values).fetchall()
 

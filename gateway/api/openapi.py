@@ -132,6 +132,11 @@ def description() -> Json:
     }
 
 
+@cache
+def written() -> bytes:
+    return orjson.dumps(description())
+
+
 def _responses(operation: Operation) -> Json:
     content: Json = {"application/json": {"schema": {"type": "object"}}}
     if operation.body is not None and "stream" in operation.body.__annotations__:
@@ -204,7 +209,7 @@ td:last-child { color: #888; text-align: right }
 
 class OpenApiEndpoint(Endpoint):
     async def answer(self, call: Call) -> Outcome:
-        return await self.complete(call, orjson.dumps(description()))
+        return await self.complete(call, written())
 
 
 class DocsEndpoint(Endpoint):

@@ -26,6 +26,7 @@ from gateway.openai.response_items import REFERENCE, Item, read_messages
 from gateway.openai.response_request import ResponseRequest, parse_response_request, with_instructions
 from gateway.quoting import quoted
 from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.stored import MAX_TURNS
 
 KEPT_SHARE_OF_MESSAGES = 0.75  # share of the messages kept at the next try
 MAX_REFERENCED_RESPONSES = 32  # stored responses whose items one request may name; each is read and decrypted
@@ -124,7 +125,7 @@ class ResponseDialect(ChatDialect):
             if turns is None:
                 raise PreviousResponseNotFound(
                     f"There is no response {quoted(request.previous)} to continue: it, or a response before it, was "
-                    "never stored or has expired. Send the conversation as input.",
+                    f"never stored or has expired, or {MAX_TURNS} are before it. Send the conversation as input.",
                     "previous_response_id",
                 )
             if turns[-1].response["status"] in OPEN:

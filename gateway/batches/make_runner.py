@@ -21,7 +21,8 @@ def make_batch_runner(frontend: Frontend, service: Service, settings: Settings) 
         return endpoints.policies.of(principal)
 
     def models(endpoint: str, policy: EffectivePolicy) -> frozenset[str]:
-        generating = [frontend.model.name, *frontend.others, *frontend.adapters]
+        aliases = frontend.effective_policies.aliases
+        generating = [frontend.model.name, *frontend.others, *frontend.adapters, *aliases]
         served = frontend.encoders if endpoint == "/v1/embeddings" else generating
         return frozenset(filter(policy.allows_model, served))
 

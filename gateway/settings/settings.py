@@ -4,6 +4,7 @@ import os
 import re
 import resource
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from ipaddress import ip_address
 from operator import itemgetter
@@ -26,7 +27,6 @@ FEW_FILES = (
     "(`ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
 )
 POSTGRES = ("postgresql://", "postgres://")
-STRAY_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 ADMIN_ROLES = ("viewer", "operator", "admin")
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+=[\x21-\x2b\x2d-\x7e]*", re.ASCII)
 
@@ -117,13 +117,13 @@ class Settings(SettingFields):
     @classmethod
     def _request_log_url_is_one(cls, url: SecretStr | None) -> SecretStr | None:
         text = "" if url is None else url.get_secret_value()
-        if text and not (text.startswith(POSTGRES) and _has_good_port(text) and not STRAY_PERCENT.search(text)):
+        if text and find_spec("psycopg") is None:
+            raise ValueError("needs psycopg: pip install 'sluice-gateway[postgres]'")
+        if text and not (text.startswith(POSTGRES) and _has_good_port(text) and _is_read_by_libpq(text)):
             raise ValueError(
                 "must be postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DB with a port up to 65535; in a password / # ? @ "
-                "% are percent-encoded (%2F %23 %3F %40 %25)"
+                "% and a space are percent-encoded (%2F %23 %3F %40 %25 %20)"
             )
-        if url and find_spec("psycopg") is None:
-            raise ValueError("needs psycopg: pip install 'sluice-gateway[postgres]'")
         return url
 
     @field_validator("otlp_endpoint")
@@ -361,6 +361,16 @@ def _has_good_port(url: str) -> bool:
     except ValueError:
         return False
     return not parts.fragment
+
+
+def _is_read_by_libpq(url: str) -> bool:
+    """True if Postgres's client parses a URL: its own error, at the first connection, quotes the password."""
+    psycopg = import_module("psycopg")
+    try:
+        psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        return False
+    return True
 
 
 def _is_loopback(host: str) -> bool:

@@ -14,7 +14,7 @@ from backend.grammar import Grammar, GrammarKind
 from backend.sampling_params import SamplingParams
 from gateway.api.engine_request import ClientDeadlines, EngineRequest
 from gateway.api.frontend import AdapterCard, EncoderSetup, ServedModel
-from gateway.errors import ApiError
+from gateway.errors import ApiError, with_subclasses
 from gateway.replica.fleet_secret import Beginnings
 from gateway.settings.settings import Settings
 from gateway.telemetry.request_record import GuardrailCall, GuardrailVerdict, RequestRecord, TraceContext
@@ -61,15 +61,10 @@ def error_message(error: ApiError) -> Message:
 def error_of(message: Message) -> ApiError:
     """The error of a message, of the same class and attributes."""
     name, state = message
-    (kind,) = [kind for kind in _subclasses(ApiError) if kind.__name__ == name]
+    (kind,) = [kind for kind in with_subclasses(ApiError) if kind.__name__ == name]
     error: ApiError = kind.__new__(kind, state["message"])
     error.__dict__.update(state)
     return error
-
-
-def _subclasses(kind: type[ApiError]) -> list[type[ApiError]]:
-    """Returns a class with all that are derived from it."""
-    return [kind, *(found for below in kind.__subclasses__() for found in _subclasses(below))]
 
 
 # What crosses as it is, by the names of fields: each is a number, a text, a flag, null, or a list of numbers.

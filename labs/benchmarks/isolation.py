@@ -24,6 +24,7 @@ from labs.benchmarks.overload_loads import (
     ENGINE,
     MAX_TOKENS,
     MIXED,
+    TENANTS,
     Load,
     Part,
     Traffic,
@@ -39,8 +40,12 @@ from labs.simulation.recorder import Objective, Recorder
 
 FIRST_SEED = 8001
 LOADS = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 2.0)
-FAIR, FCFS, EDF = "fair", "fcfs", "earliest_deadline"
+FAIR, FCFS, EDF, SHORTEST = "fair", "fcfs", "earliest_deadline", "shortest_first"
 FEWEST_REQUESTS = 50  # of a tenant, to be judged by itself
+PARTLY_DATED = Load("1.4x, deadlines of none, 2, 2 and 8 s", (Part(TENANTS, 1.4, (None, 2.0, 2.0, 8.0)),))
+TWO_CLASSES = Load("1.4x, two classes", (Part(TENANTS, 1.4, classes=(0, 1)),))
+OLD_UNDATED, OLD_PARTLY, OLD_CLASSES = 0.76, (0.767, 0.07), (0.782, 0.075)
+"""What the order before 26 November 2026 had: undated requests in time, and requests good, and admitted and missed."""
 UNEQUAL = Load("0.7x, of which one has 70 %", (Part(("big",), 0.49), Part(("a", "b", "c"), 0.21)))
 FIRST_SECONDS, SETTLED_SECONDS, END_SECONDS = 90.0, 120.0, 240.0
 
@@ -90,6 +95,30 @@ def compare_equal(bench: Bench, traces: Sequence[Path]) -> None:
     bench.report.at_least(f"{MIXED.name}: good over earliest deadline's", mixed[FAIR]["good"] - mixed[EDF]["good"], 0.0)
     burst = bench.compare(f"code, {BURST.name}", BURST, code, (FAIR, FCFS), FIGURES)
     bench.report.at_least(f"{BURST.name}: good over fcfs's", burst[FAIR]["good"] - burst[FCFS]["good"], -0.015)
+    _compare_kinds(bench, code)
+
+
+def _compare_kinds(bench: Bench, code: Traffic) -> None:
+    """Show tenants that send requests of several kinds each: with deadlines and without, and of two classes."""
+    undated: Figures = {"undated, good": lambda run: run.share(GOOD, of=lambda arrival: arrival.deadline is None)}
+    found = bench.compare(
+        f"code, {PARTLY_DATED.name}", PARTLY_DATED, code, (FAIR, FCFS, EDF, SHORTEST), {**FIGURES, **undated}
+    )
+    bench.report.at_least(f"{PARTLY_DATED.name}: undated, good", found[FAIR]["undated, good"], OLD_UNDATED)
+    _judge_kinds(bench, PARTLY_DATED.name, found[FAIR], OLD_PARTLY)
+    levels: Figures = {
+        "class 0, good": lambda run: run.share(GOOD, of=lambda arrival: arrival.priority_class == 0),
+        "class 1, good": lambda run: run.share(GOOD, of=lambda arrival: arrival.priority_class == 1),
+    }
+    found = bench.compare(
+        f"code, {TWO_CLASSES.name}", TWO_CLASSES, code, (FAIR, FCFS, EDF, SHORTEST), {**FIGURES, **levels}
+    )
+    _judge_kinds(bench, TWO_CLASSES.name, found[FAIR], OLD_CLASSES)
+
+
+def _judge_kinds(bench: Bench, name: str, found: Mapping[str, float], old: tuple[float, float]) -> None:
+    bench.report.at_least(f"{name}: good", found["good"], old[0])
+    bench.report.at_most(f"{name}: admitted, missed", found["admitted, missed"], old[1])
 
 
 def _judge_equal(bench: Bench, name: str, load: Load, traffic: Traffic, within: float) -> None:

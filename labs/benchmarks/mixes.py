@@ -12,6 +12,11 @@ Counted are the good requests of tenants within their share: tenants that ask fo
 the machine and read their answers to the end. A request is good if each of its answers begins within its deadline, or
 its class's target where it states none, and brings a token every `PER_TOKEN_SECONDS`. Nothing may wait while the device
 is idle, and each request has to end.
+
+A world below `LEAST_OF_BEST` is run again, to name a reason: with other arrivals of the same tenants (`chance`, if it
+is not below by their mean), and with `AMPLE` slots and memory (`scarce`, if it is not below then: shortest first lets
+short requests pass one that waits for memory). A tenant that asks for `NEARLY` its share of a full machine is `near its
+share`. Otherwise the `order` is the reason.
 """
 
 from collections import defaultdict
@@ -43,6 +48,9 @@ RUN_SECONDS = 40.0
 LEAST_OF_BEST = 0.9  # of the good requests of the best plain order, by tenants within their share
 MOST = 0.9  # of requests, after which those still running no longer fill the machine
 FEWEST_REQUESTS = 20  # of tenants within their share, for a world to be judged
+OTHER_DRAWS = range(1, 5)  # of the arrivals of a world below `LEAST_OF_BEST`
+AMPLE = 256, 400_000  # slots, and tokens of memory
+NEARLY = 0.9  # of a tenant's share
 UNTARGETED_SECONDS = 30.0  # in which a first token is wanted in a class without a target
 ANSWERS = (1, 5, 20, 60, 120, 250, 400, 500, 600, 700, 750, 800, 850, 900, 950, 1000, 1024)
 DOCUMENTS = (300, 900, 1400, 2000, 2600, 3200, 3600, 4000, 4600, 5400, 6000, 6600, 7200, 7600, 7900, 8100, 8192)
@@ -122,9 +130,10 @@ class World(NamedTuple):
     engine: str
     seconds: float
     pace: float = 1.0  # seconds that its slots and its memory make of each second between requests
+    draw: int = 0  # of its arrivals
 
     @classmethod
-    def drawn(cls, number: int, seconds: float) -> "World":
+    def drawn(cls, number: int, seconds: float, *, is_ample: bool = False) -> "World":
         random = Random(number)
         names = [f"t{n}" for n in range(random.choice((2, 3, 4, 6, 10, 20)))]
         shares = [random.paretovariate(random.choice((1.1, 3.0))) for _ in names]
@@ -133,6 +142,7 @@ class World(NamedTuple):
             Asking.drawn(name, load * share / sum(shares), random) for name, share in zip(names, shares, strict=True)
         ]
         slots, memory = random.choice((8, 64, 192, 256)), random.choice((400_000, 400_000, 60_000, 30_000))
+        slots, memory = AMPLE if is_ample else (slots, memory)
         engine = f"max_num_batched_tokens=512,prefill_chunk=512,max_num_seqs={slots},kv_tokens={memory}"
         world = cls(number, tenants, engine, seconds)
         return world._replace(pace=max(1.0, world._busy_seconds() / (load * seconds)))
@@ -149,11 +159,14 @@ class World(NamedTuple):
 
     def within_share(self) -> set[str]:
         """The tenants that ask for at most their weight's part of the machine, and read their answers."""
-        weight = sum(one.weight for one in self.tenants)
-        return {one.tenant for one in self.tenants if one.load <= one.weight / weight and one.leaves_after == inf}
+        return {one.tenant for one in self.tenants if self.share_asked(one) <= 1.0 and one.leaves_after == inf}
+
+    def share_asked(self, one: Asking) -> float:
+        """What a tenant asks for, in parts of its share of the machine."""
+        return one.load * sum(each.weight for each in self.tenants) / one.weight
 
     def arrivals(self) -> list[Arrival]:
-        random = Random(self.number + 10**6)
+        random = Random(self.number + 10**6 * (1 + self.draw))
         made = [arrival for one in self.tenants for arrival in one.requests(random, self.seconds)]
         paced = sorted([a._replace(time=self.pace * a.time) for a in made], key=lambda arrival: arrival.time)
         return [a._replace(session=n) for n, a in enumerate(paced) if a.time < self.seconds]
@@ -236,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report, found = Report("mixes", options.quick), dict[int, dict[str, Outcome]]()
     for number in range(options.first, options.first + count):
         found[number] = compare(World.drawn(number, seconds))
-    show(report, found)
+    show(report, found, seconds)
     return report.finish(options.results)
 
 
@@ -248,15 +261,35 @@ def compare(world: World) -> dict[str, Outcome]:
     return {FAIR: fair} | {order: run(world, order) for order in PLAIN}
 
 
-def show(report: Report, found: Mapping[int, Mapping[str, Outcome]]) -> None:
+def ratio_of(runs: Sequence[Mapping[str, Outcome]]) -> float:
+    """Return the mean good part of tenants within their share over that of the best plain order; 1 without any."""
+    best = max([sum(run[order].good_within for run in runs) for order in PLAIN if order in runs[0]], default=0.0)
+    return sum(run[FAIR].good_within for run in runs) / best if best else 1.0
+
+
+def reason(number: int, seconds: float) -> dict[str, object]:
+    """Run a world with other arrivals, and with ample slots and memory; return the ratios, and the reason they name."""
+    world = World.drawn(number, seconds)
+    drawn = [world._replace(draw=draw) for draw in OTHER_DRAWS]
+    others = ratio_of([{order: run(one, order) for order in (FAIR, *PLAIN)} for one in drawn])
+    ample = ratio_of([compare(World.drawn(number, seconds, is_ample=True))])
+    asked = max(world.share_asked(one) for one in world.tenants if one.tenant in world.within_share())
+    is_near = asked >= NEARLY and sum(one.load for one in world.tenants) > 1.0
+    chance, scarce = others >= LEAST_OF_BEST, ample >= LEAST_OF_BEST
+    named = "chance" if chance else "scarce" if scarce else "near its share" if is_near else "order"
+    return {"other arrivals": others, "ample": ample, "asked of its share": asked, "reason": named}
+
+
+def show(report: Report, found: Mapping[int, Mapping[str, Outcome]], seconds: float) -> None:
     """Show and judge the outcomes of each order, by the worlds' numbers."""
     rows, ratios = list[dict[str, object]](), list[float]()
     for number, outcomes in found.items():
-        fair, plain = outcomes[FAIR], [outcomes[order].good_within for order in PLAIN if order in outcomes]
-        ratios.append(fair.good_within / best if (best := max(plain, default=0.0)) else 1.0)
+        fair = outcomes[FAIR]
+        ratios.append(ratio_of([outcomes]))
         if ratios[-1] < LEAST_OF_BEST or fair.idle or fair.open:
             shown = {order: f"{one.good_within:.3f} / {one.good:.3f}" for order, one in outcomes.items()}
-            rows.append({"world": number, "ratio": ratios[-1], **shown, "idle": fair.idle, "open": fair.open})
+            row = {"world": number, "ratio": ratios[-1], **shown, "idle": fair.idle, "open": fair.open}
+            rows.append(row | (reason(number, seconds) if not report.quick else {}))
     compared = [outcomes for outcomes in found.values() if len(outcomes) > 1]
     numbers = {"worlds": len(found), "of which compared": len(compared)}
     report.add_table(
@@ -271,7 +304,9 @@ def show(report: Report, found: Mapping[int, Mapping[str, Outcome]]) -> None:
     if rows:
         report.add_table("worlds below: good of tenants within their share / of all", rows)
     below = sum(ratio < LEAST_OF_BEST for ratio in ratios)
+    unnamed = sum(row.get("reason") == "order" for row in rows)
     report.at_most(f"worlds in which tenants within their share have under {LEAST_OF_BEST} of the best", below, 0)
+    report.at_most("of which neither chance, scarcity nor a tenant's nearness to its share is the reason", unnamed, 0)
     fair_runs = [outcomes[FAIR] for outcomes in found.values()]
     report.at_most("plans of nothing while something waits and nothing runs", sum(one.idle for one in fair_runs), 0)
     report.at_most("answers that have not ended", sum(one.open for one in fair_runs), 0)

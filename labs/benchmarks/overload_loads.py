@@ -100,6 +100,7 @@ class Part(NamedTuple):
     factor: float
     deadlines: tuple[float | None, ...] = (FIRST_TOKEN,)  # seconds until a first token, drawn with equal odds
     is_short: bool = False  # whether these are `Traffic.short` instead of those of the load
+    classes: tuple[int, ...] = ()  # drawn with equal odds; none: the arrivals' own
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,12 @@ class Load:
             coming = self._recorded if self.is_recorded else self._poisson
             for arrival in coming(drawn, part.factor * drawn.capacity, random):
                 tenant, deadline = random.choice(part.tenants), random.choice(part.deadlines)
-                made.append(arrival._replace(tenant=tenant, max_tokens=drawn.max_tokens, deadline=deadline))
+                level = random.choice(part.classes) if part.classes else arrival.priority_class
+                made.append(
+                    arrival._replace(
+                        tenant=tenant, max_tokens=drawn.max_tokens, deadline=deadline, priority_class=level
+                    )
+                )
         return [arrival._replace(session=number) for number, arrival in enumerate(sorted(made, key=_time))]
 
     def shortened(self, share: float) -> "Load":

@@ -266,7 +266,7 @@ class _Asked:
             for index in range(first, min(self._number, first + BOOKED_AT_ONCE)):
                 store.book(f"t{index:05}", None, used)
             store.returned.set()  # the gateway's own heartbeat sends them: two at once would book a batch twice
-            while store._ledger._open or store._ledger._closed:  # noqa: ASYNC110 - a ledger has no event
+            while store.ledger._open or store.ledger._closed:  # noqa: ASYNC110 - a ledger has no event
                 await asyncio.sleep(0.001)
 
     def _ask(self, ready: Ready, method: str, path: str, body: object = None) -> None:

@@ -38,6 +38,7 @@ class Exchange:
     tenant: str
     due: float
     sent: float
+    events: list[float] = field(default_factory=list)  # as they came, by `time.perf_counter`
     first: float | None = None  # event
     done: float | None = None  # end of a whole stream
     refused: float | None = None  # end of the whole refusal
@@ -139,6 +140,7 @@ class Traffic:
         self._heard.exchanges.append(exchange)
         self._open[connection.sock.fileno()] = connection, exchange
         connection.send(request)
+        exchange.events = connection.event_times
 
     def _connect(self) -> Connection:
         connection = Connection(self._port, self._statuses)

@@ -12,7 +12,7 @@ def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahe
     """Return the most engine seconds, for each unit of weight, by which the service of two tenants differs over any
     interval in which both have requests without deadlines waiting: |W_i/w_i - W_j/w_j|.
 
-    `start_s`: the largest difference of two tenants' credits (`Share.spread_s`). `latest_s`: the largest offset of a
+    `start_s`: the largest difference of two tenants' credits. `latest_s`: the largest offset of a
     class, 0 for tenants in one class. `ahead_s`: seconds that a tenant has prepaid for prompts and not used yet.
     `run_up_s`: seconds that a tenant spends between two choices of its requests.
 
@@ -82,9 +82,8 @@ class FairnessMonitor:
         weights = sorted(account.weight for account in self.share.accounts.values())
         if len(weights) < 2:
             return 0.0
-        return gap_bound(
-            (weights[0], weights[1]), self.share.spread_s, self.latest_s, self.most_ahead_s, self.most_run_up_s
-        )
+        spread_s = self.share.burst_s + self.share.debt_limit_s
+        return gap_bound((weights[0], weights[1]), spread_s, self.latest_s, self.most_ahead_s, self.most_run_up_s)
 
     def check(self) -> None:
         assert self.gap <= self.bound * (1 + 1e-9), f"the service gap {self.gap} exceeds its bound {self.bound}"

@@ -30,8 +30,13 @@ def read_key_settings(text: str, key_id: str, policy: Policy, tenant: str) -> Ke
             if section and name in section:
                 section.wrong(name, "is none of a key's settings: it is set apart from them")
         if section:
+            of_tenant = policy.tenant(tenant)
             reader = TenantReader(policy.classes, policy.teams, is_whole=True)
-            read = reader.read_key(section, key_id, policy.tenant(tenant))
+            read = reader.read_key(section, key_id, of_tenant)
+            entry = of_tenant.key(key_id)
+            if entry and entry.classes and read.classes and not set(entry.classes) & set(read.classes):
+                allowed = ", ".join(entry.classes)
+                section.wrong("classes", f"leaves the key none: the policy's own entry for it has {allowed}")
     if problems.found:
         raise PolicyError(problems.found)
     return read
@@ -57,13 +62,15 @@ def both(entry: KeyPolicy, own: KeyPolicy, policy: Policy) -> KeyPolicy:
     models = entry.models if ALL_MODELS in own.models else own.models
     if ALL_MODELS not in (*entry.models, *own.models):
         models = tuple(model for model in own.models if model in entry.models)
-    classes = [name for name in own.classes if name in entry.classes] if entry.classes else own.classes
+    classes = entry.classes or own.classes
+    if entry.classes and own.classes:
+        classes = tuple(name for name in own.classes if name in entry.classes)  # never none: the reader refuses that
     highest = [name for name in (entry.highest_class, own.highest_class) if name is not None]
     return replace(
         entry,
         models=models,
         highest_class=max(highest, key=lambda name: policy.class_named(name).level, default=None),
-        classes=tuple(classes) or entry.classes,
+        classes=classes,
         limits=lesser((*entry.limits, *own.limits)),
     )
 

@@ -11,9 +11,7 @@ from typing import cast
 from quotas.policy.policy import StoredResponseLimits
 from quotas.store.account import state_key
 from quotas.store.scripts import Script, ScriptRunner
-from quotas.stored import Held, Stored
-
-MAX_TURNS = 256  # read of a conversation
+from quotas.stored import MAX_TURNS, Held, Stored
 
 
 class ResponseStore:

@@ -22,6 +22,7 @@ from tests.gateway.server_process import PATIENCE, ROOT, bearer, eventually
 from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 
 POLICY = """
+aliases: {quick: [embedded]}
 tenants:
   acme: {limits: {tokens: 10M/min, concurrent_requests: 2}}
   globex: {price: {input: 1/1M, output: 2/1M, currency: EUR, batch: 0.5}}
@@ -31,6 +32,7 @@ tenants:
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 LEASE = 3
+UNKNOWN_FILE, UNKNOWN_BATCH = f"file-{'0' * 32}", f"batch_{'0' * 32}"
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["alone", "with HTTP workers"])
@@ -78,7 +80,9 @@ def used_by(site: TenantSite, tenant: str) -> Counter[str]:
 
 def test_the_flow_of_the_official_client(site: TenantSite) -> None:
     with site.client("acme") as client:
-        lines = [line(f"a-{n}", max_tokens=4 + n) for n in range(6)] + [line("bad", temperature=9)]
+        models = ["embedded", "quick"]
+        lines = [line(f"a-{n}", max_tokens=4 + n, model=models[n % 2]) for n in range(6)]
+        lines.append(line("bad", temperature=9))
         file = client.files.create(file=("naïve.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
         assert (file.object, file.filename, file.purpose, file.status) == ("file", "naïve.jsonl", "batch", "processed")
         batch = create(client, file.id, metadata={"night": "1"})
@@ -177,14 +181,13 @@ def test_a_tenant_learns_nothing_of_anothers_files_and_batches(site: TenantSite)
     with site.client("acme") as mine, site.client("globex") as theirs:
         file = upload(mine, line("a", max_tokens=2))
         batch = create(mine, file)
-        unknown_file, unknown_batch = f"file-{'0' * 32}", f"batch_{'0' * 32}"
         calls: tuple[tuple[Callable[[str], object], str, str], ...] = (
-            (theirs.files.retrieve, file, unknown_file),
-            (theirs.files.content, file, unknown_file),
-            (theirs.files.delete, file, unknown_file),
-            (theirs.batches.retrieve, batch.id, unknown_batch),
-            (theirs.batches.cancel, batch.id, unknown_batch),
-            (lambda name: create(theirs, name), file, unknown_file),
+            (theirs.files.retrieve, file, UNKNOWN_FILE),
+            (theirs.files.content, file, UNKNOWN_FILE),
+            (theirs.files.delete, file, UNKNOWN_FILE),
+            (theirs.batches.retrieve, batch.id, UNKNOWN_BATCH),
+            (theirs.batches.cancel, batch.id, UNKNOWN_BATCH),
+            (lambda name: create(theirs, name), file, UNKNOWN_FILE),
         )
         for call, foreign, unknown in calls:
             said = []
@@ -196,6 +199,15 @@ def test_a_tenant_learns_nothing_of_anothers_files_and_batches(site: TenantSite)
         assert batch.id not in {one.id for one in theirs.batches.list()}
         assert file not in {one.id for one in theirs.files.list()}
         assert ended(mine, batch).status == "completed"
+
+
+def test_the_time_of_an_answer_does_not_tell_a_foreign_file_or_batch_from_an_unknown_one(site: TenantSite) -> None:
+    with site.client("acme") as mine:
+        file = upload(mine, line("a", max_tokens=2))
+        batch = ended(mine, create(mine, file)).id
+    files = [("GET", "/v1/files/{}"), ("GET", "/v1/files/{}/content"), ("DELETE", "/v1/files/{}")]
+    site.check_alike("globex", files, file, UNKNOWN_FILE)
+    site.check_alike("globex", [("GET", "/v1/batches/{}"), ("POST", "/v1/batches/{}/cancel")], batch, UNKNOWN_BATCH)
 
 
 def test_a_cancelled_and_an_expired_batch_keep_what_is_done(site: TenantSite) -> None:

@@ -83,6 +83,9 @@ def test_a_batch_goes_through_it_and_any_replica_knows_it(site: FleetSite) -> No
     assert client.files.delete(file.id).deleted and [one.id for one in client.batches.list()] == [batch.id]
     with pytest.raises(openai.BadRequestError):
         client.batches.cancel(batch.id)
+    lines = b"\n".join([orjson.dumps(asked[0] | {"custom_id": str(n)}) for n in range(40_000)])
+    large = client.files.create(file=("in.jsonl", lines), purpose="batch")
+    assert len(lines) > 4 * 2**20 and client.files.content(large.id).read() == lines
 
 
 def test_each_dialect_goes_through_it(site: FleetSite) -> None:

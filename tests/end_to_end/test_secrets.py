@@ -1,4 +1,4 @@
-"""No prompt, no output and no key is in a log, a span or a metric."""
+"""No key is in a log, a span or a metric, and no prompt or output of a tenant that did not consent to it."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

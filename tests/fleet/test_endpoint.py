@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from fleet.app import Probe, RouterApp
+from gateway.api.openapi import OPERATIONS
 from gateway.errors import ShuttingDown
 from tests.fleet.paper_fleet import (
     BODY,
@@ -75,6 +76,16 @@ async def test_a_call_that_generates_nothing_is_answered_by_a_replica_too(path: 
     fleet = PaperFleet(a=answering(whole(b"[]")))
     assert (await fleet.request("GET", path)).body == b"[]"
     assert fleet.seen[0].extensions["target"] == path.encode(), "as it came, or a tenant reaches what is not routed"
+
+
+async def test_each_operation_of_the_description_is_routed_and_the_description_told_without_a_key() -> None:
+    fleet = PaperFleet(a=answering(whole()))
+    for path in ("/openapi.json", "/docs"):
+        assert (await fleet.request("GET", path, key=None)).status == 200
+    assert not fleet.seen
+    for method, path in {(one.method.upper(), one.path.replace("{", "").replace("}", "")) for one in OPERATIONS}:
+        assert (await fleet.request(method, path)).status == 200, (method, path)
+    assert (await fleet.request(path="/v2/rerank")).status == 200
 
 
 @pytest.mark.parametrize("status", [503, 529])
@@ -169,6 +180,17 @@ async def test_an_event_of_which_a_part_came_is_no_part_of_the_error_behind_it(e
         ("/v1/chat/completions", b'data: {"error":{"type":"timeout_error","code":"deadline_exceeded"}}\n\n', "expired"),
         ("/v1/chat/completions", b'data: {"error":{"type":"internal_error","code":"model_failed"}}\n\n', "failed"),
         ("/v1/completions", b'data: {"error":{"type":"invalid_request_error","code":null}}\n\n', "invalid"),
+        (
+            "/v1/completions",
+            b'data: {"error":{"type":"service_unavailable_error","code":"quota_unverifiable"}}\n\n',
+            "refused",
+        ),
+        (
+            "/v1/completions",
+            b'data: {"error":{"type":"invalid_request_error","code":"no_token_allowed"}}\n\n',
+            "failed",
+        ),
+        ("/v1/messages", b'event: error\ndata: {"error":{"type":"overloaded_error","code":"preempted"}}\n\n', "failed"),
         ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n', "failed"),
         ("/v1/responses", b'event: error\ndata: {"type":"error","error":{"type":"internal_error"}}\n\n', "failed"),
         ("/v1/responses", b"event: error\ndata: ?\n\n", "failed"),
@@ -188,6 +210,14 @@ async def test_a_stream_that_its_replica_ends_with_an_error_is_counted_as_that(
     assert answer.body == b"data: 1\n\n" + error
     assert ended == [outcome]
     assert fleet.asked == ["a"]
+
+
+async def test_events_of_a_response_that_failed_are_no_failure_of_who_reads_them() -> None:
+    error = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","code":"internal_error"}}\n\n'
+    fleet, ended = PaperFleet(a=answering(stream(error))), list[str]()
+    fleet.services.telemetry.on_end.append(lambda record: ended.append(record.outcome.value))
+    assert (await fleet.request("GET", "/v1/responses/resp_1?stream=true")).body == error
+    assert ended == ["completed"]
 
 
 async def test_a_file_whose_replica_is_lost_does_not_end_as_if_it_were_whole() -> None:

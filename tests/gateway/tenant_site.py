@@ -1,6 +1,7 @@
 """A real server with a policy, and a key for each tenant that the policy names."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import yaml
 from gateway.tenants.auth import new_key
 from gateway.tenants.key_store import KeyStore
 from tests.gateway.server_process import BODY, PATIENCE, ServerProcess, bearer, eventually, running_server
+
+PAIRS = 126  # of an id of another tenant and an unknown one
 
 
 @dataclass
@@ -40,6 +43,23 @@ class TenantSite:
         """The official client, which does not come back unless it is told to."""
         given: dict[str, Any] = {"max_retries": 0, "timeout": PATIENCE} | options
         return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key=self.keys[tenant], **given)
+
+    def check_alike(self, tenant: str, calls: Sequence[tuple[str, str]], foreign: str, unknown: str) -> None:
+        """Ask `PAIRS` times about two ids, by methods and paths. Both are answered as missing, and of each pair the
+        foreign one is the slower about as often as not: a sign test at 5 sigma.
+        """
+        num_slower = 0
+        headers, url = self.authorization(tenant), self.server.url
+        with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE) as asking:
+            for turn in range(PAIRS):
+                method, path = calls[turn // 2 % len(calls)]
+                took = {}
+                for name in (foreign, unknown) if turn % 2 else (unknown, foreign):
+                    began = time.perf_counter()
+                    assert asking.request(method, path.format(name)).status_code == 404
+                    took[name] = time.perf_counter() - began
+                num_slower += took[foreign] > took[unknown]
+        assert abs(num_slower - PAIRS / 2) < 5 * PAIRS**0.5 / 2
 
     def edit(self, policy: str) -> None:
         """Have another policy hold, for every request from now on."""

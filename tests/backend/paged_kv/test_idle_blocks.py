@@ -49,7 +49,7 @@ def test_without_worth_the_least_recent_goes_first_and_the_last_block_before_tho
 
 def test_the_chain_of_least_worth_goes_first_to_its_end_and_not_more_than_a_neighbour_is_older() -> None:
     worth = {1: 5.0, 2: 1.0, 3: 3.0}
-    idle = IdleBlocks[One](lambda kind, one: worth[one.since])
+    idle = IdleBlocks[One](lambda kind, one: worth[one.stamp])
     for since in worth:
         left(idle, since, range(10 * since, 10 * since + 3), kind=since)
     assert numbers(idle.give_up(2, 0)) == [20, 21]
@@ -60,7 +60,7 @@ def test_the_chain_of_least_worth_goes_first_to_its_end_and_not_more_than_a_neig
 
 
 def test_a_shared_prefix_is_kept_while_any_chain_that_follows_it_is() -> None:
-    idle = IdleBlocks[One](lambda kind, one: 100.0 - one.since)
+    idle = IdleBlocks[One](lambda kind, one: 100.0 - one.stamp)
     first = left(idle, 1, range(4))  # of which 2 and 3 are found by another
     for one in first[2:]:
         idle.take(one)

@@ -175,6 +175,32 @@ def _stored_bytes(site: Site, path: Path) -> int:
     return int(size)
 
 
+async def test_the_table_is_counted_only_when_it_seems_full(postgres_site: Site) -> None:
+    """An operator may have deleted rows."""
+    site = postgres_site
+    for told, counted in ((7, 7), (2 * MIB, 0)):
+        site.end("a")
+        site.database.write()
+        with import_module("psycopg").connect(site.storage(0).url, autocommit=True) as connection:
+            connection.execute("DELETE FROM sluice.requests")
+            connection.execute("UPDATE sluice.request_log SET bytes = %s", [told])
+            await site.database.close()
+            site = Site(site.storage)
+            assert await site.names() == []
+            assert connection.execute("SELECT bytes FROM sluice.request_log").fetchone() == (counted,)
+    await site.database.close()
+
+
+async def test_a_page_has_no_texts_and_one_request_has_its_own(site: Site) -> None:
+    summary = RequestSummary.of(a_record(request_id="req_a", response_id="a", began_ns=BEGAN_NS))
+    site.database.add(summary, lambda: [{"prompt": "a secret", "answer": "b"}])
+    site.database.write()
+    assert (await site.database.search(parsed({}, site.now)))[0] == [summary]
+    ((_, _, found),) = site.storage(MIB).search(parsed({}, site.now))
+    assert "secret" not in found
+    assert await site.database.texts("a") == [{"prompt": "a secret", "answer": "b"}]
+
+
 async def test_nothing_written_is_lost_by_a_kill(site: Site) -> None:
     process = multiprocessing.get_context("fork").Process(target=_write_and_die, args=(site,))
     process.start()

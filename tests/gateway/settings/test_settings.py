@@ -1,3 +1,4 @@
+import re
 import resource
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -265,3 +266,30 @@ def test_the_collector_may_be_named_by_opentelemetrys_own_variables(monkeypatch:
     monkeypatch.setenv("SLUICE_OTLP_PROTOCOL", "grpc")
     settings = Settings()
     assert (settings.otlp_endpoint, settings.otlp_protocol) == ("http://other:4317", "grpc")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://u:p@h/db",
+        "postgresql://u:S3CRET@h:99999/db",
+        "postgresql://u:S3CRET@h:1:2/db",
+        "postgresql://u:S3CRET#@h/db",
+        "postgresql://u:50%offS3CRET@h/db",
+        "postgresql://u:S3CRET%00x@h/db",
+        "postgresql://u:S3C RET@h/db",
+        "postgresql://u:S3CRET@[h/db",
+        "postgresql://u:S3CRET@h/db?S3CRET=1",
+    ],
+)
+def test_a_url_of_postgres_that_its_client_cannot_read_is_refused_without_its_password(url: str) -> None:
+    pytest.importorskip("psycopg", reason="no psycopg here: the extra postgres")
+    with pytest.raises(ValidationError, match="must be postgresql://") as refused:
+        Settings(request_log_url=url)
+    assert not {"S3CRET", "S3C"} & set(re.findall(r"\w+", str(refused.value)))
+
+
+def test_a_url_of_postgres_may_have_a_coded_password_and_parameters() -> None:
+    pytest.importorskip("psycopg", reason="no psycopg here: the extra postgres")
+    url = "postgresql://u:p%40%2F@h/db?sslmode=require"
+    assert Settings(request_log_url=url).request_log_url is not None

@@ -178,7 +178,7 @@ def test_a_class_that_a_key_may_not_have_is_refused_by_the_tier_that_asks_for_it
     urgent = with_settings("{classes: [interactive]}")
     assert urgent.service_class(None).name == "interactive", "the only one that it may have"
     with pytest.raises(ClassNotAllowed, match="its classes are none"):
-        with_settings("{classes: [interactive]}", KeyPolicy("k1", classes=("batch",))).service_class(None)
+        with_settings("{highest_class: batch}", KeyPolicy("k1", classes=("interactive",))).service_class(None)
 
 
 @pytest.mark.parametrize("settings", ["{limits: {cost: 5/month}}", "{classes: [gone]}", "{models: [x]}", "nonsense"])

@@ -5,7 +5,7 @@ import pytest
 from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.key_settings import both, read_key_settings
-from quotas.policy.policy_file import parse_policy
+from quotas.policy.policy_file import PolicyError, parse_policy
 
 POLICY = """
 tenants:
@@ -36,3 +36,11 @@ def test_a_policy_with_both_in_one_entry_serves_as_the_two_beside_each_other(own
     as_one = EffectivePolicy(policy, Principal("acme", "one"))
     assert (as_one.models, as_one.limits) == (beside.models, beside.limits)
     assert as_one.classes == beside.classes
+
+
+def test_settings_without_a_class_of_the_policys_entry_are_a_problem_of_the_key() -> None:
+    policy = parse_policy({"policy.yaml": POLICY.encode()})
+    with pytest.raises(PolicyError, match="leaves the key none: the policy's own entry for it has standard, batch"):
+        read_key_settings("{classes: [interactive]}", "one", policy, "acme")
+    served = EffectivePolicy(policy, Principal("acme", "one", settings="{classes: [interactive]}"))
+    assert served.problem is not None

@@ -40,8 +40,7 @@ def test_a_preset_parses_and_serves_its_traffic(path: Path, tmp_path: Path, prin
         f"prefill_chunk={options.prefill_chunk}",
     ]
     prompt, output = TRAFFIC[path.stem]
-    # At an arrival every four seconds, long contexts would ask for 1.14 of what the machine can serve.
-    rows = [f"{5 * n},{prompt + n},{output},someone" for n in range(8)]
+    rows = [f"{4 * n},{prompt + n},{output},someone" for n in range(8)]
     trace = tmp_path / "t.csv"
     trace.write_text("\n".join(["time,prompt,output,tenant", *rows]))
     out = printed("simulate", "--trace", trace, "--columns", "time=time,prompt=prompt,output=output",

@@ -141,6 +141,14 @@ def test_a_lower_class_is_refused_before_a_higher_one() -> None:
     assert low > 2 * high
 
 
+def test_a_tenant_within_its_share_is_not_refused_for_the_classes_of_another() -> None:
+    """Bursts in two classes had all requests of lower classes leave all of their time, for a minute after each."""
+    in_classes = poisson(20.0, 60, "eager", priority_class=0) + poisson(20.0, 60, "eager", seed=2, priority_class=1)
+    bursts = [arrival for arrival in in_classes if arrival.time % 20 < 3]
+    found = outcomes("order=fair", bursts + poisson(1.0, 60, "light", seed=3, priority_class=1))
+    assert share(found, AttemptOutcome.GOOD, tenant="light") > 0.9
+
+
 @pytest.mark.parametrize("deadline", ["first_token_by", "done_by"])
 def test_an_idle_machine_refuses_only_requests_late_by_far(deadline: str) -> None:
     core = busy()

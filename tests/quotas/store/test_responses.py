@@ -13,8 +13,9 @@ from quotas.errors import StoreUnavailable
 from quotas.policy.policy import StoredResponseLimits
 from quotas.store.account import state_key
 from quotas.store.redis_store import RedisStore
-from quotas.store.responses import MAX_TURNS, ResponseStore
+from quotas.store.responses import ResponseStore
 from quotas.store.scripts import Script, ScriptRunner
+from quotas.stored import MAX_TURNS
 from tests.examples import examples
 from tests.quotas.servers import connected, hanging
 
