@@ -48,7 +48,7 @@ class Model:
 MODELS = {
     "embedded": Model(
         "embedded",
-        Objective(0.5, 0.05),
+        Objective(1.0, 0.1),
         8.0,
         {
             "recorded": (Lengths(150, 0.5), Lengths(60, 0.5)),
@@ -95,7 +95,9 @@ def _measure(report: Report, options: Namespace, model: Model, core: int, direct
     with served(core, [TENANT], directory / "measured", **settings) as server:
         for name, replica in replicas.items():
             knee = replica.knee(lambda _: None)
-            assert knee is not None, f"no rate is planned for {model.name}, {name}"
+            if knee is None:
+                report.notes.append(f"{model.name}, {name}: no rate is planned: one request alone takes too long")
+                continue
             seconds = 2.0 if options.quick else max(LEAST_SECONDS, LEAST_REQUESTS / knee.rate)
             bench = _bench(server.port, server.keys[TENANT], traces[name], model, seconds)
             good = {load * knee.rate: bench.run(load * knee.rate).summary.all.goodput for load in LOADS}
