@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from admission.aging import Aging
+from admission.aging import class_offsets
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller
 from admission.expiry import DeadlineExpiry, Expiry, NoExpiry
@@ -117,7 +117,7 @@ class OrderParts(NamedTuple):
 
 
 def _fair(parts: OrderParts) -> DueOrder:
-    return DueOrder(parts.share, Aging(parts.config.seconds_per_class), parts.cost, parts.uncached)
+    return DueOrder(parts.share, class_offsets(parts.config.seconds_per_class), parts.cost, parts.uncached)
 
 
 ORDERS: dict[str, Callable[[OrderParts], WaitingOrder]] = {
@@ -158,7 +158,7 @@ def make_core(
     parts = OrderParts(config, engine, share, lengths, tariffs, backlog)
     order = ORDERS[config.order](parts)
     fair = order if isinstance(order, DueOrder) else None
-    spare_order = DueOrder(spare, Aging(0.0), parts.cost, parts.uncached)
+    spare_order = DueOrder(spare, class_offsets(0.0), parts.cost, parts.uncached)
     queue = SpareLast(order, spare_order)
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)

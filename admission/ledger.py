@@ -186,7 +186,8 @@ class Ledger:
         """Charge a tenant for seconds of work beside the steps, for which it counts as asking."""
         share = self.spare if is_spare else self.share
         account = share.account(tenant)
-        share.asked(account, now)
+        share.set_time(now)
+        share.asked(account)
         share.charge(account, seconds)
 
     def planned(self, scheduled: ScheduledStep) -> float:

@@ -110,7 +110,7 @@ class AdmissionControl:
     def admit(self, sequence: Sequence, now: float) -> tuple[Load, Promise]:
         """Admit the sequence to the queue, or raise an `AdmissionRefused`; returns its waiting work and its promise.
 
-        The spare class delays nobody and is promised nothing: its maker bounds what waits of it.
+        The spare class delays no other and is promised nothing: its maker bounds its queue.
         """
         if sequence.is_spare:
             return Load(), Promise(sequence.tenant)

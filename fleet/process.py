@@ -29,8 +29,10 @@ from fleet.settlements import Settlements
 from fleet.tracing import open_route_tracing
 from fleet.upstream import make_client
 from gateway.admin.app import AdminApp
+from gateway.admin.audit_log import FILE, AuditLog
 from gateway.admin.port import AdminPort, admin_secret
 from gateway.admin.server import AdminServer, serving
+from gateway.admin.sign_in import sign_in
 from gateway.api.body_reader import open_body_reader
 from gateway.api.refusal_limiter import RefusalLimiter
 from gateway.background import beside
@@ -136,9 +138,10 @@ class FleetProcess:
             lambda tenant: policies.current.tenant(tenant).weight,
             lambda: not self.active_requests.is_open,
         )
-        app = AdminApp(port.keys, api.routes(), fleet_page(), probes, metrics.text)
-        async with serving(AdminServer(self.settings, app), port.sock):
-            yield
+        async with sign_in(self.settings, port.keys, AuditLog(self.settings.state_dir / FILE)) as sign_in_paths:
+            app = AdminApp(port.keys, api.routes(), fleet_page(), {**probes, **sign_in_paths}, metrics.text)
+            async with serving(AdminServer(self.settings, app), port.sock):
+                yield
 
 
 def _probes(services: FleetServices, is_ready: Callable[[], bool]) -> Mapping[str, ASGIApp]:

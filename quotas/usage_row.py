@@ -71,6 +71,11 @@ def row_of(name: str) -> UsageRow:
     )
 
 
+def model_of(name: str | None) -> str:
+    """The model in the name of a row, with the number before it or without; empty: it is unknown."""
+    return "" if name is None else row_of(name.rpartition(" ")[2]).model
+
+
 def _encoded(text: str) -> str:
     encoded = quote(text, safe="", errors="replace")
     if len(encoded) <= MAX_PART_CHARS:

@@ -17,17 +17,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from redis.asyncio import Redis
+
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import new_key, pepper_of
 from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.report import RESULTS
-from quotas.policy.limit import Limit, Resource
+from quotas.policy.limit import EPOCH, Limit, Resource
 from quotas.reservation import Ask, Usage
+from quotas.store.account import state_key
 from quotas.store.redis_store import RedisStore
+from quotas.store.usage_ledger import ENTRY
+from quotas.usage_row import key_name
+from scripts.stepped_admin_server import MARK
 from tests.end_to_end.page.browser import find_chromium, running_chromium
 from tests.end_to_end.page.page_object import Page
 from tests.gateway.server_process import ServerProcess, running_server
-from tests.gateway.stepped_admin_server import MARK
 from tests.quotas.servers import BINARIES, running
 
 RESULT = RESULTS / "admin_scale.json"
@@ -82,8 +87,8 @@ def make_keys(state: Path, num_tenants: int, num_keys: int) -> None:
             records[record.id] = replace(record, created=made, settings=settings)
 
 
-async def spend(url: str, num_tenants: int) -> None:
-    """A request of each tenant, so that the ledger of this month has them all."""
+async def spend(url: str, num_tenants: int, num_days: int) -> None:
+    """A request of each tenant today, and a row of each of the days before in the ledger."""
     store = RedisStore.at(url, 60.0)
     await store.connect()
     limits = (Limit(Resource.CONCURRENT_REQUESTS, 1000),)
@@ -93,6 +98,15 @@ async def spend(url: str, num_tenants: int) -> None:
         grants = await asyncio.gather(*(store.reserve(name, None, limits, Ask(1, 1000, 100)) for name in names))
         await asyncio.gather(*(store.settle(grant, usage) for grant in grants))
     await store.close()
+    row, today = key_name(None).encode(), (datetime.now(UTC).date() - EPOCH).days
+    async with Redis.from_url(url) as redis:
+        for day in range(today - num_days + 1, today):
+            for start in range(0, num_tenants, 1000):
+                async with redis.pipeline(transaction=False) as pipe:
+                    for number in range(start, min(start + 1000, num_tenants)):
+                        ledger = f"{state_key(f'tenant-{number:05d}')}:usage:{day}"
+                        pipe.hset(ledger, row, ENTRY.pack(9, 9000, 3000, 900, 1e9, 0))
+                    await pipe.execute()
 
 
 def look(page: Page, server: ServerProcess, pictures: Path | None) -> list[dict[str, Any]]:
@@ -134,6 +148,7 @@ def main() -> int:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--tenants", type=int, default=10_000)
     parser.add_argument("--keys", type=int, default=100_000)
+    parser.add_argument("--days", type=int, default=1, help="days of the ledger in which each tenant has a row")
     parser.add_argument("--pictures", type=Path, help="folder for the screenshots")
     parser.add_argument("--record", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
@@ -146,9 +161,9 @@ def main() -> int:
         policy.write_text(make_policy(options.tenants))
         make_keys(folder / "state", options.tenants, options.keys)
         url = stack.enter_context(running(BINARIES["valkey"], folder))
-        asyncio.run(spend(url, options.tenants))
+        asyncio.run(spend(url, options.tenants, options.days))
         flags = (f"--policy={policy}", f"--redis-url={url}", "--threads=1", "--redis-timeout=10")
-        program = "tests.gateway.stepped_admin_server"
+        program = "scripts.stepped_admin_server"
         with running_server(folder, *flags, program=program, warm=False) as server:
             for _ in range(NUM_REQUESTS):
                 assert server.answers()
@@ -159,7 +174,13 @@ def main() -> int:
         said = server.log.read_text()
     holds = json.loads(said[said.index(MARK) + len(MARK) :].splitlines()[0])
     longest = dict(sorted(((path, round(1000 * held, 2)) for path, held in holds.items()), key=lambda one: -one[1]))
-    result = {"tenants": options.tenants, "keys": options.keys, "views": views, "answers_s": answers}
+    result = {
+        "tenants": options.tenants,
+        "keys": options.keys,
+        "days": options.days,
+        "views": views,
+        "answers_s": answers,
+    }
     result |= {"longest_hold_cpu_ms": longest}
     print(json.dumps(result, indent=1))
     if options.record:

@@ -134,7 +134,7 @@ class AdminKeys:
     def _refresh(self) -> None:
         if self._store is None or (now := signature([self._store.path])) == self._read:
             return
-        self._by_digest = {self._owner.digest: self._owner}  # nobody revoked stays while the file is damaged
+        self._by_digest = {self._owner.digest: self._owner}  # no revoked admin stays while the file is damaged
         self._read = now
         try:
             self._by_digest = {one.digest: one for one in self._store.read().values()} | self._by_digest

@@ -1,22 +1,17 @@
 """Makes the admin plane of a gateway and runs it on its own port."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from importlib import import_module
-from typing import Any
-
-import httpx
 
 from gateway.admin.actions import Actions
 from gateway.admin.adapters import Adapters
-from gateway.admin.admins import AdminKeys
 from gateway.admin.api import Api
 from gateway.admin.app import AdminApp
 from gateway.admin.audit_log import FILE, AuditLog
 from gateway.admin.bill import BillReader, MachinePrice
-from gateway.admin.endpoint import Blob
 from gateway.admin.explanation import Explanations
 from gateway.admin.history import History
 from gateway.admin.logged_texts import LoggedTexts
@@ -30,6 +25,7 @@ from gateway.admin.request_search import RequestLogReader
 from gateway.admin.request_storage import FILE as REQUESTS_FILE
 from gateway.admin.request_storage import RequestStorage, SqliteStorage
 from gateway.admin.server import AdminServer, serving
+from gateway.admin.sign_in import sign_in
 from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
 from gateway.background import beside
@@ -84,21 +80,6 @@ async def admin_plane(
             yield
     if database is not None:
         await database.close()
-
-
-@asynccontextmanager
-async def sign_in(
-    settings: Settings, keys: AdminKeys, audit: AuditLog
-) -> AsyncIterator[Mapping[str, Callable[..., Any]]]:
-    """The paths of the port by which admins sign in at a provider, if the settings name one."""
-    if settings.oidc_issuer is None:
-        yield {"/oidc/session": Blob(b'{"offered": false}', "application/json")}
-        return
-    oidc = import_module("gateway.admin.oidc")  # needs an extra
-    async with httpx.AsyncClient(timeout=oidc.ANSWER_SECONDS) as client:
-        offered = oidc.SignIn(settings, audit, client)
-        keys.signed_in = offered.admin
-        yield offered.paths()
 
 
 def _today() -> date:

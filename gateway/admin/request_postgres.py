@@ -84,7 +84,7 @@ class PostgresStorage:
     def __init__(self, url: str, max_bytes: int) -> None:
         parts = urlsplit(url)  # its password is not shown
         self.name = f"the database {parts.path[1:]} at {parts.hostname or 'its socket'}"
-        self.url, self._max_bytes = url, max_bytes
+        self._url, self._max_bytes = url, max_bytes
         self._connection: psycopg.Connection | None = None
         self._has_counted = False
 
@@ -159,7 +159,7 @@ class PostgresStorage:
 
     def _connect(self) -> psycopg.Connection:
         return psycopg.connect(
-            self.url,
+            self._url,
             autocommit=True,
             prepare_threshold=None,  # a pooler may give each transaction another connection
             connect_timeout=CONNECT_SECONDS,

@@ -1,15 +1,14 @@
 """Usage on the admin port: use and cost of tenants and keys, and the rest of their budgets."""
 
 import asyncio
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from heapq import nsmallest
-from typing import NamedTuple, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from gateway.admin.rows import MAX_ROWS, Row
@@ -34,17 +33,21 @@ from gateway.tenants.usage import (
     usage_csv,
 )
 from quotas.errors import QuotaError
-from quotas.policy.limit import QUARTER_SECONDS, Budget, Limit
+from quotas.policy.limit import Budget, Limit
 from quotas.policy.policy import Policy, TenantPolicy
-from quotas.reservation import LimitState, Usage
+from quotas.reservation import Usage
+from quotas.store.budget_states import BudgetOwner, BudgetState
 
 MAX_LEDGERS = 500_000  # summed up by one answer; a ledger is of a tenant and a day
 MAX_CSV_LEDGERS = 20_000  # ledgers written as rows
 MAX_GROUPS = 100_000  # summed up by one answer, such as users: some 70 MB
 MAX_CSV_ROWS = 500_000
+MAX_KEPT_GROUPS = 20_000  # of sums that are kept: some 14 MB
+CLOCK_TOLERANCE = timedelta(minutes=5)  # between the store's clock and ours
+DAY = timedelta(1)
 MAX_BUDGETS = 500  # of one list
 MAX_BUDGET_OWNERS = 20_000  # owners of budgets asked from the store: tenants and keys
-OWNERS_PER_TURN = 4  # their accounts and answers take the event loop a millisecond
+OWNERS_PER_TURN = 32  # of budgets: their answers take the event loop a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,13 @@ class UsagePeriod:
 
 
 @contextmanager
-def explained(most: int) -> Iterator[None]:
-    """Raise what reading ledgers raises as errors of the API."""
+def explained(most: int, num_read: int = 0) -> Iterator[None]:
+    """Raise what reading ledgers, beside `num_read`, raises as errors of the API."""
     try:
         yield
     except TooManyLedgers as error:
         raise BadRequest(
-            f"{error.found} ledgers, each of a tenant and a day, exceed the limit of {most}: ask for fewer "
+            f"{error.found + num_read} ledgers, each of a tenant and a day, exceed the limit of {most}: ask for fewer "
             "days or one tenant, or use `sluice usage`.",
             "from",
         ) from None
@@ -107,33 +110,53 @@ class UsageReader:
     def __init__(self, service: Service, keys: KeysInForce) -> None:
         self._service = service
         self._keys = keys
-        self._reading = asyncio.Lock()
+        self._ended = list[tuple[tuple[str | None, date, date], UsageSums]]()  # of days that are over
+        self._reading, self._reading_budgets = asyncio.Lock(), asyncio.Lock()
 
     async def report(self, query: Mapping[str, str], words: str = "") -> Row:
         """Usage by tenant or key, of names that contain `words`, and by day, of all. Raises `BadRequest` and
         `QuotaUnverifiable`.
         """
-        period = UsagePeriod.of(query, datetime.now(UTC).date())
-        policy = self._service.policies.current
+        now = datetime.now(UTC)
+        period, policy = UsagePeriod.of(query, now.date()), self._service.policies.current
+        ended = min(period.last, (now - CLOCK_TOLERANCE).date() - DAY)  # the last day on which no more use is booked
         sums = UsageSums(policy, await self._grouping(period.by))
         async with self._reading:
-            with explained(MAX_LEDGERS):
-                async for page in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
-                    await asyncio.to_thread(sums.add, page)
-                    _check_size(len(sums.by_owner), MAX_GROUPS, "groups")
+            if period.first <= ended:
+                sums = await asyncio.to_thread((await self._of_ended_days(sums, period, ended)).copy)
+            if ended < period.last:
+                await self._add(sums, period.tenant, max(period.first, ended + DAY), period.last)
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
+
+    async def _of_ended_days(self, empty: UsageSums, period: UsagePeriod, last: date) -> UsageSums:
+        """The sums of days that are over, which stay as they are: the latest two are kept, unless they are large."""
+        wanted = period.tenant, period.first, last
+        for days, sums in self._ended:
+            if days == wanted and sums.is_like(empty):
+                return sums
+        await self._add(empty, *wanted)
+        if len(empty.by_owner) <= MAX_KEPT_GROUPS:
+            self._ended = [*self._ended[-1:], (wanted, empty)]
+        return empty
+
+    async def _add(self, sums: UsageSums, tenant: str | None, first: date, last: date) -> None:
+        num_read = sums.num_ledgers
+        with explained(MAX_LEDGERS, num_read):
+            async for page in read_ledgers(self._service.quotas.store, tenant, first, last, MAX_LEDGERS - num_read):
+                await asyncio.to_thread(sums.add, page)
+                _check_size(len(sums.by_owner), MAX_GROUPS, "groups")
 
     async def csv(self, query: Mapping[str, str]) -> str:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
         period = UsagePeriod.of(query, datetime.now(UTC).date())
         policy, grouping = self._service.policies.current, await self._grouping(period.by)
-        pieces, num_rows = [usage_csv((), policy, grouping.column)], 0
+        pieces, num_rows = [usage_csv((), grouping.column)], 0
         async with self._reading:
             with explained(MAX_CSV_LEDGERS):
                 async for page in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_CSV_LEDGERS):
-                    entries = await asyncio.to_thread(entries_of, page, grouping)
+                    entries = await asyncio.to_thread(entries_of, page, grouping, policy)
                     _check_size(num_rows := num_rows + len(entries), MAX_CSV_ROWS, "rows")
-                    write = partial(usage_csv, entries, policy, grouping.column, has_heading=False)
+                    write = partial(usage_csv, entries, grouping.column, has_heading=False)
                     pieces.append(await asyncio.to_thread(write))
         return "".join(pieces)
 
@@ -149,52 +172,27 @@ class UsageReader:
         service = self._service
         named, records = [*service.keys.tenants()], self._keys.in_force.values()
         owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, records, words.lower())
-        rows, num_rows = list[Row](), 0
-        async with self._reading:
+        found, num_left_out = list[Found](), num_owners - len(owners)
+        async with self._reading_budgets:
             for start in range(0, len(owners), OWNERS_PER_TURN):
                 some = owners[start : start + OWNERS_PER_TURN]
-                for found in await asyncio.gather(*(self._left(owner) for owner in some)):
-                    rows += found
-                    num_rows += len(found)
-                if len(rows) > 2 * MAX_BUDGETS:
-                    rows = await asyncio.to_thread(nsmallest, MAX_BUDGETS, rows, key=_what_is_left)
-        shown = await asyncio.to_thread(nsmallest, MAX_BUDGETS, rows, key=_what_is_left)
-        return {"budgets": shown, "truncated": num_rows - len(shown) + num_owners - len(owners)}
-
-    async def _left(self, owner: "BudgetOwner") -> list[Row]:
-        quotas, limits = self._service.quotas, owner.limits
-        try:
-            if owner.tenant is None:
-                states: Sequence[LimitState] = await quotas.store.states_of_team(owner.team or "", limits)
-            else:
-                states = await quotas.store.states(owner.tenant, owner.key, limits)
-        except QuotaError:
-            states = ()
-        known = {state.limit: state for state in states}
-        own = [limit for limit in limits if _is_budget(limit) and (limit.key, limit.team) == (owner.key, owner.team)]
-        return [_budget_row(owner, limit, known.get(limit)) | await self._alerts(owner, limit) for limit in own]
-
-    async def _alerts(self, owner: "BudgetOwner", limit: Limit) -> Row:
-        """The alerts of a budget: the share, the receiver's host, and how it stands, null if it is not due."""
-        try:
-            quarter = int(time.time()) // QUARTER_SECONDS
-            states = await self._service.quotas.store.alerts.states(owner.tenant or "", limit, quarter)
-        except QuotaError:
-            states = [None] * len(limit.alerts)
-        rows = zip(limit.alerts, states, strict=True)
-        alerts = [
-            {"at_percent": alert.percent, "host": urlsplit(alert.url).hostname, "state": state} for alert, state in rows
-        ]
-        return {"soft": limit.is_soft, "alerts": alerts}
+                try:
+                    told = zip(some, await service.quotas.store.budgets(some), strict=True)
+                    found += [(owner, state.limit.limit, state) for owner, states in told for state in states]
+                except QuotaError:
+                    found += [(owner, limit, None) for owner in some for limit in owner.budgets]
+                if len(found) > 2 * MAX_BUDGETS:
+                    num_left_out += len(found) - MAX_BUDGETS
+                    found = await asyncio.to_thread(_least, found)
+        shown = _least(found)
+        return {
+            "budgets": [_budget_row(*one) for one in shown],
+            "truncated": num_left_out + len(found) - len(shown),
+        }
 
 
-class BudgetOwner(NamedTuple):
-    """A team, a tenant or a key that has a budget, with all limits that its requests are charged to."""
-
-    tenant: str | None  # None: of a team
-    key: str | None
-    team: str | None
-    limits: tuple[Limit, ...]
+Found = tuple[BudgetOwner, Limit, BudgetState | None]
+"""A budget and its state; None: the store does not answer."""
 
 
 def _owners(
@@ -215,8 +213,15 @@ def _owners(
     return shown, len(shown) + max(0, len(owners) + len(own) - MAX_BUDGET_OWNERS)
 
 
-def _what_is_left(row: Row) -> tuple[bool, float, str, str]:
-    return row["left"] is None, (row["left"] or 0) / row["amount"], row["tenant"] or "", row["key"] or ""
+def _least(found: list[Found]) -> list[Found]:
+    """The budgets with the least left."""
+    return nsmallest(MAX_BUDGETS, found, key=_what_is_left)
+
+
+def _what_is_left(found: Found) -> tuple[bool, float, str, str]:
+    owner, limit, state = found
+    left = 0.0 if state is None else state.limit.remaining / limit.amount
+    return state is None, left, owner.tenant or "", owner.key or ""
 
 
 def _of_tenant(name: str, tenant: TenantPolicy) -> Iterator[BudgetOwner]:
@@ -242,8 +247,9 @@ def _charged(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     return tuple(limit for limit in limits if limit.is_charged)
 
 
-def _budget_row(owner: BudgetOwner, limit: Limit, state: LimitState | None) -> Row:
-    """Describe a budget; `left` is null if the store does not answer."""
+def _budget_row(owner: BudgetOwner, limit: Limit, state: BudgetState | None) -> Row:
+    """Describe a budget; `left` is null if the store does not answer. Of a receiver of alerts the host is told."""
+    of, alerts = (None, [None] * len(limit.alerts)) if state is None else state
     return {
         "team": owner.team,
         "tenant": owner.tenant,
@@ -252,10 +258,15 @@ def _budget_row(owner: BudgetOwner, limit: Limit, state: LimitState | None) -> R
         "period": limit.window.unit if limit.window else None,
         "amount": limit.number(limit.amount),
         "currency": limit.currency,
-        "left": None if state is None else limit.number(state.remaining),
-        "resets_in": None if state is None else state.reset,
-        "set_aside": None if state is None else limit.number(state.set_aside),
-        "lost": None if state is None else limit.number(state.lost),
+        "left": None if of is None else limit.number(of.remaining),
+        "resets_in": None if of is None else of.reset,
+        "set_aside": None if of is None else limit.number(of.set_aside),
+        "lost": None if of is None else limit.number(of.lost),
+        "soft": limit.is_soft,
+        "alerts": [
+            {"at_percent": alert.percent, "host": urlsplit(alert.url).hostname, "state": end}
+            for alert, end in zip(limit.alerts, alerts, strict=True)
+        ],
     }
 
 

@@ -3,23 +3,25 @@
 The process is an extension's (`labs`): it simulates the recorded requests under both policies, in its own time.
 """
 
-import asyncio
+import logging
 import pickle
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import orjson
 
 from admission.core import CoreConfig
 from backend.extensions import extensions
-from backend.own_process import module_command, module_environment
 from gateway.admin.recent_traffic import RecentRequest, RecentTraffic, WhatIfQuestion
+from gateway.admin.side_process import SideProcess, SideProcessFailed
 from gateway.api.service import Service
-from gateway.errors import BadRequest, InternalError, Overloaded
+from gateway.errors import BadRequest, InternalError
 from quotas.policy.policy import Policy
 
-SIMULATION_TIMEOUT_SECONDS = 60.0  # for the process, its start included, before it is killed
+log = logging.getLogger(__name__)
+
 REQUESTS_PER_TURN = 200
 
 Row = dict[str, Any]
@@ -32,23 +34,14 @@ class WhatIfs:
         self._service = service
         self._config = config
         self._traffic = traffic
-        self._is_busy = False
+        self._process = SideProcess("simulation")
 
     async def of(self, edited: Mapping[str, bytes] | Policy, base: Policy | None = None) -> Row:
         """Simulate an edited policy, or its files, and report the differences to `base`; None: the policy in force.
 
-        Raises `BadRequest` for an invalid policy, without recorded requests, and without the extension; `Overloaded`
-        while another simulation runs.
+        Raises `BadRequest` for an invalid policy, without recorded requests, and without the extension; and as
+        `SideProcess` does.
         """
-        if self._is_busy:
-            raise Overloaded("Another simulation is running here: one runs at a time.", retry_after=5.0)
-        self._is_busy = True
-        try:
-            return await self._of(edited, base or self._service.policies.current)
-        finally:
-            self._is_busy = False
-
-    async def _of(self, edited: Mapping[str, bytes] | Policy, base: Policy) -> Row:
         program = next((extension.WHAT_IF for extension in extensions() if hasattr(extension, "WHAT_IF")), None)
         if program is None:
             raise BadRequest("Simulating an edit needs the package labs, part of a source checkout.")
@@ -56,8 +49,13 @@ class WhatIfs:
         requests = self._traffic.within(now)
         if not requests:
             raise BadRequest("No request came in the last hour: there is nothing to simulate.")
-        question = self._question(now - requests[0].at, edited, base)
-        answer = await _asked(program, await asyncio.to_thread(_packed, requests, question))
+        question = self._question(now - requests[0].at, edited, base or self._service.policies.current)
+        try:
+            told = await self._process.answer(program, question=partial(_packed, requests, question))
+        except SideProcessFailed as error:
+            log.error("a simulation failed: %s", error)
+            raise InternalError("The simulation failed. It has been logged.") from None
+        answer: Row | None = orjson.loads(told)
         if answer is None:
             raise BadRequest("The edit is not valid: check it first.", "text")
         return answer
@@ -81,25 +79,3 @@ def _packed(requests: list[RecentRequest], question: WhatIfQuestion) -> bytes:
     """Pickle the question in pieces, because pickling all of it at once would hold the interpreter's lock."""
     pieces = [requests[start : start + REQUESTS_PER_TURN] for start in range(0, len(requests), REQUESTS_PER_TURN)]
     return b"".join([pickle.dumps(question), pickle.dumps(len(pieces)), *map(pickle.dumps, pieces)])
-
-
-async def _asked(program: str, question: bytes) -> Row | None:
-    """The process's answer; None for an invalid edit. Raises `InternalError`."""
-    process = await asyncio.create_subprocess_exec(
-        *module_command(program),
-        env=module_environment(),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(SIMULATION_TIMEOUT_SECONDS):
-            answer, _ = await process.communicate(question)
-    except TimeoutError:
-        raise InternalError(f"The simulation took more than {SIMULATION_TIMEOUT_SECONDS:g} s, and was ended.") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-    if process.returncode:
-        raise InternalError("The simulation failed. It has been logged.")
-    result: Row | None = orjson.loads(answer)
-    return result

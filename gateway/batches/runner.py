@@ -30,10 +30,11 @@ from quotas.errors import QuotaError
 from quotas.policy.policy import token_prices
 from quotas.quotas import Quotas
 from quotas.store.batches import OPEN, BatchStore, DoneLine, FinishedLine
+from quotas.usage_row import model_of
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0  # between looks for batches that nobody has, and at the status of a running one
+POLL_SECONDS = 1.0  # between looks for batches without a lease, and at the status of a running one
 PASS_SECONDS = 5.0  # until a batch that was not to be had is looked at again
 SWEEP_SECONDS = 3600.0
 STRAY_SECONDS = 86400.0  # after which bytes without a record are deleted
@@ -326,7 +327,7 @@ class BatchRun:
         key = self._record["key"]
         policy = self._parts.policy(self._tenant, key)
         price = policy.tenant.price
-        prices = None if price is None else token_prices(price.in_batches)
+        prices = None if price is None else token_prices(price.of(model_of(answer.usage_row)).in_batches)
         finished = FinishedLine(
             self._name,
             self._epoch,

@@ -55,6 +55,7 @@ class Explanation:
         self._policy = policy
         self._request = request
         self._effective = EffectivePolicy(policy, request.key.principal)
+        self._all = self._effective.limits_of(request.model)
         self._states: Mapping[Limit, LimitState] = {state.limit: state for state in states or ()}
         self._is_asked = states is not None
         self._now = now
@@ -89,9 +90,9 @@ class Explanation:
         return "" if named else "; the policy does not name the tenant: its defaults hold"
 
     def _limits(self) -> str:
-        if not self._effective.limits:
+        if not self._all:
             return "no limits apply"
-        return table(HEADING, [self._row(limit) for limit in self._effective.limits], frozenset(HEADING[1:4]))[:-1]
+        return table(HEADING, [self._row(limit) for limit in self._all], frozenset(HEADING[1:4]))[:-1]
 
     def _row(self, limit: Limit) -> tuple[str, ...]:
         state, asked = self._states.get(limit), show_amount(limit, self._request.ask.of(limit))
@@ -119,7 +120,7 @@ class Explanation:
             self._effective.service_class(self._request.service_tier)
         except ApiError as error:
             yield str(error)
-        untouched = [LimitState(limit, limit.capacity, 0.0) for limit in self._effective.limits]
+        untouched = [LimitState(limit, limit.capacity, 0.0) for limit in self._all]
         states = [self._states.get(state.limit, state) for state in untouched]
         yield from map(str, refusals(states, self._request.ask, self._now))
 
@@ -312,7 +313,8 @@ def _states(settings: Settings, policy: Policy, request: ExplainedRequest) -> Se
     if not who.charged:
         return ()
     try:
-        return ask_store(settings, lambda store: store.states(who.name, who.key or None, who.charged))
+        limits = who.charged_in(None, request.model)
+        return ask_store(settings, lambda store: store.states(who.name, who.key or None, limits))
     except (QuotaError, EmbeddedStoreError) as error:
         print(f"sluice: the rest of the limits is unknown: {error}", file=sys.stderr)
         return None

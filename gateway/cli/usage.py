@@ -58,13 +58,14 @@ def _usage(namespace: Namespace) -> int:
     if grouping.by.startswith("tag."):
         records = KeyStore(settings.state_dir).records()
         grouping = Grouping(grouping.by, tag_values(grouping.by.removeprefix("tag."), records, policy))
-    entries = ask_store(settings, lambda store: usage_entries(store, namespace.tenant, since, until, grouping))
+    tenant = namespace.tenant
+    entries = ask_store(settings, lambda store: usage_entries(store, tenant, since, until, grouping, policy))
     if not entries:
         sys.stderr.write(f"no use from {first} to {last}\n")
     if namespace.csv:
-        sys.stdout.write(usage_csv(entries, policy, grouping.column))
+        sys.stdout.write(usage_csv(entries, grouping.column))
     elif entries:
-        sys.stdout.write(usage_table(entries, policy, grouping.column))
+        sys.stdout.write(usage_table(entries, grouping.column))
     return 0
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.errors import ClassNotAllowed, Forbidden, KeySettingsInvalid, ModelNotFound, Unsatisfiable
 from gateway.key_mask import masked
@@ -13,7 +13,17 @@ from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
 from quotas.policy.key_settings import lesser, read_key_settings
 from quotas.policy.limit import HELD, Limit, PerSession, Resource
-from quotas.policy.policy import ALL_MODELS, AliasedModel, ClassPolicy, KeyPolicy, Policy, TenantPolicy
+from quotas.policy.limit_parser import with_prices
+from quotas.policy.policy import (
+    ALL_MODELS,
+    AliasedModel,
+    ClassPolicy,
+    KeyPolicy,
+    Policy,
+    Price,
+    TenantPolicy,
+    token_prices,
+)
 from quotas.policy.policy_file import PolicyError
 from quotas.policy.units import show_size
 from quotas.usage_row import UsageRow, row_name
@@ -31,6 +41,31 @@ class KVShape:
     block_bytes: int
 
 
+class _Limits(NamedTuple):
+    """Limits, and those of them that hold in each case."""
+
+    every: tuple[Limit, ...]
+    charged: tuple[Limit, ...]
+    of_session: tuple[Limit, ...]
+    of_answers: tuple[Limit, ...]
+
+    @classmethod
+    def of(cls, limits: tuple[Limit, ...]) -> "_Limits":
+        return cls(
+            limits,
+            tuple(limit for limit in limits if limit.is_charged),
+            tuple(limit for limit in limits if isinstance(limit.window, PerSession)),
+            tuple(limit for limit in limits if limit.resource in GENERATED),
+        )
+
+
+def _priced_by_model(limits: tuple[Limit, ...], price: Price | None) -> dict[str | None, _Limits]:
+    """The limits of each model that has prices of its own, if they limit cost."""
+    if price is None or all(limit.resource is not Resource.COST for limit in limits):
+        return {}
+    return {name: _Limits.of(with_prices(limits, token_prices(one, name))) for name, one in price.models}
+
+
 class EffectivePolicy:
     """The policy as it applies to one principal, computed once and used by every request until the policy changes."""
 
@@ -44,8 +79,9 @@ class EffectivePolicy:
         self._narrowing = self._narrowed(policy, principal)
         of_key = lesser(limit for key in self._narrowing for limit in key.limits)
         self.limits = self.tenant.limits + of_key + self.tenant.team_limits
-        self.charged = tuple(limit for limit in self.limits if limit.is_charged)
-        self._of_session = tuple(limit for limit in self.limits if isinstance(limit.window, PerSession))
+        self._own = _Limits.of(self.limits)
+        self._by_model = _priced_by_model(self.limits, self.tenant.price)
+        self.charged = self._own.charged
         self.charged_in_passing = tuple(limit for limit in self.charged if limit.resource not in HELD)
         self.rate_headers = RateHeaders(self.charged)
         each: list[TenantPolicy | KeyPolicy] = [self.tenant, *self._narrowing]
@@ -57,19 +93,25 @@ class EffectivePolicy:
             (limit.amount for limit in self.limits if limit.resource is Resource.KV_BYTES), default=None
         )
         self._queued = self.tenant.queued_requests
-        self._of_answers = [limit for limit in self.limits if limit.resource in GENERATED]
         self._is_served = policy.admits(principal.tenant)
         self._policy = policy
         highest = [one.highest_class for one in each if one.highest_class is not None]
         self._highest_level = max(policy.class_named(name).level for name in highest)
         self._classes: dict[str | None, ClassPolicy] = {}  # by tier
 
-    def charged_in(self, session: str | None) -> tuple[Limit, ...]:
-        """All limits that a request of this session is charged to: those of the session last."""
-        if session is None or not self._of_session:
-            return self.charged
+    def charged_in(self, session: str | None, model: str | None = None) -> tuple[Limit, ...]:
+        """All limits that a request of this session is charged to, at the prices of the model: those of the session
+        last.
+        """
+        limits = self._by_model.get(model, self._own)
+        if session is None or not limits.of_session:
+            return limits.charged
         digest = sha256(session.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
-        return self.charged + tuple(replace(limit, session=digest) for limit in self._of_session)
+        return limits.charged + tuple(replace(limit, session=digest) for limit in limits.of_session)
+
+    def limits_of(self, model: str | None) -> tuple[Limit, ...]:
+        """All limits, at the prices of the model."""
+        return self._by_model.get(model, self._own).every
 
     def _narrowed(self, policy: Policy, principal: Principal) -> list[KeyPolicy]:
         """The settings that narrow the key: the policy's entry for it, and its own."""
@@ -231,14 +273,16 @@ class EffectivePolicy:
                 param,
             )
 
-    def reservable(self, num_prompt_tokens: int, expected: int) -> int | None:
-        """The output tokens to reserve at first for an answer of undeclared length; None: no limit counts them.
+    def reservable(self, num_prompt_tokens: int, expected: int, model: str | None = None) -> int | None:
+        """The output tokens of a model to reserve at first for an answer of undeclared length; None: no limit counts
+        them.
 
         `expected` is the tenant's high estimate of an answer.
         """
-        if not self._of_answers:
+        limits = self._by_model.get(model, self._own).of_answers
+        if not limits:
             return None
-        fits = [most for limit in self._of_answers if (most := limit.most_output(num_prompt_tokens)) is not None]
+        fits = [most for limit in limits if (most := limit.most_output(num_prompt_tokens)) is not None]
         return max(1, min(expected, *fits))
 
 

@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Context, Decimal, Inexact, localcontext
-from functools import reduce
 from heapq import merge
-from operator import add
 
 from gateway.table import csv_text, table
 from quotas.policy.policy import Policy, Price
@@ -67,12 +65,12 @@ OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Usage on a UTC day by one group of a tenant."""
+    """Usage on a UTC day by one group of a tenant, at each price of its models."""
 
     day: date
     tenant: str
     value: str | None  # of the grouping
-    usage: Usage
+    by_price: Mapping[Price | None, Usage]
 
 
 def cost(usage: Usage, price: Price) -> Decimal:
@@ -87,54 +85,46 @@ def _cost(input_tokens: int, cached_tokens: int, output_tokens: int, price: Pric
     return computed + output_tokens * price.output
 
 
-def usage_csv(entries: Iterable[Entry], policy: Policy, column: str | None, *, has_heading: bool = True) -> str:
+def usage_csv(entries: Iterable[Entry], column: str | None, *, has_heading: bool = True) -> str:
     tokens = ("input_tokens", "cached_tokens", "output_tokens")
     heading = ("day", "tenant", *_if(column, column), "requests", *tokens, "kv_byte_seconds", "cost", "currency")
-    rows = (_csv_row(entry, policy.tenant(entry.tenant).price, column) for entry in entries)
+    rows = (_csv_row(entry, column) for entry in entries)
     return csv_text([heading, *rows] if has_heading else rows)
 
 
-def usage_table(entries: Sequence[Entry], policy: Policy, column: str | None) -> str:
+def usage_table(entries: Sequence[Entry], column: str | None) -> str:
     """Return a table whose last row sums up the others."""
     heading = ("day", "tenant", *_if(column, column), *COUNTS, "kv_gib_s", "cost", "")
-    rows = [_row(entry, policy.tenant(entry.tenant).price, column) for entry in entries]
-    return table(heading, [*rows, *_totals(entries, policy, column)], NUMERIC)
+    rows = [_row(entry, column) for entry in entries]
+    return table(heading, [*rows, *_totals(entries, column)], NUMERIC)
 
 
-def _csv_row(entry: Entry, price: Price | None, column: str | None) -> list[str]:
+def _csv_row(entry: Entry, column: str | None) -> list[str]:
     names = [entry.day.isoformat(), entry.tenant, *_if(column, _named(entry))]
-    amount = (plain(cost(entry.usage, price)), price.currency) if price else ("", "")
-    return [*names, *_counts(entry.usage), f"{entry.usage.kv_byte_seconds:.0f}", *amount]
+    used, amount = _used_and_amount(entry)
+    return [*names, *_counts(used), f"{used.kv_byte_seconds:.0f}", *amount]
+
+
+def _used_and_amount(entry: Entry) -> tuple[Usage, tuple[str, str]]:
+    """All use of an entry, and its cost and currency; a tenant has one."""
+    used, costs = total_of(entry.by_price.items())
+    return used, next(((plain(amount), currency) for currency, amount in costs.items()), ("", ""))
 
 
 def _named(entry: Entry) -> str:
     return OTHERS if entry.value is None else entry.value
 
 
-def _row(entry: Entry, price: Price | None, column: str | None) -> list[str]:
+def _row(entry: Entry, column: str | None) -> list[str]:
     names = [entry.day.isoformat(), entry.tenant, *_if(column, _named(entry) or NONE)]
-    amount = (plain(cost(entry.usage, price)), price.currency) if price else ("", "")
-    return [*names, *_counts(entry.usage), _gib(entry.usage), *amount]
+    used, amount = _used_and_amount(entry)
+    return [*names, *_counts(used), _gib(used), *amount]
 
 
-def total(entries: Iterable[Entry]) -> Usage:
-    return reduce(add, (entry.usage for entry in entries), NOTHING)
-
-
-def costs(entries: Iterable[Entry], policy: Policy) -> dict[str, Decimal]:
-    """Costs by currency, of usage with a price."""
-    sums: dict[str, Decimal] = {}
-    with localcontext(EXACT):
-        for entry in entries:
-            if price := policy.tenant(entry.tenant).price:
-                sums[price.currency] = sums.get(price.currency, Decimal()) + cost(entry.usage, price)
-    return dict(sorted(sums.items()))
-
-
-def _totals(entries: Sequence[Entry], policy: Policy, column: str | None) -> list[list[str]]:
+def _totals(entries: Sequence[Entry], column: str | None) -> list[list[str]]:
     """Return one row of totals, and another for each further currency."""
-    used = total(entries)
-    amounts = [[plain(amount), currency] for currency, amount in costs(entries, policy).items()] or [["", ""]]
+    used, costs = total_of(priced for entry in entries for priced in entry.by_price.items())
+    amounts = [[plain(amount), currency] for currency, amount in costs.items()] or [["", ""]]
     first = ["total", "", *_if(column, ""), *_counts(used), _gib(used)]
     return [first + amounts[0], *([""] * len(first) + further for further in amounts[1:])]
 
@@ -194,26 +184,28 @@ async def read_ledgers(
 
 
 async def usage_entries(
-    store: RedisStore, tenant: str | None, first: date, last: date, grouping: Grouping
+    store: RedisStore, tenant: str | None, first: date, last: date, grouping: Grouping, policy: Policy
 ) -> list[Entry]:
     """Return usage by day, tenant and group, in this order. Raises as `read_ledgers` does."""
     pages = read_ledgers(store, tenant, first, last)
-    return [entry async for page in pages for entry in entries_of(page, grouping)]
+    return [entry async for page in pages for entry in entries_of(page, grouping, policy)]
 
 
-def entries_of(page: Page, grouping: Grouping) -> list[Entry]:
-    """The usage in these ledgers, by ledger and group."""
-    return [entry for ledger in page for entry in _entries(*ledger, grouping)]
+def entries_of(page: Page, grouping: Grouping, policy: Policy) -> list[Entry]:
+    """The usage in these ledgers, by ledger and group, at the prices of the policy."""
+    return [entry for ledger in page for entry in _entries(*ledger, grouping, policy.tenant(ledger[0]).price)]
 
 
-def _entries(tenant: str, day: date, usage: Batch, grouping: Grouping) -> list[Entry]:
+def _entries(tenant: str, day: date, usage: Batch, grouping: Grouping, price: Price | None) -> list[Entry]:
     """The usage in a ledger, by group; without requests and tokens there is none."""
-    groups = dict[str | None, Usage]()
+    groups = dict[str | None, dict[Price | None, Usage]]()
     for row, used in usage.items():
-        value = grouping.value(row)
-        groups[value] = groups.get(value, NOTHING) + used
+        if any(used[:5]):
+            of_group = groups.setdefault(grouping.value(row), {})
+            of_row = price.of(row.model) if price and price.models else price
+            of_group[of_row] = of_group.get(of_row, NOTHING) + used
     order = sorted(groups.items(), key=lambda group: (group[0] is None, group[0] or ""))
-    return [Entry(day, tenant, value, used) for value, used in order if any(used[:5])]
+    return [Entry(day, tenant, value, by_price) for value, by_price in order]
 
 
 def _in_order(ledgers: list[Ledger]) -> list[Ledger]:
@@ -235,33 +227,47 @@ class UsageSums:
 
     def __init__(self, policy: Policy, grouping: Grouping) -> None:
         self.by_owner: dict[Owner, dict[Price | None, Usage]] = {}
+        self.num_ledgers = 0
         self._by_day: dict[date, dict[Price | None, Usage]] = {}
         self._policy = policy
         self._grouping = grouping
 
+    def is_like(self, other: "UsageSums") -> bool:
+        """True if both add up the same kind of groups at the same policy's prices."""
+        return self._policy is other._policy and self._grouping == other._grouping
+
+    def copy(self) -> "UsageSums":
+        copy = UsageSums(self._policy, self._grouping)
+        copy.num_ledgers = self.num_ledgers
+        copy.by_owner = {owner: by_price.copy() for owner, by_price in self.by_owner.items()}
+        copy._by_day = {day: by_price.copy() for day, by_price in self._by_day.items()}
+        return copy
+
     def add(self, page: Page) -> None:
-        for entry in entries_of(page, self._grouping):
+        self.num_ledgers += len(page)
+        for entry in entries_of(page, self._grouping, self._policy):
             owner = None if self._grouping.spans_tenants else entry.tenant, entry.value
-            price = self._policy.tenant(entry.tenant).price
             for by_price in (self.by_owner.setdefault(owner, {}), self._by_day.setdefault(entry.day, {})):
-                by_price[price] = by_price.get(price, NOTHING) + entry.usage
+                for price, used in entry.by_price.items():
+                    by_price[price] = by_price.get(price, NOTHING) + used
 
     def num_tokens(self, owner: Owner) -> int:
         return sum(used.input_tokens + used.output_tokens for used in self.by_owner[owner].values())
 
     def of_owner(self, owner: Owner) -> tuple[Usage, dict[str, Decimal]]:
         """The use of a group, and its cost by currency."""
-        return _sum(self.by_owner[owner].items())
+        return total_of(self.by_owner[owner].items())
 
     def of_day(self, day: date) -> tuple[Usage, dict[str, Decimal]]:
         """The use of a day, and its cost by currency."""
-        return _sum(self._by_day.get(day, {}).items())
+        return total_of(self._by_day.get(day, {}).items())
 
     def of_all(self) -> tuple[Usage, dict[str, Decimal]]:
-        return _sum(item for by_price in self._by_day.values() for item in by_price.items())
+        return total_of(item for by_price in self._by_day.values() for item in by_price.items())
 
 
-def _sum(by_price: Iterable[tuple[Price | None, Usage]]) -> tuple[Usage, dict[str, Decimal]]:
+def total_of(by_price: Iterable[tuple[Price | None, Usage]]) -> tuple[Usage, dict[str, Decimal]]:
+    """All of this use, and its cost by currency."""
     used, costs = NOTHING, dict[str, Decimal]()
     with localcontext(EXACT):
         for price, some in by_price:

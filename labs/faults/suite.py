@@ -158,11 +158,11 @@ def perform(play: Play, replicas: int, is_off: bool = False) -> tuple[list[Verdi
             has_clock=any(act.needs_clock for _, act in acts),
         ) as site:
             scenario = _scenario(play, site)
-            benchmark = Benchmark(site.url, scenario)
-            pace = play.fleet if replicas > 1 else 1.0
             if play.capacity:
-                pace = capacity(site, play, scenario)
-            result = benchmark.run(pace, site.tick, [Fault(at, act.on(site)) for at, act in acts])
+                scenario = paced(scenario, capacity(site, play, scenario))
+            pace = play.fleet if replicas > 1 else 1.0
+            faults = [Fault(at, act.on(site)) for at, act in acts]
+            result = Benchmark(site.url, scenario).run(pace, site.tick, faults)
             figures = dict(_figures(result))
             figures |= {f"left.{name}": value for name, value in site.settled().items()}
             figures |= {f"metrics.{name}": value for name, value in site.metrics().items()}
@@ -186,6 +186,12 @@ def capacity(site: Site, play: Play, scenario: Scenario) -> float:
     course = {"tenants": {name: clients}, "seconds": play.capacity, "phases": {}, "drain": 0.001}
     answered = Benchmark(site.url, scenario.model_copy(update=course)).run().summary.all.answered
     return answered / play.capacity
+
+
+def paced(scenario: Scenario, rate: float) -> Scenario:
+    """The scenario with its rates, but not its clients, multiplied."""
+    open_loops = {name: one.at_load(rate) for name, one in scenario.tenants.items() if one.rate is not None}
+    return scenario.model_copy(update={"tenants": scenario.tenants | open_loops})
 
 
 def releases(logs: Iterable[Path]) -> dict[str, float | None]:

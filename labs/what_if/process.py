@@ -1,6 +1,5 @@
 """The process that answers a gateway's `WhatIfQuestion`: it reads pickles from its standard input, and writes JSON."""
 
-import os
 import pickle
 import sys
 from collections import defaultdict
@@ -22,7 +21,6 @@ from quotas.policy.policy import Policy
 from quotas.policy.policy_file import PolicyError, field_places, parse_policy
 
 MAX_COMPUTE_SECONDS = 10.0  # of computation
-NICENESS = 19  # serving processes go first
 PRIOR_STEPS = 200.0  # weight of the learned step times
 MAX_ROWS = 100
 MAX_CHANGES = 500
@@ -31,7 +29,6 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    os.nice(NICENESS)
     read = partial(pickle.load, sys.stdin.buffer)  # written by the gateway that started this process
     question: WhatIfQuestion = read()
     requests: list[RecentRequest] = [request for _ in range(read()) for request in read()]

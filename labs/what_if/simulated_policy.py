@@ -41,6 +41,7 @@ class PolicyRules:
         price = self.policy.tenant(tenant).price
         if price is None:
             return None
+        price = price.of(self.model)
         prompts = price.input * prompt_tokens + price.cached_input * cached_tokens
         return float(prompts + price.output * output_tokens), price.currency
 
@@ -101,7 +102,7 @@ class PolicyGateway:
         if not effective.charged:
             return UncountedGrant(tokens)
         try:
-            charge = self._limiter.reserve(effective.name, effective.charged, ask, moment)
+            charge = self._limiter.reserve(effective.name, effective.charged_in(None, self._model), ask, moment)
         except QuotaRefused as refusal:
             raise _refused_by_limit(refusal) from None
         return CountedGrant(tokens, self._limiter, charge, self._began)

@@ -47,6 +47,7 @@ class TokenPrices(NamedTuple):
     cached_input: int
     output: int
     currency: str  # ISO 4217
+    model: str = ""  # which has prices of its own; empty: of all others
 
     def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
         """The exact cost in billionths; `cached_tokens` are part of `input_tokens`."""

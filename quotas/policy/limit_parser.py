@@ -152,15 +152,15 @@ def priced(
     """The limits, those of cost with the prices of their tenant."""
     if all(limit.resource is not Resource.COST for limit in limits):
         return limits
-    prices = None if price is None else token_prices(price)
-    problem = problem_with(price, prices)
+    problem = problem_with(price)
     if problem is not None:
         if given and Resource.COST in given:
             given.wrong(Resource.COST, problem)
         else:
             section.wrong("price", f"must fit limits.cost of defaults, which {problem}")
         return tuple(limit for limit in limits if limit.resource is not Resource.COST)
-    return with_prices(limits, prices)
+    assert price is not None
+    return with_prices(limits, token_prices(price))
 
 
 def with_prices(limits: tuple[Limit, ...], prices: TokenPrices | None) -> tuple[Limit, ...]:
@@ -168,16 +168,18 @@ def with_prices(limits: tuple[Limit, ...], prices: TokenPrices | None) -> tuple[
     return tuple(replace(limit, prices=prices) if limit.resource is Resource.COST else limit for limit in limits)
 
 
-def problem_with(price: Price | None, prices: TokenPrices | None) -> str | None:
-    """The end of a sentence about a limit of cost, which these prices do not suffice for."""
+def problem_with(price: Price | None) -> str | None:
+    """The end of a sentence about a limit of cost, which this price does not suffice for."""
     if price is None:
         return "needs a price of the tenant"
-    if prices is None:
-        return "needs prices with three decimals per 1M at most"
-    if token_prices(price.in_batches) is None:
-        return "needs prices with three decimals per 1M at most, also times price.batch"
-    if prices.cached_input > prices.input:  # requests reserve their input at the price of what is not cached
-        return "needs a price of cached_input that is not above that of input"
+    for name, one in (("", price), *price.models):
+        prices, of = token_prices(one), f" of {name}" if name else ""
+        if prices is None:
+            return f"needs prices{of} with three decimals per 1M at most"
+        if token_prices(one.in_batches) is None:
+            return f"needs prices{of} with three decimals per 1M at most, also times price.batch"
+        if prices.cached_input > prices.input:  # requests reserve their input at the price of what is not cached
+            return f"needs a price of cached_input{of} that is not above that of input"
     return None
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 from quotas.policy import units, words
@@ -251,7 +252,7 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     fields = section.section("price")
     if fields is None:
         return base
-    fields.refuse_unknown(("input", "output", "cached_input", "currency", "batch"))
+    fields.refuse_unknown(("input", "output", "cached_input", "currency", "batch", "models"))
     missing = [name for name in ("input", "output", "currency") if name not in fields]
     if missing:
         section.wrong("price", f"has no {listed(missing)}")
@@ -261,8 +262,20 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     currency = fields.value("currency", words.currency, None)
     if given is None or output is None or cached is None or currency is None:
         return base
-    batch = fields.value("batch", units.share, Decimal(1))
-    return Price(input=given, output=output, cached_input=cached, currency=currency, batch=batch)
+    price = Price(given, output, cached, currency, fields.value("batch", units.share, Decimal(1)))
+    models = fields.section("models")
+    of_models = models.sections(words.model) if models else ()
+    priced = {name: _read_price_of_model(one, price) for name, _, one in of_models}
+    return replace(price, models=tuple(sorted(priced.items(), key=itemgetter(0))))
+
+
+def _read_price_of_model(section: Section, base: Price) -> Price:
+    """A model's price; what it leaves out is as for all others."""
+    section.refuse_unknown(("input", "output", "cached_input", "batch"))
+    given = section.value("input", units.price, base.input)
+    cached = section.value("cached_input", units.price, given if "input" in section else base.cached_input)
+    output = section.value("output", units.price, base.output)
+    return Price(given, output, cached, base.currency, section.value("batch", units.share, base.batch))
 
 
 def _read_cache_limits(section: Section | None, base: CacheLimits) -> CacheLimits:

@@ -67,6 +67,11 @@ class Price:
     cached_input: Decimal
     currency: str  # ISO 4217
     batch: Decimal = Decimal(1)  # share of each price that a token costs in a batch
+    models: tuple[tuple[str, "Price"], ...] = field(default=(), repr=False)  # by name, which have prices of their own
+
+    def of(self, model: str | None) -> "Price":
+        """The price of a token of this model."""
+        return next((price for name, price in self.models if name == model), self)
 
     @property
     def in_batches(self) -> "Price":
@@ -75,12 +80,12 @@ class Price:
         return Price(share * self.input, share * self.output, share * self.cached_input, self.currency)
 
 
-def token_prices(price: Price) -> TokenPrices | None:
+def token_prices(price: Price, model: str = "") -> TokenPrices | None:
     """The prices in billionths of the currency's unit; None if one of them is no whole number of these."""
     given, cached, output = (amount * NANOS for amount in (price.input, price.cached_input, price.output))
     if given % 1 or cached % 1 or output % 1:
         return None
-    return TokenPrices(int(given), int(cached), int(output), price.currency)
+    return TokenPrices(int(given), int(cached), int(output), price.currency, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +248,10 @@ class Policy:
         teams: Mapping[str, TeamPolicy] | None = None,
         aliases: Mapping[str, tuple[AliasedModel, ...]] | None = None,
     ) -> "Policy":
-        tenants, groups, teams, others = (
-            dict(tenants or {}),
-            dict(prefix_sharing or {}),
-            dict(teams or {}),
-            aliases or {},
-        )
-        version = _version(classes, default, tenants, unnamed_tenants, groups, teams, others)
-        return Policy(version, classes, default, tenants, unnamed_tenants, groups, teams, others)
+        tenants, groups, teams = dict(tenants or {}), dict(prefix_sharing or {}), dict(teams or {})
+        aliases = aliases or {}
+        version = _version(classes, default, tenants, unnamed_tenants, groups, teams, aliases)
+        return Policy(version, classes, default, tenants, unnamed_tenants, groups, teams, aliases)
 
     def admits(self, tenant: str) -> bool:
         """True if requests of this tenant are served."""
@@ -345,6 +346,7 @@ def _digest(tenant: TenantPolicy) -> int:
         (tenant.guardrail, tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
         (tenant.calendar, tenant.team, _said(tenant.team_limits)),
         *([tenant.default_adapter] if tenant.default_adapter is not None else []),
+        *([f"prices {tenant.price.models}"] if tenant.price and tenant.price.models else []),
         *([f"log_texts {tenant.log_texts}"] if tenant.log_texts != "none" else []),
     )
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])

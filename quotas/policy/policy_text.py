@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from decimal import Decimal
 from textwrap import indent
 from typing import Any
 
@@ -155,12 +156,18 @@ def _limit(limit: Limit) -> Any:
 
 
 def _price(price: Price) -> Plain:
-    batch = {} if price.batch == 1 else {"batch": _number(show_share(price.batch))}
-    return batch | {
+    models = {name: _price_of_tokens(one, price.batch) for name, one in price.models}
+    own = _price_of_tokens(price, Decimal(1)) | {"currency": price.currency}
+    return own | ({"models": models} if models else {})
+
+
+def _price_of_tokens(price: Price, batch: Decimal) -> Plain:
+    """`batch` is the share in batches where none is said."""
+    said = {} if price.batch == batch else {"batch": _number(show_share(price.batch))}
+    return said | {
         "input": show_price(price.input),
         "output": show_price(price.output),
         "cached_input": show_price(price.cached_input),
-        "currency": price.currency,
     }
 
 

@@ -186,13 +186,20 @@ def _limit(resource: Resource) -> Schema:
 
 def _price() -> Schema:
     amount = _text(PRICE, "For tokens, such as 0.5/1M.")
+    amounts = {
+        "input": amount,
+        "output": amount,
+        "cached_input": _text(PRICE, "For prompt tokens found in the prefix cache; default: as input."),
+        "batch": _number(
+            "number", SHARE, "The share of each price that a token costs in a batch; default: 1.", maximum=1
+        ),
+    }
+    of_model = _fields("What its tokens cost; what it leaves out is as for all others.", **amounts)
     priced = _fields(
         "What tokens cost.",
-        input=amount,
-        output=amount,
-        cached_input=_text(PRICE, "For prompt tokens found in the prefix cache; default: as input."),
         currency=_text(CURRENCY, "ISO 4217, such as USD."),
-        batch=_number("number", SHARE, "The share of each price that a token costs in a batch; default: 1.", maximum=1),
+        models=_named(MODEL, "Models and adapters, by name, that have prices of their own.", of_model),
+        **amounts,
     )
     return {"anyOf": [_requiring(priced, "input", "output", "currency"), {"const": NO_PRICE}]}
 

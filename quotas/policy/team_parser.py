@@ -32,12 +32,11 @@ def limits_of_team(section: Section, team: TeamPolicy, price: Price | None) -> t
     """The limits of the team of a tenant, at the tenant's price."""
     if team.currency is None:
         return team.limits
-    prices = None if price is None else token_prices(price)
-    problem = problem_with(price, prices)
+    problem = problem_with(price)
     if problem is None and price is not None and price.currency != team.currency:
         problem = f"counts {team.currency}, and not {price.currency} of the tenant's price"
-    if problem is not None:
+    if price is None or problem is not None:
         message = f"is not for this tenant: limits.cost of team {team.name} {problem}"
         section.wrong("team", message) if "team" in section else section.note(section.mark, section.path, message)
         return ()
-    return with_prices(team.limits, prices)
+    return with_prices(team.limits, token_prices(price))

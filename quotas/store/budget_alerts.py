@@ -12,14 +12,14 @@ under the same id.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
 from quotas.errors import QuotaError
 from quotas.policy.limit import Alert, Budget, Limit
-from quotas.store.account import Levels, QuotaAccount, levels_key
+from quotas.store.account import Levels, QuotaAccount
 from quotas.store.scripts import Script, ScriptRunner
 
 CLAIM_SECONDS = 900.0  # that a claim holds: longer than all attempts to send take
@@ -98,17 +98,6 @@ class BudgetAlerts:
         said = f"{crossing.first_day} {end}".encode()
         await self._runner.client.execute(b"HSET", crossing.levels, crossing.field, said)
 
-    async def states(self, tenant: str, limit: Limit, quarter: int) -> list[str | None]:
-        """The state of each alert of a limit in the period of this quarter of an hour: "sent", "failed", "sending", or
-        None before it is due. Raises `StoreUnavailable`.
-        """
-        if not isinstance(limit.window, Budget) or not limit.alerts:
-            return []
-        key, first_day = levels_key(tenant, limit), limit.window.first_day(quarter)
-        fields = [Crossing(key, limit, alert, first_day).field for alert in limit.alerts]
-        found = await self._runner.client.execute(b"HMGET", key, *fields)
-        return [_state(said, first_day) for said in found]
-
     async def _claim(self, due: DueAlert) -> None:
         crossing = due.crossing
         words = (crossing.field, b"%d" % crossing.first_day, b"%d" % (CLAIM_SECONDS * 1e6))
@@ -127,6 +116,14 @@ class BudgetAlerts:
         self._known[crossing] = until
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
+
+
+def alert_states(limit: Limit, levels: Mapping[bytes, bytes], first_day: int) -> list[str | None]:
+    """The state of each alert of a limit, by the hash of its level, in the period that begins on this day: "sent",
+    "failed", "sending", or None before it is due.
+    """
+    fields = (Crossing(b"", limit, alert, first_day).field for alert in limit.alerts)
+    return [_state(levels.get(field), first_day) for field in fields]
 
 
 def _state(said: bytes | None, first_day: int) -> str | None:

@@ -25,7 +25,7 @@ A team has such a hash, `sluice:{team:<team>}`, for levels and slices of its lim
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state
 from quotas.store.announcements import Announcements
 from quotas.store.batches import BatchStore, FinishedLine
 from quotas.store.budget_alerts import BudgetAlerts
+from quotas.store.budget_states import BudgetHashes, BudgetOwner, BudgetState
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations, in_order
 from quotas.store.replica_name import ReplicaName
@@ -76,7 +77,7 @@ class RedisStore:
         self._fallback = OutageFallback(self._replica, name, monotonic)
         self._monotonic = monotonic
         self.alerts = BudgetAlerts(runner, monotonic)
-        self._accounts: dict[tuple[object, ...], QuotaAccount] = {}  # by tenant and key
+        self._accounts: dict[tuple[object, ...], QuotaAccount] = {}  # by tenant, key, and model with its own prices
         self._sessions: dict[tuple[object, ...], QuotaAccount] = {}  # by limits as well; the last used one is last
         self._settling: set[asyncio.Task[None]] = set()
 
@@ -282,7 +283,7 @@ class RedisStore:
 
     async def states(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> tuple[LimitState, ...]:
         """The present state of each limit; an account only asked about is not kept."""
-        account = self._accounts.get((tenant, key))
+        account = self._accounts.get((tenant, key, _priced_model(limits)))
         if account is None or account.limits != limits:
             account = self._new_account(tenant, key, limits)
         return account.states(await self._replica.levels(account))
@@ -291,6 +292,23 @@ class RedisStore:
         """The present state of each limit of the team."""
         account = QuotaAccount("", None, limits, self._replica.id, self.lease, team_state_key(team).encode())
         return account.states(await self._replica.levels(account))
+
+    async def budgets(self, owners: Sequence[BudgetOwner]) -> list[list[BudgetState]]:
+        """The state of each budget of some owners; it is read in a thread."""
+        told = await self._budgets(owners)
+        held = [place for place, (_, is_held) in enumerate(told) if is_held]
+        for owner in (owners[place] for place in held):  # the scripts settle what a lost replica holds
+            if owner.tenant is None:
+                await self.states_of_team(owner.team or "", owner.limits)
+            else:
+                await self.states(owner.tenant, owner.key, owner.limits)
+        again = await self._budgets([owners[place] for place in held]) if held else []
+        settled = dict(zip(held, again, strict=True))
+        return [settled.get(place, one)[0] for place, one in enumerate(told)]
+
+    async def _budgets(self, owners: Sequence[BudgetOwner]) -> list[tuple[list[BudgetState], bool]]:
+        hashes = await BudgetHashes.of(self._runner.client, owners)
+        return await asyncio.to_thread(lambda: [hashes.states(owner) for owner in owners])
 
     def book(self, tenant: str, key: str | None, usage: Usage, row: str | None = None) -> None:
         """Book usage that no limit counted, in a row of the ledger, by default its key's; the next `heartbeat` sends
@@ -348,13 +366,14 @@ class RedisStore:
     def _account(self, tenant: str, key: str | None, limits: tuple[Limit, ...]) -> QuotaAccount:
         if limits and limits[-1].session is not None:
             return self._account_of_session(tenant, key, limits)
-        account = self._accounts.get((tenant, key))
+        name = tenant, key, _priced_model(limits)
+        account = self._accounts.get(name)
         if account is None or not (account.limits is limits or account.limits == limits):
             older, account = account, self._new_account(tenant, key, limits)
             if older is not None:
                 account.carry_over(older)
                 self._fallback.slices.replace(older, account)
-            self._accounts[tenant, key] = account
+            self._accounts[name] = account
         account.last_used = self._monotonic()
         return account
 
@@ -383,3 +402,8 @@ class RedisStore:
             ]
             for name in idle:
                 self._fallback.slices.forget(accounts.pop(name))
+
+
+def _priced_model(limits: Sequence[Limit]) -> str:
+    """The model at whose prices limits count, if it has prices of its own."""
+    return next((limit.prices.model for limit in limits if limit.prices is not None), "")

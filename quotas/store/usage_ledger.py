@@ -23,7 +23,7 @@ from quotas.store.scripts import Script, ScriptRunner
 from quotas.usage_row import UsageRow, rest_name, row_of
 
 ENTRY = struct.Struct("<6d")  # of lua/ledger.lua
-PATTERN = f"{PREFIX}:{{*}}:usage:*".encode()
+PATTERN = f"{PREFIX}:{{*}}:usage:".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
 IN_BATCHES = b"/batch"  # ends the name of a row of use in batches (lua/finish_line.lua); no part of a name has a slash
 KEYS_PER_SCAN = b"200"  # scanned at once, so that other calls do not wait
@@ -84,10 +84,11 @@ class UsageLedger:
         permitted.
         """
         found: set[Ledger] = set()
+        pattern = PATTERN + (b"%d" % (first - EPOCH).days if first == last else b"*")
         cursor = b"0"
         while True:
             try:
-                scan = (b"SCAN", cursor, b"MATCH", PATTERN, b"COUNT", KEYS_PER_SCAN)
+                scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", KEYS_PER_SCAN)
                 cursor, names = await self._runner.client.execute(*scan)
             except NoPermissionError as error:
                 raise StoreUnsuitable(

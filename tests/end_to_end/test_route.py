@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ tenants:
   spent: {on_store_outage: closed, limits: {requests: 5/month}}
 """
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count from 3 to 12."}]
+PAGE = "http://127.0.0.1:1/"
+PROVIDER = ("--oidc-issuer", "http://127.0.0.1:1/", "--oidc-client-id", "router", "--oidc-role", "viewer=*")
+SIGN_IN = (*PROVIDER, "--admin-url", PAGE) if find_spec("joserfc") else ()
 LONG = BODY | {"max_tokens": 1900, "n": 8, "ignore_eos": True, "stream": True}
 
 
@@ -51,8 +55,16 @@ def receiver() -> Iterator[Receiver]:
 def site(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[FleetSite]:
     collector = ("--otlp-endpoint", receiver.grpc_endpoint)
     patient = ("--redis-timeout", "10")  # on a busy machine the store is slow, and not away
-    with fleet_site(tmp_path_factory.mktemp("fleet"), POLICY, *patient, *collector, route=collector) as site:
+    route = (*collector, *SIGN_IN)
+    with fleet_site(tmp_path_factory.mktemp("fleet"), POLICY, *patient, *collector, route=route) as site:
         yield site
+
+
+@pytest.mark.skipif(not SIGN_IN, reason="no joserfc here: the extra oidc")
+def test_admins_sign_in_at_a_provider_on_the_routers_page_too(site: FleetSite) -> None:
+    with httpx.Client(base_url=site.admin_url) as browser:
+        assert browser.get("/oidc/session").json() == {"offered": True, "key": None}
+        assert browser.get("/oidc/login").headers["location"] == f"{PAGE}?problem=unavailable", "nobody answers there"
 
 
 def test_a_stream_is_the_replicas_own(site: FleetSite) -> None:

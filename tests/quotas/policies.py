@@ -4,6 +4,7 @@ import re
 from dataclasses import fields
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,12 @@ guardrails = st.builds(
 def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...], teams: dict[str, TeamPolicy]) -> TenantPolicy:
     calendar, team = draw(calendars), draw(st.sampled_from([None, *teams]))
     highest = draw(st.sampled_from(classes))
-    price = st.builds(Price, prices, prices, prices, st.sampled_from(["EUR", "USD"]))
+    of_tokens = partial(st.builds, Price, prices, prices, prices)
+    own = of_tokens(st.just("EUR"), batch=st.sampled_from([Decimal(1), Decimal("0.5")]))
+    priced = st.dictionaries(st.sampled_from(["minilm", "a b"]), own, max_size=2).map(
+        lambda found: tuple(sorted(found.items()))
+    )
+    price = of_tokens(st.just("EUR"), models=priced) | of_tokens(st.just("USD"))
     return TenantPolicy(
         name=name,
         highest_class=highest.name,

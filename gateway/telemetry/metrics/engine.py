@@ -81,7 +81,7 @@ class EngineMetrics:
         registry.read(uses, lambda: [((use,), held) for use, held in memory().items()])
 
     def _preemptions(self) -> list[Point]:
-        counts = zip(("memory", "limit", "step"), self._scheduler.counters.all_preemptions, strict=True)
+        counts = zip(("memory", "slot", "limit", "step"), self._scheduler.counters.all_preemptions, strict=True)
         return [((cause,), count) for cause, count in counts]
 
     def stepped(self, step: CompletedStep) -> None:

@@ -53,6 +53,8 @@ local function note_lost(key, name, at, amount)
   if sum > 0 then redis.call('HSET', key, field, pack(LOST, at, sum)) else redis.call('HDEL', key, field) end
 end
 
+local was_set_back = false -- the clock, since some rate was refilled
+
 local function refilled(level, window, amount, now) -- the window of a Rate is its seconds
   local used, at, part, aside = 0, 0, 0, 0
   if level then used, at, part, aside = struct.unpack(LEVEL, level) end
@@ -61,9 +63,11 @@ local function refilled(level, window, amount, now) -- the window of a Rate is i
     local first = first_day(window, floor(now / QUARTER))
     return at >= first and used or 0, first, 0, aside
   end
+  now = clock() -- not the latest time seen: a rate would stand still for as long as the clock was set back
+  was_set_back = was_set_back or now < at
   local elapsed = max(now - at, 0)
   part = part + elapsed % 1e6 * amount
   used = used - floor(elapsed / 1e6) * amount - floor(part / 1e6)
-  if used <= 0 then return 0, max(now, at), 0, aside end
-  return used, max(now, at), part % 1e6, aside
+  if used <= 0 then return 0, now, 0, aside end
+  return used, now, part % 1e6, aside
 end

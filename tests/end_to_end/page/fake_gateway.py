@@ -1,5 +1,6 @@
 """A gateway's admin port that gives the answers a test chooses."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable
@@ -55,6 +56,7 @@ class FakeGateway:
         self.num_overviews = 0
         self.queries: dict[str, dict[str, str]] = {}  # the latest of each path
         self.found: dict[tuple[str, str], Json] = {}  # answers by path to questions for words, other than to the rest
+        self.held: dict[str, threading.Event] = {}  # by path: the next answer waits for it
         self.port = 0
         self._routes = self._make_routes()
         self.use_key(KEY)
@@ -102,7 +104,10 @@ class FakeGateway:
             self.queries[part] = dict(request.query)
             if part not in self.answers:
                 raise RouteNotFound(f"{part} is broken.")
-            return self.found.get((part, request.words)) or self.answers[part]
+            answer = self.found.get((part, request.words)) or self.answers[part]
+            if (event := self.held.pop(part, None)) is not None:
+                await asyncio.to_thread(event.wait)
+            return answer
 
         return answer
 

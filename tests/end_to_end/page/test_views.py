@@ -1,5 +1,6 @@
 """The views of keys, of the policy and of usage, on small screens and with hostile names too."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,7 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     assert page.column("#usage-budgets", 4)[0] == "300,000 (3 %)"
     assert page.column("#usage-budgets", 4)[5] == "unknown"
     assert page.count("#usage-budgets .low") == 1
+    assert page.column("#usage-budgets", 6)[:3] == ["12 k set aside, 4,000 lost", "4,000 lost", ""]
     page.click("[name=usage-by][value=key]")
     page.until_asked("by=key")
     gateway.answers["usage"] |= {"by": "metadata.project", "rows": page_data.groups(("search", "", None))}
@@ -191,6 +193,22 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     assert text == "day,tenant\n2026-09-01,acme\n"
     page.until_asked("usage.csv?from=2026-09-01")
     assert name.startswith("usage-2026-09-01-")
+
+
+def test_a_late_answer_does_not_replace_a_newer_one(gateway: FakeGateway, open_board: PageMaker) -> None:
+    budgets = gateway.answers["budgets"]
+    page = open_board("usage")
+    page.until_shown("#usage-budgets tbody tr")
+    is_late = gateway.held["budgets"] = threading.Event()
+    gateway.answers["budgets"] = budgets | {"budgets": named(budgets["budgets"], "older")}
+    page.click("[name=usage-by][value=class]")
+    eventually(lambda: "budgets" not in gateway.held)
+    gateway.answers["budgets"] = budgets | {"budgets": named(budgets["budgets"], "newer")}
+    page.click("[name=usage-by][value=tenant]")
+    page.until_reads("#usage-budgets", "newer")
+    is_late.set()
+    page.until("performance.getEntriesByType('resource').filter(({ name }) => name.includes('budgets')).length === 3")
+    assert "newer" in page.text("#usage-budgets")
 
 
 @pytest.mark.nightly

@@ -31,8 +31,8 @@ MIB = 2**20
 class Site:
     """A log whose clock tests set, and its reader."""
 
-    def __init__(self, storage: Callable[[int], RequestStorage], max_bytes: int = MIB) -> None:
-        self.now = BEGAN + 10
+    def __init__(self, storage: Callable[[int], RequestStorage], max_bytes: int = MIB, url: str = "") -> None:
+        self.now, self.url = BEGAN + 10, url  # of the database
         self.storage = storage
         self.database = RequestDatabase(storage(max_bytes), DAY, lambda: self.now)
         self.reader = RequestLogReader(self.database, lambda: self.now)
@@ -70,7 +70,7 @@ def postgres_site(postgres_url: str) -> Site:
     with psycopg.connect(postgres_url) as connection:
         connection.execute("DROP SCHEMA IF EXISTS sluice CASCADE")
     storage = import_module("gateway.admin.request_postgres").PostgresStorage
-    return Site(lambda max_bytes: storage(postgres_url, max_bytes))
+    return Site(lambda max_bytes: storage(postgres_url, max_bytes), url=postgres_url)
 
 
 @pytest.fixture(params=["file_site", "postgres_site"])
@@ -146,7 +146,7 @@ async def test_texts_of_clients_are_data(site: Site) -> None:
 
 
 async def test_the_oldest_go_when_there_is_no_room_or_their_time_has_passed(site: Site, path: Path) -> None:
-    site = Site(site.storage, max_bytes=4 * MIB)
+    site = Site(site.storage, max_bytes=4 * MIB, url=site.url)
     for number in range(9000):
         site.end(f"{number:04d}", number / 1000)
         if number % 3000 == 2999:
@@ -169,7 +169,7 @@ def _stored_bytes(site: Site, path: Path) -> int:
     """The bytes on the disk, of a table once it was vacuumed."""
     if path.exists():
         return path.stat().st_size
-    with import_module("psycopg").connect(site.storage(0).url, autocommit=True) as connection:
+    with import_module("psycopg").connect(site.url, autocommit=True) as connection:
         connection.execute("VACUUM FULL sluice.requests")
         (size,) = connection.execute("SELECT pg_total_relation_size('sluice.requests')").fetchone()
     return int(size)
@@ -181,7 +181,7 @@ async def test_the_table_is_counted_only_when_it_seems_full(postgres_site: Site)
     for told, counted in ((7, 7), (2 * MIB, 0)):
         site.end("a")
         site.database.write()
-        with import_module("psycopg").connect(site.storage(0).url, autocommit=True) as connection:
+        with import_module("psycopg").connect(site.url, autocommit=True) as connection:
             connection.execute("DELETE FROM sluice.requests")
             connection.execute("UPDATE sluice.request_log SET bytes = %s", [told])
             await site.database.close()
@@ -292,7 +292,7 @@ def _raise_version(site: Site, path: Path) -> None:
         with sqlite3.connect(path) as connection:
             connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     else:
-        with import_module("psycopg").connect(site.storage(0).url) as connection:
+        with import_module("psycopg").connect(site.url) as connection:
             connection.execute("UPDATE sluice.request_log SET version = version + 1")
 
 

@@ -124,8 +124,8 @@ def test_a_range_of_all_time_asks_no_more_than_what_is_kept(redis_url: str, rows
 
 @pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@x", "\uff1d1", "\t=1", "a\x1b[2J", "a\r\nb", '"=1'])
 def test_no_name_is_a_formula_or_steers_a_terminal(name: str) -> None:
-    entries = [Entry(date(2026, 1, 2), name, name, Usage(1, 1))]
-    texts = usage_csv(entries, UNPRICED, column="key"), usage_table(entries, UNPRICED, column="key")
+    entries = [Entry(date(2026, 1, 2), name, name, {None: Usage(1, 1)})]
+    texts = usage_csv(entries, column="key"), usage_table(entries, column="key")
     for text in texts:
         assert all(character.isprintable() or character == "\n" for character in text)
     (row,) = csv.DictReader(StringIO(texts[0]))

@@ -17,6 +17,10 @@ PRICED = "price: {input: 0.15/1M, cached_input: 0.075/1M, output: 0.6/1M, curren
 PRICES = TokenPrices(150, 75, 600, "EUR")
 
 
+def of_model(prices: str) -> str:
+    return PRICED.replace("EUR", f"EUR, models: {{m: {{{prices}}}}}")
+
+
 def read(text: str) -> Policy:
     return parse_policy({"policy.yaml": text.encode()})
 
@@ -47,6 +51,23 @@ def test_a_token_in_a_batch_costs_its_share() -> None:
     assert read(policy_text(policy)) == policy
 
 
+OF_MODELS = "EUR, batch: 0.04, models: {minilm: {input: 0.25/1M}, big: {output: 9/1M, batch: 0.2}}"
+
+
+def test_models_have_prices_of_their_own() -> None:
+    policy = read(f"tenants: {{acme: {{{PRICED.replace('EUR', OF_MODELS)}, limits: {{cost: 5/day}}}}}}")
+    price = policy.tenants["acme"].price
+    assert price is not None
+    assert [token_prices(price.of(name), name) for name in ("minilm", "big")] == [
+        TokenPrices(250, 250, 600, "EUR", "minilm"),
+        TokenPrices(150, 75, 9000, "EUR", "big"),
+    ]
+    assert (price.of("other"), price.of(None)) == (price, price)
+    assert [str(price.of(name).batch) for name in ("minilm", "big")] == ["0.04", "0.2"]
+    assert read(policy_text(policy)) == policy
+    assert read(policy_text(policy).replace("9/1M", "8/1M")).version != policy.version
+
+
 def test_an_inherited_budget_counts_at_the_tenants_own_prices() -> None:
     own = "price: {input: 1/1M, output: 2/1M, currency: USD}"
     policy = read(f"defaults:\n  {PRICED}\n  limits: {{cost: 5/day}}\ntenants:\n  acme: {{{own}}}\n  globex: {{}}\n")
@@ -75,6 +96,15 @@ def test_an_inherited_budget_counts_at_the_tenants_own_prices() -> None:
             r"needs prices with three decimals per 1M at most, also times price\.batch",
         ),
         (f"tenants: {{a: {{{PRICED.replace('EUR', 'EUR, batch: 1.5')}}}}}", r"is no share, such as 0\.5"),
+        (
+            f"tenants: {{a: {{{of_model('input: 0.00005/1M')}, limits: {{cost: 5/day}}}}}}",
+            "needs prices of m with three decimals per 1M at most",
+        ),
+        (
+            f"tenants: {{a: {{{of_model('cached_input: 0.2/1M')}, limits: {{cost: 5/day}}}}}}",
+            "needs a price of cached_input of m that is not above that of input",
+        ),
+        (f"tenants: {{a: {{{of_model('currency: USD')}}}}}", r"price\.models\.m.*currency"),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 5/min}}}}}}", "is not an amount of money such as 100/month"),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 0/day}}}}}}", "is not within 0.000000001 and 1000000"),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 2M/day}}}}}}", "is not within 0.000000001 and 1000000"),

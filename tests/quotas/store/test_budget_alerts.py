@@ -11,9 +11,10 @@ from quotas.policy.limit import Alert, Budget, BudgetPeriod, Limit, Resource
 from quotas.reservation import Ask, Usage
 from quotas.store.batches import FinishedLine
 from quotas.store.budget_alerts import CLAIM_SECONDS, Crossing, DueAlert
+from quotas.store.budget_states import budget_state
 from quotas.store.scripts import ScriptRunner
 from tests.quotas.store.test_replica import Pair
-from tests.quotas.store_model import DAY, QUARTER
+from tests.quotas.store_model import DAY
 
 URL = "https://example.com/alerts"
 LIMIT = Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.DAY), alerts=(Alert(50, URL), Alert(100, URL)))
@@ -46,7 +47,9 @@ class AlertedPair(Pair):
         return [due.crossing.alert.percent for due in self.due]
 
     async def states(self) -> list[str | None]:
-        return await self.other.alerts.states(self.tenant.tenant, self.limits[0], self.tenant.now // QUARTER)
+        team = self.limits[0].team
+        levels = await self.tenant.state(owner=f"team:{team}" if team else None)
+        return budget_state(self.limits[0], levels, self.tenant.now).alerts
 
 
 @pytest.mark.parametrize("owner", ["tenant", "team"])

@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -15,11 +16,13 @@ from quotas.errors import (
     LimitExceeded,
     NeverFits,
     QuotaError,
+    QuotaRefused,
     StoreFault,
     StoreUnavailable,
 )
-from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
+from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource, TokenPrices
 from quotas.reservation import Ask, Attempt, Delivered, Usage
+from quotas.store.budget_states import BudgetOwner
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import Script, ScriptRunner
 from tests.examples import examples
@@ -77,6 +80,30 @@ def test_leases_never_add_up_to_more_than_the_limit_and_expire(
     loop.run(live())
 
 
+def test_a_rate_refills_after_the_clock_was_set_back(loop_and_runner: tuple[asyncio.Runner, ScriptRunner]) -> None:
+    loop, runner = loop_and_runner
+    rate = Limit(Resource.REQUESTS, 30, Rate(60, 2))
+    budget = Limit(Resource.REQUESTS, 3, Budget(BudgetPeriod.DAY))
+
+    async def live() -> None:
+        store, tenant, noon = RedisStore(runner, LEASE), uuid4().hex, 10**15 - 10**15 % (86400 * SECOND)
+
+        async def ask(seconds: int, limits: tuple[Limit, ...]) -> bool:
+            await runner.client.execute(b"SET", b"test:clock", b"%d" % (noon + seconds * SECOND))
+            try:
+                await store.settle(await store.reserve(tenant, None, limits, Ask(1, 1, 1)), Usage(1, 1))
+            except QuotaRefused:
+                return False
+            return True
+
+        assert [await ask(0, (rate, budget)) for _ in range(3)] == [True, True, False]
+        assert [await ask(-7200, (rate,)) for _ in range(2)] == [False, False]
+        assert [await ask(-7200 + 2, (rate, budget)) for _ in range(2)] == [True, False]
+        assert not await ask(-3600, (rate, budget)), "a budget keeps what was spent on the day before"
+
+    loop.run(live())
+
+
 REQUESTS = Limit(Resource.REQUESTS, 10, Rate(3600, 10))
 TOKENS = Limit(Resource.TOKENS, 1000, Rate(3600, 1000))
 DAILY = Limit(Resource.TOKENS, 5000, Budget(BudgetPeriod.DAY))
@@ -118,6 +145,22 @@ async def test_settling_returns_what_was_not_used(store: RedisStore, tenant: str
     reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
     await store.settle(reservation, Usage(100, 50))
     assert await left(store, tenant) == less(requests=1, tokens=150, output_tokens=50)
+
+
+async def test_models_with_prices_of_their_own_spend_one_budget(
+    store: RedisStore, other: RedisStore, redis: Redis, tenant: str
+) -> None:
+    budget, prices = Budget(BudgetPeriod.DAY), TokenPrices(1, 1, 2, "EUR", "minilm")
+    cheap = (Limit(Resource.COST, 100_000, budget, prices=prices),)
+    dear = (replace(cheap[0], prices=TokenPrices(100, 100, 200, "EUR", "big")),)
+    await store.settle(await store.reserve(tenant, None, cheap, Ask(1, 100, 50)), Usage(100, 25))
+    running = [await store.reserve(tenant, None, limits, Ask(1, 100, 50)) for limits in (dear, cheap, dear)]
+    assert [state.remaining for state in await other.states(tenant, None, dear)] == [100_000 - 150 - 200 - 2 * 20_000]
+    await redis.delete(f"sluice:{{{tenant}}}")
+    await store.heartbeat()  # restores what runs, each at its own prices
+    for reservation in running:
+        await store.settle(reservation, Usage(50, 0))
+    assert [state.remaining for state in await other.states(tenant, None, cheap)] == [100_000 - 150 - 50 - 2 * 5_000]
 
 
 async def test_a_second_settle_does_nothing(store: RedisStore, tenant: str) -> None:
@@ -328,6 +371,27 @@ async def test_every_reader_sees_that_a_dead_replica_holds_nothing(
     assert (await left(other, tenant))["concurrent_requests"] == 2
     await redis.hset(f"sluice:{{{tenant}}}", mapping={f"p:{store.replica}": 1, "lease": 1})  # it ran out long ago
     assert (await left(other, tenant))["concurrent_requests"] == 3
+
+
+@pytest.mark.parametrize("owner", ["tenant", "key", "team"])
+async def test_a_list_of_budgets_counts_nothing_that_a_dead_replica_holds(
+    store: RedisStore, other: RedisStore, redis: Redis, tenant: str, owner: str
+) -> None:
+    key, team = ("k1" if owner == "key" else None), (tenant if owner == "team" else None)
+    limits = (Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.DAY), key, team=team),)
+    asked = [BudgetOwner(None if team else tenant, key, team, limits)]
+    settled = await store.reserve(tenant, key, limits, Ask(1, 100, 200))
+    await store.settle(settled, Usage(100, 50))
+    await store.reserve(tenant, key, limits, Ask(1, 100, 200))
+
+    async def remaining() -> list[int]:
+        return [state.limit.remaining for states in await other.budgets(asked) for state in states]
+
+    assert await remaining() == [550]
+    for state in (tenant, f"team:{team}") if team else (tenant,):
+        lost = {f"p:{store.replica}": 1, "lease": 1} | ({f"t:sluice:{{{tenant}}}": 1} if ":" in state else {})
+        await redis.hset(f"sluice:{{{state}}}", mapping=lost)
+    assert await remaining() == [850]
 
 
 async def test_state_expires_once_it_is_full_again(store: RedisStore, redis: Redis, tenant: str) -> None:

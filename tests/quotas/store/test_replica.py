@@ -16,6 +16,7 @@ from backend.bound_process import bound
 from quotas.errors import NeverFits, NotSent, QuotaError, QuotaRefused, StoreFault, StoreUnavailable
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource
 from quotas.reservation import NOTHING, Ask, Attempt, Delivered, LimitState, Reservation, Usage
+from quotas.store.budget_states import budget_state
 from quotas.store.redis_store import RedisStore
 from quotas.store.replica_name import LIFE_ORDINALS, ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
@@ -96,13 +97,13 @@ class World(ClockedTenant):
         if fits:
             reservation = await life.store.reserve(tenant, key, limits, ask)
             life.taken[reservation] = Taken(limits, [(self.now, ask)])
-            self._check_states(reservation.states)
+            await self._check_states(tenant, reservation.states)
             return
         with pytest.raises(QuotaRefused) as raised:
             await life.store.reserve(tenant, key, limits, ask)
         refused = raised.value
         assert refused.left == self.model.left(refused.limit, self.now) < refused.asked
-        self._check_states(await life.store.states(tenant, key, limits))
+        await self._check_states(tenant, await life.store.states(tenant, key, limits))
 
     async def extend(self, pick: int, more: int) -> None:
         for life, reservation in self._picked(pick):
@@ -196,12 +197,16 @@ class World(ClockedTenant):
         assert found == sum(self.model.spent, NOTHING)
         self._check_flows()
 
-    def _check_states(self, states: tuple[LimitState, ...]) -> None:
+    async def _check_states(self, tenant: str, states: tuple[LimitState, ...]) -> None:
         for state in states:
             limit, used = state.limit, self.model.used(state.limit, self.now)
             assert state.remaining == self.model.left(limit, self.now)
             if isinstance(limit.window, Rate):
                 assert state.reset == ceil(used * limit.window.seconds) / limit.amount
+            if isinstance(limit.window, Budget):
+                owner = f"team:{limit.team}" if limit.team else tenant
+                levels = await self.state(f":key:{limit.key}" if limit.key else "", owner)
+                assert budget_state(limit, levels, self.now).limit == state, "a list of budgets reads the same"
 
     def _check_flows(self) -> None:
         """admitted(t) <= burst + rate * t from any time on, by the most generous of the policies."""

@@ -13,15 +13,17 @@ import { budgetsTable, costInWords, usageTable } from "./tables.js";
 const PERIOD = 15000; // milliseconds between two looks at what may be thousands of ledgers
 const PAUSE = 20; // times as long as an answer took, before the next is asked for
 const PATIENCE = 60000;
+const LATE = new Error("another question was asked since");
 
 export class UsageView {
   #api = null;
   #due = -Infinity;
+  #asked = 0; // questions so far: an answer to another than the last comes too late
   #rows = new Search();
   #budgets = new Search();
 
   constructor() {
-    this.period = new Period(() => this.#ask().catch((error) => this.#explain(error)));
+    this.period = new Period(() => this.#ask());
     this.days = new Days(byId("usage-days"), byId("usage-legend"), "Tokens by day", ["input", "output"], compact);
     this.costs = new Days(byId("usage-costs"), byId("usage-costs-legend"), "Cost by day", ["cost"], amount);
     this.bill = new Bill();
@@ -32,39 +34,44 @@ export class UsageView {
     byId("bill-csv").addEventListener("click", () => this.#download(`bill.csv${this.period.daysQuery}`, "bill"));
   }
 
-  async refresh(api) {
+  /** Returns at once: no other view waits for what may be thousands of ledgers. */
+  refresh(api) {
     const isOther = this.#rows.isOther || this.#budgets.isOther;
     if (api === this.#api && !isOther && performance.now() < this.#due) return;
     this.#api = api;
-    await this.#ask().catch((error) => this.#explain(error));
+    this.#ask();
   }
 
   async #ask() {
     const began = performance.now();
     this.period.renew();
-    const { query } = this.period;
     const api = this.#api;
     if (api === null || this.period.isNameless) return;
-    this.#askBudgets(api, began);
-    const report = await api.get(`usage${query}${this.#rows.ask("&")}`, PATIENCE);
-    this.#rows.answered(report.truncated);
-    if (query !== this.period.query) return; // another answer is on its way
-    this.#show(report);
-    byId("bill-panel").hidden = !report.has_bill;
-    if (report.has_bill) this.bill.update(await api.get(`bill${this.period.daysQuery}`, PATIENCE));
+    const number = ++this.#asked;
+    const answer = async (path) => {
+      const answered = await api.get(path, PATIENCE);
+      if (number !== this.#asked) throw LATE;
+      return answered;
+    };
+    this.#due = Infinity; // until all is answered
+    try {
+      await this.#askAll(answer);
+    } catch (error) {
+      if (number === this.#asked) this.#explain(error);
+    }
+    if (number === this.#asked) this.#due = performance.now() + Math.max(PERIOD, PAUSE * (performance.now() - began));
   }
 
-  /** Of thousands of tenants they come seconds later, for which no other view waits. */
-  async #askBudgets(api, began) {
-    this.#due = Infinity; // until they are answered
-    try {
-      const { budgets, truncated } = await api.get(`budgets${this.#budgets.ask()}`, PATIENCE);
-      this.#budgets.answered(truncated);
-      this.budgets.update(budgets, truncated);
-    } catch (error) {
-      this.#explain(error);
-    }
-    this.#due = performance.now() + Math.max(PERIOD, PAUSE * (performance.now() - began));
+  async #askAll(answer) {
+    const { daysQuery } = this.period;
+    const report = await answer(`usage${this.period.query}${this.#rows.ask("&")}`);
+    this.#rows.answered(report.truncated);
+    this.#show(report);
+    byId("bill-panel").hidden = !report.has_bill;
+    const { budgets, truncated } = await answer(`budgets${this.#budgets.ask()}`);
+    this.#budgets.answered(truncated);
+    this.budgets.update(budgets, truncated);
+    if (report.has_bill) this.bill.update(await answer(`bill${daysQuery}`));
   }
 
   #show({ total, rows, truncated, days, model, by }) {

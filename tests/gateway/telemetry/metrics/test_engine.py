@@ -148,6 +148,7 @@ def test_tokens_after_the_end_are_counted_as_late(rig: Rig) -> None:
 def test_preemptions_are_counted_by_their_cause() -> None:
     page = rig_after_preemptions().page()
     assert page.value("sluice_preemptions_total", cause="memory") > 0
+    assert page.value("sluice_preemptions_total", cause="slot") == 0
     assert page.value("sluice_preemptions_total", cause="limit") == 0
     assert page.value("vllm:num_preemptions_total") == page.value("sluice_preemptions_total")
     assert page.value("sluice_recomputed_tokens_total") > 0
