@@ -126,6 +126,7 @@ def continuous_tail(seed: int, share: float) -> Figures:
     return {
         "+% throughput beside padded batches": ours.output_rate / padded.output_rate - 1,
         "+% p99 of a request's time per token": _p99(ours.per_token.p99) / _p99(padded.per_token.p99) - 1,
+        "+% that p99 beside packed ones": _p99(ours.per_token.p99) / _p99(packed.per_token.p99) - 1,
         "+% p99 to the last token": _p99(ours.duration.p99) / _p99(padded.duration.p99) - 1,
         "+% throughput beside packed ones": ours.output_rate / packed.output_rate - 1,
     }
@@ -373,7 +374,7 @@ def paging(seed: int, share: float) -> Figures:
     more, less = _rates((f"fair,{memory}", f"fair,kv_allocation=contiguous,{memory}"), long)
     return {
         "x the throughput of contiguous memory, chats in 20,000 tokens of it": ours / theirs,
-        "x, conversations in 60,000": more / less,
+        "x for conversations in 60,000": more / less,
     }
 
 
@@ -425,7 +426,7 @@ def phase_splitting(seed: int, share: float) -> Figures:
         for slowdown in (1.5, 5.0):
             good = Objective(first_token=2.0, per_token=slowdown * step)  # the first by the request's own deadline
             _, chunked, apart = _largest_loads(traffic, good, seed, share, _alone_three_times)
-            gains[f"x, {traffic.name} at {slowdown:g} times a step"] = apart / max(0.1, chunked)
+            gains[f"x for {traffic.name} at {slowdown:g} times a step"] = apart / max(0.1, chunked)
     return gains
 
 

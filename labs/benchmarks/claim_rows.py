@@ -51,7 +51,7 @@ ROWS = (
         "its p99 per token gets worse by 60 %: the sign was misread",
         {"+% throughput beside padded batches": (2.12, 2.12), "+% p99 of a request's time per token": (-0.6, -0.6)},
         measures.continuous_tail,
-        "a static batch gives each of its rows a token a step; what gets better is the wait before it",
+        "padded batches hold tokens back until the longest prompt is read, packed ones do not; what gets better is the wait",
         is_another=True,
     ),
     Claim(
@@ -358,7 +358,7 @@ ROWS = (
         "Phases apart: 1.4x the throughput at less cost",
         "Splitwise (Patel et al., ISCA 2024)",
         "1.4x the requests at 20 % less cost, 2.35x at the same cost and power, of other GPUs for tokens",
-        {"x, conversations at 1.5 times a step": (1.4, 1.4)},
+        {"x for conversations at 1.5 times a step": (1.4, 1.4)},
         measures.phase_splitting,
         "one kind of GPU, beside chunks, which its baseline has not; the traffic is of its own traces",
     ),

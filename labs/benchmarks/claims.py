@@ -29,13 +29,18 @@ SHORT_SHARE = 0.05  # of the requests or the seconds
 YES_SHARE, PARTLY_RATIO = 0.2, 2.0  # of a claimed figure
 LEAST_LIVE_ROWS = 3
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
+SHORTENED = """\
+**Shortened**: with {share:.0%} of the requests and seconds of a full run. Queues and batches begin and end in it, so that
+overload shows less, and batches are emptier; `python -m labs.benchmarks.claims` is the full one.
+
+"""
 Measured = Mapping[str, Spread]  # by figure
 HEAD = """\
 # What schedulers claim, and what we measure
 
-Written by `python -m labs.benchmarks.claims` over seeds {seeds}, the median before its extremes. The machine is
-simulated: Llama-3-8B on an A100 with the step times that Sarathi-Serve publishes, and lengths drawn from quantiles of
-Azure's traces of 2023. Batches and memory are measured with the default's order, `fair`, unless the row is of an order;
+{cut}Written by `python -m labs.benchmarks.claims` over seeds {seeds}, the median before its extremes. The machine
+is simulated: Llama-3-8B on an A100 with the step times that Sarathi-Serve publishes, and lengths drawn from quantiles
+of Azure's traces of 2023. Batches and memory are measured with the default's order, `fair`, unless the row is of an order;
 `labs/benchmarks/claim_measures.py` has each setting.
 
 A row is judged by the figures in bold, those that its first column names. **yes**: each seed is within a fifth of the
@@ -182,8 +187,8 @@ def page(results: Path = RESULTS) -> str:
     tables = json.loads((results / "claims.json").read_text())["tables"]
     found, share = full_form(tables), tables["measured"][0]["share"]
     runs = max(spread.runs for figures in found.values() for spread in figures.values())
-    cut = "" if share == 1 else f" with {share:.0%} of the requests and seconds"
-    head = HEAD.format(seeds=f"{FIRST_SEED} to {FIRST_SEED + runs - 1}{cut}")
+    cut = "" if share == 1 else SHORTENED.format(share=share)
+    head = HEAD.format(seeds=f"{FIRST_SEED} to {FIRST_SEED + runs - 1}", cut=cut)
     choices = {choice: found[choice] for choice in claim_choices.choices()}
     return head + "".join([*_lines(found), BESIDE, *claim_choices.lines(choices)])
 
