@@ -51,7 +51,7 @@ ROWS = (
         "its p99 per token gets worse by 60 %: the sign was misread",
         {"+% throughput beside padded batches": (2.12, 2.12), "+% p99 of a request's time per token": (-0.6, -0.6)},
         measures.continuous_tail,
-        "padded batches hold tokens back until the longest prompt is read, packed ones do not; what gets better is the wait",
+        "measured at a load beyond what static batches complete; that of the source is not known",
         is_another=True,
     ),
     Claim(

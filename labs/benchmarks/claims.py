@@ -30,8 +30,8 @@ YES_SHARE, PARTLY_RATIO = 0.2, 2.0  # of a claimed figure
 LEAST_LIVE_ROWS = 3
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 SHORTENED = """\
-**Shortened**: with {share:.0%} of the requests and seconds of a full run. Queues and batches begin and end in it, so that
-overload shows less, and batches are emptier; `python -m labs.benchmarks.claims` is the full one.
+**Shortened**: with {share:.0%} of the requests and seconds of a full run. Queues and batches begin and end in it, so
+that overload shows less, and batches are emptier; `python -m labs.benchmarks.claims` is the full one.
 
 """
 Measured = Mapping[str, Spread]  # by figure
@@ -40,8 +40,8 @@ HEAD = """\
 
 {cut}Written by `python -m labs.benchmarks.claims` over seeds {seeds}, the median before its extremes. The machine
 is simulated: Llama-3-8B on an A100 with the step times that Sarathi-Serve publishes, and lengths drawn from quantiles
-of Azure's traces of 2023. Batches and memory are measured with the default's order, `fair`, unless the row is of an order;
-`labs/benchmarks/claim_measures.py` has each setting.
+of Azure's traces of 2023. Batches and memory are measured with the default's order, `fair`, unless the row is of an
+order; `labs/benchmarks/claim_measures.py` has each setting.
 
 A row is judged by the figures in bold, those that its first column names. **yes**: each seed is within a fifth of the
 claim. **partly**: the median is within a factor of two, or one of two figures holds. **no**: neither. **another
