@@ -247,6 +247,10 @@ class SharedServer:
             stopping.wait(RETRY_SECONDS)
         return None
 
+    @property
+    def is_ours(self) -> bool:
+        return self._own is not None
+
     def warnings(self) -> list[str]:
         return self._own.warnings() if self._own else []
 

@@ -197,7 +197,11 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
 
 def test_a_late_answer_does_not_replace_a_newer_one(gateway: FakeGateway, open_board: PageMaker) -> None:
     budgets = gateway.answers["budgets"]
+    is_read = gateway.held["budgets"] = threading.Event()
     page = open_board("usage")
+    page.until_reads("#usage-table", "acme")
+    assert page.text("#usage-budgets .foot").strip() == "Being read …", "and no button without words"
+    is_read.set()
     page.until_shown("#usage-budgets tbody tr")
     is_late = gateway.held["budgets"] = threading.Event()
     gateway.answers["budgets"] = budgets | {"budgets": named(budgets["budgets"], "older")}
