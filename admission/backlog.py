@@ -1,7 +1,7 @@
 """The backlog: the waiting work in total, by tenant, and by tenant and class. The controller writes it."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from admission.step_times.step_time import prefill_pairs
@@ -29,20 +29,22 @@ class Load:
             self.pairs + other.pairs,
         )
 
-    def add(self, other: "Load") -> None:
-        self.count += other.count
-        self.tokens += other.tokens
-        self.bytes += other.bytes
-        self.seconds += other.seconds
-        self.pairs += other.pairs
+    def add_to(self, sums: Iterable["Load"]) -> None:
+        for one in sums:
+            one.count += self.count
+            one.tokens += self.tokens
+            one.bytes += self.bytes
+            one.seconds += self.seconds
+            one.pairs += self.pairs
 
-    def subtract(self, other: "Load") -> None:
-        """Subtract `other`. Without requests the seconds are exactly 0, free of rounding errors."""
-        self.count -= other.count
-        self.tokens -= other.tokens
-        self.bytes -= other.bytes
-        self.pairs -= other.pairs
-        self.seconds = max(0.0, self.seconds - other.seconds) if self.count else 0.0
+    def subtract_from(self, sums: Iterable["Load"]) -> None:
+        """Subtract it from each. Without requests the seconds are exactly 0, free of rounding errors."""
+        for one in sums:
+            one.count -= self.count
+            one.tokens -= self.tokens
+            one.bytes -= self.bytes
+            one.pairs -= self.pairs
+            one.seconds = max(0.0, one.seconds - self.seconds) if one.count else 0.0
 
 
 class Backlog:
@@ -84,12 +86,11 @@ class Backlog:
         self._loads[sequence] = load
         if sequence.prompt_group is not None:
             self._groups[sequence.prompt_group] += 1
-        self.total.add(load)
-        self._of_class[sequence.request.priority_class].add(load)
-        for level in (None, sequence.request.priority_class):
-            own = self._of[sequence.tenant, level]
-            self._tenants_of[level] += own.count == 0
-            own.add(load)
+        tenant, level = sequence.tenant, sequence.request.priority_class
+        own, own_of_class = self._of[tenant, None], self._of[tenant, level]
+        self._tenants_of[None] += own.count == 0
+        self._tenants_of[level] += own_of_class.count == 0
+        load.add_to((self.total, self._of_class[level], own, own_of_class))
 
     def discard(self, sequence: Sequence) -> Load | None:
         """Stop counting a sequence; returns its work, None if it does not wait."""
@@ -100,14 +101,13 @@ class Backlog:
             self._groups[group] -= 1
             if not self._groups[group]:
                 del self._groups[group]
-        self.total.subtract(load)
-        self._of_class[sequence.request.priority_class].subtract(load)
-        for level in (None, sequence.request.priority_class):
-            own = self._of[sequence.tenant, level]
-            own.subtract(load)
-            if not own.count:
-                del self._of[sequence.tenant, level]
-                self._tenants_of[level] -= 1
+        tenant, level = sequence.tenant, sequence.request.priority_class
+        own, own_of_class = self._of[tenant, None], self._of[tenant, level]
+        load.subtract_from((self.total, self._of_class[level], own, own_of_class))
+        for key, of_key in ((None, own), (level, own_of_class)):
+            if not of_key.count:
+                del self._of[tenant, key]
+                self._tenants_of[key] -= 1
         return load
 
     def of(self, tenant: str, priority_class: int | None = None) -> Load:

@@ -50,10 +50,18 @@ class LatencyBounds(NamedTuple):
 ZERO_BOUNDS = LatencyBounds(0.0, 0.0, 0.0)
 
 
+Kind = tuple[int, bool, bool]
+"""The class, whether a deadline presses, and if not whether the tenant is in debt: other requests wait for their
+tenant's share, however far off that is, and for their errors requests with deadlines would be refused while nothing
+waits.
+"""
+
+
 class CalibratedEstimate(NamedTuple):
     """A sequence's estimate with bounds from past errors of its class. Times are in seconds."""
 
     arrival: float  # on the engine's clock
+    kind: Kind
     prefill: float  # the part of the estimate spent on its own prefill
     first_token: LatencyBounds
     last_token: LatencyBounds
@@ -88,8 +96,8 @@ class TokenCalibration:
 
     def bounds(self, estimate: float, groups: Groups, least: LatencyBounds = ZERO_BOUNDS) -> LatencyBounds:
         """Return the bounds for an estimate; `least` holds the bounds of an earlier token."""
-        likely = max(self._likely.bound(estimate), least.likely)
-        return LatencyBounds(estimate, max(self._reported.bound(estimate, groups), least.reported), likely)
+        likely = max(self._likely.line().at(estimate), least.likely)
+        return LatencyBounds(estimate, max(self._reported.line(groups).at(estimate), least.reported), likely)
 
     def passed(self) -> None:
         """Learn that a token's reported bound has passed without the token."""
@@ -134,7 +142,7 @@ class TokenCalibration:
 
     def _decided(self, estimate: float, seconds: float) -> None:
         """Record one residual of the decisive bound: predicted against measured seconds."""
-        missed = seconds > self._likely.bound(estimate)
+        missed = seconds > self._likely.line().at(estimate)
         self._likely.observe(estimate, seconds)
         self._likely.adapt(missed)
 
@@ -149,19 +157,11 @@ class TokenCalibration:
         self._likely.adapt(is_unlikely)
 
 
-_Kind = tuple[int, bool, bool]
-"""The class, whether a deadline presses, and if not whether the tenant is in debt: other requests wait for their
-tenant's share, however far off that is, and for their errors requests with deadlines would be refused while nothing
-waits.
-"""
-
-
 @dataclass(slots=True)
 class _Tracked:
     """The bounds a sequence was given, and which of its tokens are known."""
 
     given: CalibratedEstimate
-    kind: _Kind
     unforeseen: float  # seconds of sequences admitted ahead of it since; less the stalls at that time
     knows_length: bool
     has_first: bool = False  # its first token has come
@@ -188,7 +188,7 @@ class EstimateCalibration:
         """
         self._owes = owes
         self._pipeline = pipeline or Pipeline()
-        self._first = defaultdict[_Kind, TokenCalibration](lambda: TokenCalibration.of_first_tokens(decisive))
+        self._first = defaultdict[Kind, TokenCalibration](lambda: TokenCalibration.of_first_tokens(decisive))
         self._last = defaultdict[int, TokenCalibration](TokenCalibration.of_last_tokens)
         self._open: dict[Sequence, _Tracked] = {}
         # heap of both bounds; entries of known tokens leave it lazily
@@ -199,15 +199,16 @@ class EstimateCalibration:
     def calibrate(self, sequence: Sequence, estimate: Forecast, now: float) -> CalibratedEstimate:
         """Return the estimate with the present bounds of its class."""
         self._pass(now)
-        first = self._first[self.kind(sequence)].bounds(estimate.first_token, _first_groups(sequence))
+        kind = self.kind(sequence)
+        first = self._first[kind].bounds(estimate.first_token, _first_groups(sequence))
         last = self._last[sequence.request.priority_class].bounds(estimate.last_token, _last_groups(sequence), first)
-        return CalibratedEstimate(now, estimate.prefill, first, last)
+        return CalibratedEstimate(now, kind, estimate.prefill, first, last)
 
     def track(self, sequence: Sequence, given: CalibratedEstimate, knows_length: bool = True) -> None:
         """Compare the sequence's tokens with these bounds when they come. Without `knows_length` its last token was
         estimated from its declared length, and its error says nothing of estimates made of measured answers.
         """
-        self._open[sequence] = _Tracked(given, self.kind(sequence), -self._pipeline.stalled, knows_length)
+        self._open[sequence] = _Tracked(given, -self._pipeline.stalled, knows_length)
         for is_first, bounds in ((True, given.first_token), (False, given.last_token)):
             heappush(self._due, (given.arrival + bounds.reported, next(self._numbers), is_first, sequence))
         if len(self._due) > self._tolerated:
@@ -215,14 +216,14 @@ class EstimateCalibration:
             heapify(self._due)
             self._tolerated = 2 * len(self._due) + 64
 
-    def kind(self, sequence: Sequence) -> _Kind:
+    def kind(self, sequence: Sequence) -> Kind:
         """Return the kind by whose errors a sequence's first token is judged: fixed once it is tracked."""
         if (promise := self._open.get(sequence)) is not None:
-            return promise.kind
+            return promise.given.kind
         is_pressing = sequence.is_pressing
         return sequence.request.priority_class, is_pressing, not is_pressing and self._owes(sequence)
 
-    def likely(self, kind: _Kind) -> BoundLine:
+    def likely(self, kind: Kind) -> BoundLine:
         """Return the decisive bounds of first tokens of a kind."""
         return self._first[kind].likely
 
@@ -237,7 +238,7 @@ class EstimateCalibration:
         self._pass(now)
         if (promise := self._open.get(sequence)) is not None:
             promise.has_first = True
-            given, calibration = promise.given, self._first[promise.kind]
+            given, calibration = promise.given, self._first[promise.given.kind]
             seconds, unforeseen = now - given.arrival, promise.unforeseen + self._pipeline.stalled
             calibration.came(given.first_token, _first_groups(sequence), seconds, promise.first_passed, unforeseen)
 
@@ -258,7 +259,7 @@ class EstimateCalibration:
         given, groups = promise.given, _first_groups(sequence)
         waited = now - given.arrival
         if not sequence.output:
-            first = self._first[promise.kind]
+            first = self._first[promise.given.kind]
             least, unforeseen = waited + given.prefill, promise.unforeseen + self._pipeline.stalled
             first.never_came(given.first_token, groups, least, promise.first_passed, unforeseen)
         if promise.knows_length:
@@ -288,7 +289,7 @@ class EstimateCalibration:
                 continue
             if is_first:
                 self._open[sequence].first_passed = True
-                self._first[self._open[sequence].kind].passed()
+                self._first[self._open[sequence].given.kind].passed()
             else:
                 self._open[sequence].last_passed = True
                 self._last[sequence.request.priority_class].passed()

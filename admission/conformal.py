@@ -94,12 +94,10 @@ class ConformalBound:
         # by last use: the group without a residual for longest comes first
         self._groups: dict[Hashable, Residuals] = {}
 
-    def bound(self, estimate: float, groups: Groups = ()) -> float:
-        """Return the bound, which is at least 0 and, for the same groups, monotone in the estimate."""
-        return self.line(groups).at(estimate)
-
     def line(self, groups: Groups = ()) -> BoundLine:
-        """Return the bounds of all estimates for the same groups, valid until the next observation."""
+        """Return the bounds of all estimates for the same groups, valid until the next observation. A bound is at least
+        0, and monotone in the estimate.
+        """
         residuals = self._all
         for group in groups:
             own = self._groups.get(group)

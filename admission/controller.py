@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Listed
 from math import inf
 
-from admission.aging import Aging
+from admission.aging import class_offsets
 from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
 from admission.ledger import Ledger, work_of
@@ -141,8 +141,8 @@ class Controller:
         self.share.set_policy(policy.weights)
         self.ledger.spare.set_policy(policy.weights)
         if isinstance(self.order, DueOrder):
-            self.order.set_policy(Aging(offsets=policy.offsets))
-        self._queue.spare.set_policy(Aging(0.0))
+            self.order.set_policy(class_offsets(first=policy.offsets))
+        self._queue.spare.set_policy(class_offsets(0.0))
         self.scheduler.weights_changed()
         self.control.set_policy(policy)
         self._tell(lambda observer: observer.policy_changed(policy, now))

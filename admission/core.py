@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from admission.aging import Aging
+from admission.aging import class_offsets
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller
 from admission.expiry import DeadlineExpiry, Expiry, NoExpiry
@@ -117,7 +117,7 @@ class OrderParts(NamedTuple):
 
 
 def _fair(parts: OrderParts) -> DueOrder:
-    return DueOrder(parts.share, Aging(parts.config.seconds_per_class), parts.cost, parts.uncached)
+    return DueOrder(parts.share, class_offsets(parts.config.seconds_per_class), parts.cost, parts.uncached)
 
 
 ORDERS: dict[str, Callable[[OrderParts], WaitingOrder]] = {
@@ -149,7 +149,7 @@ def make_core(
     """Make a fresh core; a given `model` keeps its learned state, and so do the step times of `others`, the further
     models. `observer_failed` is called with the exception of an observer.
     """
-    model = model or StepTimeModel(PRIOR_STEP_TIME)
+    model = model or StepTimeModel(replace(PRIOR_STEP_TIME, expert_reads=engine.expert_reads_of(0)))
     models, lengths = [model, *others], OutputLengths()
     tariffs = Tariffs(map(EngineTimeTariff, models))
     share = Share(config.weights, config.burst_s)
@@ -158,7 +158,7 @@ def make_core(
     parts = OrderParts(config, engine, share, lengths, tariffs, backlog)
     order = ORDERS[config.order](parts)
     fair = order if isinstance(order, DueOrder) else None
-    spare_order = DueOrder(spare, Aging(0.0), parts.cost, parts.uncached)
+    spare_order = DueOrder(spare, class_offsets(0.0), parts.cost, parts.uncached)
     queue = SpareLast(order, spare_order)
     pipeline = Pipeline()
     copy_time = CopyTime(engine, pipeline)

@@ -70,7 +70,7 @@ class EngineTimeTariff:
         elif computed > 0:
             own += model.of_prefill(cached, computed)
         shared = own * self._total / self._parts if self._parts else own
-        return min(shared, own + (1 + output) * fixed)
+        return min(shared, own + (1 + output) * fixed * model.read_share(1))
 
 
 class Tariffs:
@@ -186,7 +186,8 @@ class Ledger:
         """Charge a tenant for seconds of work beside the steps, for which it counts as asking."""
         share = self.spare if is_spare else self.share
         account = share.account(tenant)
-        share.asked(account, now)
+        share.set_time(now)
+        share.asked(account)
         share.charge(account, seconds)
 
     def planned(self, scheduled: ScheduledStep) -> float:

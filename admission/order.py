@@ -187,10 +187,10 @@ class UndatedBacklog:
     def _is_late(self, sequence: Sequence, now: float) -> bool:
         target, level = sequence.request.first_token_target, sequence.request.priority_class
         in_time_s = IN_TIME_SHARE_OF_TARGET * (DEFAULT_FIRST_TOKEN_S if target is None else target)
-        return now > sequence.arrival + in_time_s + self.aging.offset(level)
+        return now > sequence.arrival + in_time_s + self.aging[level]
 
     def _rank_by_age(self, sequence: Sequence) -> float:
-        return sequence.arrival + self.aging.offset(sequence.request.priority_class)
+        return sequence.arrival + self.aging[sequence.request.priority_class]
 
 
 class TenantRanking:
@@ -321,7 +321,7 @@ class DueOrder:
         """Return what is left of the offset of a class that has waited for `age` seconds, beyond the offset of the most
         urgent open class.
         """
-        return max(0.0, self.aging.offset(level) - self._first_offset - age)
+        return max(0.0, self.aging[level] - self._first_offset - age)
 
     def _due_of(self, undated: UndatedBacklog) -> float:
         """Return when a tenant's requests without deadlines are due."""
@@ -388,6 +388,8 @@ class DueOrder:
         """Return the waiting request due first, of tenants not on hold. A tenant's requests without deadlines are due
         when the oldest of them is.
         """
+        if not self._waiting:
+            return None
         dated = next((entry for entry in self.dated if entry.sequence.tenant not in self._held), None)
         first = self._first_tenant()
         if first is None or (dated is not None and dated.due <= first[0]):
@@ -456,9 +458,7 @@ class DueOrder:
     def set_time(self, now: float) -> None:
         self.now = max(self.now, now)
         self.share.set_time(self.now)
-        self._first_offset = min(
-            [self.aging.offset(level) for level, found in self._open.items() if found], default=inf
-        )
+        self._first_offset = min([self.aging[level] for level, found in self._open.items() if found], default=inf)
         while self.dated and self.dated[0].due < self.now:
             passed = self.dated[0].sequence
             self.remove(passed)
@@ -467,8 +467,8 @@ class DueOrder:
     def asked(self, sequence: Sequence, now: float) -> None:
         """Note a request of its tenant, admitted or refused. Until the time is set again its class counts as open."""
         self.set_time(now)
-        self._first_offset = min(self._first_offset, self.aging.offset(sequence.request.priority_class))
-        self.share.asked(self.share.account(sequence.tenant), self.now)
+        self._first_offset = min(self._first_offset, self.aging[sequence.request.priority_class])
+        self.share.asked(self.share.account(sequence.tenant))
 
     def ended(self, sequence: Sequence) -> None:
         """Forget a request that has ended."""
@@ -485,7 +485,8 @@ class DueOrder:
         tenant's share needs for them. O(requests with earlier deadlines).
         """
         level, tokens, requests, own = sequence.request.priority_class, 0.0, 0.0, 0.0
-        if not self._is_dated(sequence) and (undated := self.undated.get(sequence.tenant)) is not None:
+        is_dated = self._is_dated(sequence)
+        if not is_dated and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
             due += work.seconds * max(self.share.asking_weight, weight) / weight
@@ -496,7 +497,7 @@ class DueOrder:
                 requests += 1.0
                 own += uncached if waiting.tenant == tenant else 0
         weight_of_all = self.share.asking_weight
-        for undated, times in self._examined(None if self._is_dated(sequence) else tenant):
+        for undated, times in self._examined(None if is_dated else tenant):
             if undated.account.tenant in held:
                 continue
             lowest, until = level, due - self._due_of(undated)

@@ -33,15 +33,19 @@ class TimedPrefillBudget:
     """
 
     def __init__(
-        self, step: StepWork, seconds: float, times: StepTime, least: int, most: int, copies: "Copies"
+        self,
+        step: StepWork,
+        seconds: float,
+        times: StepTime,
+        least: int,
+        most: int,
+        copy_time: CopyTime,
+        block_size: int,
     ) -> None:
-        self._step = step
-        self._seconds = seconds
-        self._times = times
-        self._least = least
-        self._most = most
-        self._copies = copies
-        self._block_size = copies.block_size
+        self._step, self._seconds, self._times = step, seconds, times
+        self._least, self._most = least, most
+        self._copy_time, self._block_size = copy_time, block_size
+        self._copies: tuple[float, int, float] | None = None  # due, free and rate of `copies`; None: none are made
 
     def fits(self, start: int, length: int) -> int:
         """Searches for the number of tokens that fit: predicted time is monotone in work."""
@@ -62,15 +66,22 @@ class TimedPrefillBudget:
         self._most -= length
 
     def copies(self, due: float, free: int, rate: float) -> None:
-        self._copies.due, self._copies.free, self._copies.rate = due, free, rate
+        self._copies = due, free, rate
 
     def fits_back(self, start: int, blocks: int) -> int:
         """Each block may evict another to the host, and a block behind them is computed."""
         computed = self._step.with_prefill(start + blocks * self._block_size, max(0, self._least))
-        left, copies = self._seconds - self._times.seconds(computed), self._copies
-        if copies.seconds(blocks, blocks) <= left:
+        left = self._seconds - self._times.seconds(computed)
+        if self._copying(blocks, blocks) <= left:
             return blocks
-        return max(0, bisect_right(range(1, blocks), left, key=lambda count: copies.seconds(count, count)))
+        return max(0, bisect_right(range(1, blocks), left, key=lambda count: self._copying(count, count)))
+
+    def _copying(self, blocks: int, back: int = 0) -> float:
+        """Return the seconds that copies add to the step with `blocks` more blocks, `back` of them copied back."""
+        if self._copies is None:
+            return 0.0
+        due, free, rate = self._copies
+        return self._copy_time.seconds(due + back + rate * max(0, blocks - free))
 
     def _narrowed(self, start: int, low: int, high: int, middle: int) -> tuple[int, int]:
         """Return the range of the number of fitting tokens, after testing `middle`."""
@@ -80,7 +91,9 @@ class TimedPrefillBudget:
 
     def _lasts(self, start: int, length: int) -> bool:
         seconds = self._times.seconds(self._step.with_prefill(start, length))
-        return seconds + self._copies.for_tokens(length) <= self._seconds
+        if self._copies is not None:
+            seconds += self._copying(-(-length // self._block_size))
+        return seconds <= self._seconds
 
     def _solution(self, start: int) -> float:
         """Return the number of tokens behind `start` that fill the remaining time: seconds are quadratic in it on both
@@ -88,28 +101,11 @@ class TimedPrefillBudget:
         """
         times, step = self._times, self._step
         _, prefill, _, _, _, pairs, beyond = times.coefficients
-        left = self._seconds - times.seconds(step.with_prefill(start, 0)) - self._copies.for_tokens(0)
+        left = self._seconds - times.seconds(step.with_prefill(start, 0)) - self._copying(0)
         each = prefill + pairs * (start + 0.5)
         below_knee = max(0, times.knee - step.prefill_tokens - step.decode_tokens)
         tokens = _root(pairs / 2, each, left)
         return tokens if tokens <= below_knee else _root(pairs / 2, each + beyond, left + beyond * below_knee)
-
-
-class Copies:
-    """The copies of a step, planned so far and expected for further blocks."""
-
-    def __init__(self, time: CopyTime, block_size: int) -> None:
-        self._time = time
-        self.block_size = block_size
-        self.due, self.free, self.rate = 0.0, 0, 0.0  # as `TimedPrefillBudget.copies` takes them
-
-    def seconds(self, blocks: int, back: int = 0) -> float:
-        """Return the seconds that copies add to the step with `blocks` more blocks, `back` of them copied back."""
-        return self._time.seconds(self.due + back + self.rate * max(0, blocks - self.free))
-
-    def for_tokens(self, length: int) -> float:
-        """Return the seconds that copies add to the step with `length` more tokens to store."""
-        return self.seconds(-(-length // self.block_size))
 
 
 def _root(a: float, b: float, c: float) -> float:
@@ -152,11 +148,11 @@ class PrefillSizer:
             most = min(self.most_tokens, tokens) if num_decodes else tokens
             if not self._is_chunked:
                 return FixedPrefillBudget(most)
-            copies = Copies(self.copy_time, self.block_size)
-            return TimedPrefillBudget(decodes, LONGEST_STEP_S, times, self.block_size, most, copies)
-        seconds = self.seconds_within(interval, times.seconds(decodes), model)
-        copies = Copies(self.copy_time, self.block_size)
-        return TimedPrefillBudget(decodes, seconds, times, self.block_size, tokens, copies)
+            seconds = LONGEST_STEP_S
+        else:
+            most, seconds = tokens, self.seconds_within(interval, times.seconds(decodes), model)
+        size = self.block_size
+        return TimedPrefillBudget(decodes, seconds, times, size, most, self.copy_time, size)
 
     def seconds_within(self, interval: float, alone: float, model: int = 0) -> float:
         """Return the predicted seconds of a step that keeps a promised interval, `alone` being those of its decodes."""

@@ -148,9 +148,8 @@ class Share:
                 account.asked_at = self._now  # to be looked at again
                 self._idle[account] = None
 
-    def asked(self, account: Account, now: float) -> None:
-        """Note a request of the tenant, admitted or refused."""
-        self.set_time(now)
+    def asked(self, account: Account) -> None:
+        """Note a request of the tenant, admitted or refused; the time is set."""
         account.asked_at = self._now
         if not account.is_listed:
             self._list(account)

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from admission.forecast import DueRequest, WorkAhead
 from admission.order import DueOrder, WaitingOrder
-from admission.prefill_sizer import Copies, PrefillSizer, TimedPrefillBudget
+from admission.prefill_sizer import PrefillSizer, TimedPrefillBudget
 from admission.step_times.step_time import StepTime, StepWork
 from backend.scheduler.scheduled_step import PrefillBudget
 from backend.scheduler.sequence import Sequence
@@ -114,5 +114,5 @@ class TimedSpareStep:
     def prefill_budget(self, num_decodes: int, decode_context: int, tokens: int) -> PrefillBudget:
         decodes = self._with(num_decodes, decode_context)
         least = 0 if decodes.decode_tokens else self._sizer.block_size
-        copies = Copies(self._sizer.copy_time, self._sizer.block_size)
-        return TimedPrefillBudget(decodes, self._seconds, self._times, least, tokens, copies)
+        copy_time, size = self._sizer.copy_time, self._sizer.block_size
+        return TimedPrefillBudget(decodes, self._seconds, self._times, least, tokens, copy_time, size)

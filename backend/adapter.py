@@ -15,7 +15,7 @@ class AdapterBlockName(BlockName):
 class Adapter:
     """One loading of an adapter, compared by identity: what is loaded anew under its name is another adapter.
 
-    Sequences refer to it as long as they live, so that one that is unloaded or replaced serves them to their end.
+    Sequences refer to it as long as they live, so that an unloaded or replaced adapter serves them to their end.
     """
 
     name: str

@@ -28,7 +28,6 @@ from gateway.telemetry.tracing.http_attributes import of_http
 from gateway.telemetry.tracing.sampler import SamplingReason, TraceSampler
 from gateway.telemetry.tracing.span_tree import Attributes, SpanTree
 
-MODEL_ROUTE = "/v1/models/{model}"
 _CARRIED = (b"traceparent", b"tracestate")
 
 Headers = list[tuple[bytes, bytes]]
@@ -117,9 +116,8 @@ def waited(record: RequestRecord) -> float:
 def _add_root(tree: SpanTree, record: RequestRecord, reason: SamplingReason) -> None:
     trace, error = record.trace, record.error
     code = None if error is None else error.code or error.type
-    route = MODEL_ROUTE if record.path.startswith("/v1/models/") else record.path
     values: Attributes = {
-        **of_http(record, route),
+        **of_http(record),
         "error.type": (code or str(record.outcome)) if record.has_failed else None,
         "sluice.refusal.code": None if record.has_failed else code,
         "sluice.sampled.because": reason.value,

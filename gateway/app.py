@@ -71,7 +71,7 @@ from gateway.telemetry.logs.otlp_log import open_otlp_log
 from gateway.telemetry.logs.request_log import RequestLog
 from gateway.telemetry.metrics.grammars import GrammarSources
 from gateway.telemetry.metrics.metrics import Metrics, Sources
-from gateway.telemetry.metrics.process import count_alerts, count_losses, memory_by_use
+from gateway.telemetry.metrics.process import count_alerts, count_losses, memory_by_use, roofline_of
 from gateway.telemetry.metrics.push import pushing
 from gateway.telemetry.request_record import Telemetry, record_store_call
 from gateway.telemetry.tracing.tracing import open_tracing
@@ -168,6 +168,7 @@ async def open_service(
                 connections=connections,
                 backlog_target=settings.backlog_target,
                 grammars=GrammarSources(grammars, masks) if grammars is not None and masks is not None else None,
+                roofline=None if others else roofline_of(model, settings.quantization),
             )
         )
         count_losses(metrics.process, tracing, otlp_log)

@@ -150,6 +150,7 @@ class Counters:
     padding_tokens: int = 0  # discarded tokens of padded static batches
     late_tokens: int = 0  # sampled after their sequence had ended; discarded
     preemptions: int = 0  # for the memory or the slot of others
+    slot_preemptions: int = 0  # of `preemptions`, for a slot
     swapped_out: int = 0  # blocks copied to the host's memory
     swapped_in: int = 0  # and back
     lost_steps: int = 0  # for lack of memory on the device
@@ -157,6 +158,7 @@ class Counters:
     rollback_preemptions: int = 0  # because a step was lost
 
     @property
-    def all_preemptions(self) -> tuple[int, int, int]:
-        """Preemptions for others, at a limit of the tenant's own, and because a step was lost."""
-        return self.preemptions, self.yields, self.rollback_preemptions
+    def all_preemptions(self) -> tuple[int, int, int, int]:
+        """Preemptions for others' memory and slots, at a limit of the tenant's own, and because a step was lost."""
+        slots = self.slot_preemptions
+        return self.preemptions - slots, slots, self.yields, self.rollback_preemptions

@@ -162,6 +162,7 @@ class Preemption:
             if (seated := self.slot_for(sequence)) is None:
                 return  # memory is of no use without a slot
             self._preempt(seated)
+            self._counters.slot_preemptions += not seated.is_spare
             lower = [one for one in lower if one is not seated]
         watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
         adapter = self._kv_manager.blocks.adapters.num_needed(sequence)
@@ -196,7 +197,7 @@ class Preemption:
         head's tenant, the fullest first. `held` counts the slots or the blocks of each tenant.
 
         None gives anything to a request without a deadline of a tenant that is served: it waits for its turn by the
-        order, which pays what it is owed, and costs nobody the recompute of the victims.
+        order, which pays what it is owed, and no victim is recomputed for it.
         """
         is_served = self._slots()[head.tenant] > 0
         if is_served and not head.is_pressing:

@@ -1,4 +1,4 @@
-"""Weights of a model that nobody uses: their memory is given back, and they wait in a file of the page cache.
+"""Weights of a model without requests: their memory is given back, and they wait in a file of the page cache.
 
 The kernel drops the file's pages under pressure, and reads them again from disk; otherwise waking copies them in
 memory. Weights keep their addresses, so nothing that refers to them changes.

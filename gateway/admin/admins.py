@@ -115,11 +115,6 @@ class AdminKeys:
         self._by_digest: Mapping[bytes, Admin] = {digest: self._owner}
         self.signed_in: Callable[[bytes], Admin | None] = lambda _: None  # finds the admin of a sign-in's key
 
-    @property
-    def fingerprint(self) -> str:
-        """The first digits of the owner's key's digest, which the audit log shows."""
-        return self._owner.digest.hex()[:FINGERPRINT_DIGITS]
-
     def admin(self, authorization: bytes | None) -> Admin:
         """The admin whose key this is. Raises `InvalidApiKey` for any other key, and for all but the owner's while the
         file cannot be read.
@@ -134,7 +129,7 @@ class AdminKeys:
     def _refresh(self) -> None:
         if self._store is None or (now := signature([self._store.path])) == self._read:
             return
-        self._by_digest = {self._owner.digest: self._owner}  # nobody revoked stays while the file is damaged
+        self._by_digest = {self._owner.digest: self._owner}  # no revoked admin stays while the file is damaged
         self._read = now
         try:
             self._by_digest = {one.digest: one for one in self._store.read().values()} | self._by_digest

@@ -17,7 +17,7 @@ from gateway.admin.app import LOADS
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.bill import BillReader
 from gateway.admin.cut_requests import CutRequest, settle_cut
-from gateway.admin.diagnosis import Diagnosis
+from gateway.admin.diagnosis import HISTORY_SECONDS, METRICS_INTERVAL_SECONDS, Diagnosis
 from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route, who_asks
 from gateway.admin.explanation import Explanations
 from gateway.admin.history import History
@@ -48,6 +48,21 @@ def _event(request: AdminRequest) -> int:
     if not (since.isascii() and since.isdigit() and len(since) <= 18):
         raise BadRequest(f"since must be the `next` of an earlier state, got {quoted(since, 40)}.", "since")
     return int(since)
+
+
+def _last(request: AdminRequest) -> float | None:
+    """Parse the time to look back; None if the present is asked for. Raises `BadRequest`."""
+    text = request.query.get("last")
+    if text is None:
+        return None
+    if not (
+        text.isascii()
+        and text.isdigit()
+        and len(text) <= 3
+        and METRICS_INTERVAL_SECONDS <= int(text) <= HISTORY_SECONDS
+    ):
+        raise BadRequest(f"last must be seconds, 15 to {HISTORY_SECONDS:.0f}, got {quoted(text, 40)}.", "last")
+    return float(text)
 
 
 class Api:
@@ -266,7 +281,8 @@ class Api:
         return {"entries": await self._audit.entries()}
 
     async def diagnosis(self, request: AdminRequest) -> Json:
-        return await self._diagnosis.report()
+        seconds = _last(request)
+        return await (self._diagnosis.report() if seconds is None else self._diagnosis.history(seconds))
 
     async def _doctors_questions(self) -> dict[str, Json]:
         request = AdminRequest("doctor")

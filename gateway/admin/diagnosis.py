@@ -8,7 +8,8 @@ from typing import Any
 
 from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding
-from gateway.doctor.findings import findings, past_findings
+from gateway.doctor.findings import findings, past_findings, past_window
+from gateway.doctor.history import figures
 from gateway.doctor.snapshot import WINDOW_SECONDS, Samples, Snapshot
 
 STALE_SNAPSHOT_SECONDS = 60.0  # after which a snapshot is too old to compare with
@@ -58,6 +59,20 @@ class Diagnosis:
                 await self._look()
         return {"findings": [finding.to_json() for finding in self._found]}
 
+    async def history(self, seconds: float) -> Json:
+        """Return the troubles and the figures of the last `seconds`, as far as metrics were kept."""
+        now = await self._snapshot()
+
+        def told() -> Json:
+            if (kept := self._kept(now.at, seconds)) is None:
+                return {"findings": [], "figures": []}
+            named = [
+                dict(zip(("name", "value", "meaning"), one, strict=True)) for one in figures(past_window(*kept, now))
+            ]
+            return {"findings": [one.to_json() for one in ranked(past_findings(*kept, now))], "figures": named}
+
+        return await asyncio.to_thread(told)
+
     async def _look(self) -> None:
         before, after = await self._before(), await self._snapshot()
         self._found = await asyncio.to_thread(self._judged, before, after)
@@ -66,11 +81,15 @@ class Diagnosis:
     def _judged(self, before: Snapshot, after: Snapshot) -> list[Finding]:
         """The present findings, and those of the last minutes that no longer hold."""
         found = findings(before, after)
-        at, text = next(((at, text) for at, text in self._past if after.at - at <= HISTORY_SECONDS), (after.at, b""))
-        if after.at - at <= WINDOW_SECONDS:
+        if (kept := self._kept(after.at, HISTORY_SECONDS)) is None:
             return found
-        samples, known = Samples.parse(_inflated(text).decode()), {finding.name for finding in found}
-        return ranked(found + [past for past in past_findings(at, samples, after) if past.name not in known])
+        known = {finding.name for finding in found}
+        return ranked(found + [past for past in past_findings(*kept, after) if past.name not in known])
+
+    def _kept(self, now: float, seconds: float) -> tuple[float, Samples] | None:
+        """Return the oldest metrics of the last `seconds` with their moment; None: there are none to compare with."""
+        at, text = next(((at, text) for at, text in self._past if now - at <= seconds), (now, b""))
+        return None if now - at <= WINDOW_SECONDS else (at, Samples.parse(_inflated(text).decode()))
 
     async def _before(self) -> Snapshot:
         """Return the last snapshot if it is recent enough, else take one and wait `WINDOW_SECONDS`."""

@@ -253,7 +253,7 @@ class SignIn:
         return answer
 
     async def session(self, request: Request) -> Response:
-        """Give the page its key, once: `null` if nobody has just signed in."""
+        """Give the page its key, once: `null` unless an admin has just signed in."""
         key = request.cookies.get(HANDOVER)
         is_known = key is not None and self.admin(key.encode()) is not None
         answer = JSONResponse({"offered": True, "key": key if is_known else None})

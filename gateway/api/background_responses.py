@@ -40,7 +40,7 @@ class StoredEvents:
 
     def __init__(self, stored: StoredResponses, policy: EffectivePolicy, response: str) -> None:
         self._stored, self._policy, self._response = stored, policy, response
-        self._events, self._part = bytearray(), b""  # that are not stored, and those that are about to be
+        self._events, self._part = bytearray(), b""  # not stored yet, and the part that is being stored
         self._num_parts = 0  # stored
         self._has_room = True
 

@@ -54,7 +54,8 @@ class EncodingEndpoint(TokensEndpoint):
         frontend, has_come = self.frontend, has_come_whole(call.response.exchange)
         request = await self.read(call, policy, partial(self._parse, limits=frontend.encoding_limits))
         call.record.body_read, call.record.model = frontend.telemetry.clock(), masked(request.params.model)
-        policy = self.present_policy(call, policy, has_come)
+        if not has_come:
+            policy = self.present_policy(call)
         encoder = self._encoder(request.params, policy)
         async with self.scoped(call) as scope:
             self.tell_ignored(call, request.params.ignored)

@@ -187,10 +187,8 @@ class TokensEndpoint(Endpoint):
                 await self.frontend.engine.refuse_spent(policy)
             raise
 
-    def present_policy(self, call: Call, policy: EffectivePolicy, had_come: bool) -> EffectivePolicy:
-        """The key's policy after the body was read: a body that had not come yet may have taken minutes. Raises
-        `InvalidApiKey` if the key was revoked meanwhile, and `Forbidden` if it may not use the engine any more.
+    def present_policy(self, call: Call) -> EffectivePolicy:
+        """The key's policy once its body was read, which may have taken minutes. Raises `InvalidApiKey` if the key was
+        revoked meanwhile, and `Forbidden` if it may not use the engine any more.
         """
-        if had_come:
-            return policy
         return self.frontend.policy(self.frontend.keys.authenticate(call.response.credentials), "inference")

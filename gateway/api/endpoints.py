@@ -13,7 +13,7 @@ from gateway.anthropic.message_request import CountRequest, parse_count_request
 from gateway.api.endpoint import Call, Endpoint
 from gateway.api.engine_client import KVMemory
 from gateway.api.frontend import Frontend
-from gateway.errors import ApiError, Forbidden, InvalidApiKey
+from gateway.errors import ApiError, Forbidden
 from gateway.http.json_body import JsonBody
 from gateway.http.responses import encode_headers
 from gateway.openai.limits import Limits
@@ -277,7 +277,7 @@ class FailingEndpoint(Endpoint):
         self._error = error
 
     async def answer(self, call: Call) -> Outcome:
-        with suppress(InvalidApiKey):
+        with suppress(ApiError):
             self.authenticate(call)
         raise self._error
 

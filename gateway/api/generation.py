@@ -28,7 +28,7 @@ from gateway.openai.json_schema import located, without_source
 from gateway.openai.replies import Identity, StreamEncoder, TokenUsage
 from gateway.openai.requests import GenerationRequest
 from gateway.replica.fleet_secret import ATTEMPT_HEADER, PROGRESS_HEADER, UNKNOWN, Beginnings
-from gateway.telemetry.request_record import RequestRecord, num_cached_tokens
+from gateway.telemetry.request_record import num_cached_tokens
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.reservation import Attempt
 
@@ -51,8 +51,12 @@ class GenerationEndpoint(TokensEndpoint):
         attempt = self.frontend.keys.fleet.attempt(call.response.request_headers.get(ATTEMPT_HEADER))
         parse = partial(self._parse, policy=policy, scope=None if attempt is None else policy.cache_scope)
         tries, is_aliased, beginnings = await self.read(call, policy, parse)
-        self._record_request(call.record, tries[0][1])
-        policy = self.present_policy(call, policy, has_come)
+        record, first = call.record, tries[0][1]
+        record.body_read = self.frontend.telemetry.clock()
+        record.sampling, record.streams = first.sampling, first.stream
+        record.policy_version = self.frontend.effective_policies.version
+        if not has_come:
+            policy = self.present_policy(call)
         for number, (frontend, request) in enumerate(tries, 1):
             try:
                 return await self._serve_by(frontend, call, policy, request, beginnings, attempt, is_aliased)
@@ -143,14 +147,8 @@ class GenerationEndpoint(TokensEndpoint):
                 continue  # what it asks is not within another model's limits
             request.model = model or request.model
             tries.append((frontend, request))
-        is_aliased = asked in self.frontend.effective_policies.aliases
+        is_aliased = asked is not None and asked in self.frontend.effective_policies.aliases
         return tries, is_aliased, UNKNOWN if scope is None else self.frontend.keys.fleet.beginnings(body.raw, scope)
-
-    def _record_request(self, record: RequestRecord, request: GenerationRequest) -> None:
-        """Copy the request's parameters into its record."""
-        record.body_read = self.frontend.telemetry.clock()
-        record.sampling, record.streams = request.sampling, request.stream
-        record.policy_version = self.frontend.effective_policies.version
 
     async def _generate(
         self,

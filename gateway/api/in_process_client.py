@@ -149,53 +149,41 @@ class InProcessClient:
     ) -> InProcessGeneration:
         by = [at for at in (request.first_token_by, request.done_by) if at is not None]
         seconds = min(by) - self.service.engine.clock() if by else None
+        model = self.service.models[self.service.model if request.model is None else request.model]
         try:
             async with asyncio.timeout(seconds):
-                return await self._generate(request, policy, record, fail, make_stream)
+                with ExitStack() as held:
+                    if (grammar := request.sampling.grammar) is not None:
+                        await self._hold_grammar(request, model, grammar, record, held)
+                    sequences = self._prepare(request, model, policy)
+                    if model.prompt_names is not None:
+                        await model.prompt_names.name(sequences)
+                    grant, headers = None, _NONE
+                    limits = policy.charged_in(record.session, request.adapter or request.model)
+                    if limits or request.attempt is not None:  # a router's request is settled where its replica is lost
+                        grant = await self._reserve(request, sequences, policy, limits, record)
+                        headers = policy.rate_headers.of(grant.states)
+                    return self._admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
         except TimeoutError:
             raise DeadlineExceeded("The deadline of the request passed before it could be met.") from None
 
-    async def _generate(
-        self,
-        request: EngineRequest,
-        policy: EffectivePolicy,
-        record: RequestRecord,
-        fail: Callable[[ApiError], object],
-        make_stream: MakeStream,
-    ) -> InProcessGeneration:
-        with ExitStack() as held:
-            if (grammar := request.sampling.grammar) is not None:
-                await self._hold_grammar(request, grammar, record, held)
-            sequences = self._prepare(request, policy)
-            if (names := self._model_of(request).prompt_names) is not None:
-                await names.name(sequences)
-            grant, headers = None, _NONE
-            limits = policy.charged_in(record.session, request.adapter or request.model)
-            if limits or request.attempt is not None:  # a router's request is settled where its replica is lost
-                grant = await self._reserve(request, sequences, policy, limits, record)
-                headers = policy.rate_headers.of(grant.states)
-            return self._admit(request, sequences, record, fail, grant, headers, make_stream, held.pop_all())
-
-    def _model_of(self, request: EngineRequest) -> EngineModel:
-        return self.service.models[self.service.model if request.model is None else request.model]
-
     async def _hold_grammar(
-        self, request: EngineRequest, grammar: Grammar, record: RequestRecord, held: ExitStack
+        self, request: EngineRequest, model: EngineModel, grammar: Grammar, record: RequestRecord, held: ExitStack
     ) -> None:
         """Have the request's grammar compiled and kept until `held` is closed. Raises `ApiError`."""
         record.engine.grammar = grammar
         began = self.service.telemetry.clock()
         try:
-            await hold_grammar(self._model_of(request).grammars, grammar, request.key, held)
+            await hold_grammar(model.grammars, grammar, request.key, held)
         finally:
             record.engine.grammar_wait = self.service.telemetry.clock() - began
 
-    def _prepare(self, request: EngineRequest, policy: EffectivePolicy) -> list[Sequence]:
+    def _prepare(self, request: EngineRequest, model: EngineModel, policy: EffectivePolicy) -> list[Sequence]:
         """The sequences of a request, limited at first to the reservation of an answer of undeclared length.
 
         Announces the tenant, and its longest sequence if its KV memory is limited or was at its last request.
         """
-        service, model = self.service, self._model_of(request)
+        service = self.service
         adapter, draw = service.adapters.named(request.adapter), partial(service.seeds.getrandbits, 63)
         sequences = request.sequences(model.end_tokens, draw, adapter, model.number)
         if request.sampling.max_tokens is None:

@@ -56,7 +56,7 @@ class _Line(TokensEndpoint):
         self.frontend.active_requests.check_open()
         return principal
 
-    def present_policy(self, call: Call, policy: EffectivePolicy, had_come: bool) -> EffectivePolicy:
+    def present_policy(self, call: Call) -> EffectivePolicy:
         return self.frontend.policy(self.authenticate(call), "inference")
 
     async def _delay_refusal(self, call: Call, refusal: ApiError) -> None:
@@ -138,7 +138,7 @@ class _Exchange:
     async def receive(self) -> Message:
         body, self._body = self._body, None
         if body is None:
-            await asyncio.get_running_loop().create_future()  # nobody disconnects
+            await asyncio.get_running_loop().create_future()  # no client disconnects
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(self, message: Message) -> None:

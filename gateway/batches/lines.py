@@ -111,8 +111,8 @@ def _check_fields(value: Json, endpoint: str) -> None:
 def check_lines(
     lines: Iterable[bytes | None], endpoint: str, *, most_lines: int, most_bytes: int, models: frozenset[str]
 ) -> Checked:
-    """Check every line, as far as `MAX_PROBLEMS`; None is one of more than `most_bytes`. `models` are those that the
-    tenant may ask of this endpoint.
+    """Check every line, as far as `MAX_PROBLEMS`; None is a line of more than `most_bytes`. `models` may be asked of
+    this endpoint by the tenant.
     """
     seen: dict[bytes, int] = {}
     found: list[Json] = []

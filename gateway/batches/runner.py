@@ -34,7 +34,7 @@ from quotas.usage_row import model_of
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0  # between looks for batches that nobody has, and at the status of a running one
+POLL_SECONDS = 1.0  # between looks for batches without a lease, and at the status of a running one
 PASS_SECONDS = 5.0  # until a batch that was not to be had is looked at again
 SWEEP_SECONDS = 3600.0
 STRAY_SECONDS = 86400.0  # after which bytes without a record are deleted

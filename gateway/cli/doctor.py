@@ -9,19 +9,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gateway.cli.arguments import argument
 from gateway.cli.flags import SettingsError, add_flags, load
 from gateway.doctor.causes import ranked
 from gateway.doctor.check import Check, Verdict, problem
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.findings import findings
+from gateway.doctor.history import Figure
 from gateway.doctor.snapshot import WINDOW_SECONDS, DoctorError
 from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, rule
 from gateway.table import printable
 from gateway.tenants.key_store import KeyStore
+from quotas.policy.units import duration, show_wait
 
 ADMIN_URL = "http://127.0.0.1:8001"
 MAX_NAMED_REPLICAS = 3  # named replicas of a shared trouble
 KEY_VARIABLE = "SLUICE_ADMIN_KEY"
+MIN_LAST_SECONDS, MAX_LAST_SECONDS = 15.0, 300.0  # between two sets of metrics that a gateway keeps; and of all
 
 NOTES = """\
 It takes the flags and the variables of `sluice serve`, checks the machine and the configuration, and serves nothing.
@@ -35,7 +39,7 @@ def add_doctor_command(commands: "_SubParsersAction[Any]") -> None:
     doctor = commands.add_parser(
         "doctor",
         help="find faults of a machine, a configuration, or a running gateway",
-        usage="sluice doctor [flags of serve]\n       sluice doctor --live [URL] [--key-file FILE]",
+        usage="sluice doctor [flags of serve]\n       sluice doctor --live [URL] [--last D] [--key-file FILE]",
         epilog=NOTES,
     )
     doctor.add_argument(
@@ -48,18 +52,31 @@ def add_doctor_command(commands: "_SubParsersAction[Any]") -> None:
     doctor.add_argument(
         "--key-file", metavar="FILE", type=Path, help="the file that holds the admin key of that gateway"
     )
+    doctor.add_argument(
+        "--last",
+        metavar="D",
+        type=argument(_last),
+        help=f"with --live: look back for D, up to {show_wait(MAX_LAST_SECONDS)}, and show what the engine did in it",
+    )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_flags(doctor)
     doctor.set_defaults(run=_doctor, parser=doctor)
 
 
+def _last(text: str) -> float:
+    if not MIN_LAST_SECONDS <= (seconds := duration(text)) <= MAX_LAST_SECONDS:
+        raise ValueError("is not within 15s and 5min, for which a gateway keeps its metrics")
+    return seconds
+
+
 def _doctor(namespace: Namespace) -> int:
     if namespace.live is not None:
         return _diagnose(namespace)
-    if namespace.key_file is not None:
-        raise SettingsError("--key-file is for --live")
+    for option in ("key_file", "last"):
+        if getattr(namespace, option) is not None:
+            raise SettingsError(f"--{option.replace('_', '-')} is for --live")
     found = _checks(namespace)
-    _print(namespace.json, "checks", [check.to_json() for check in found], map(str, found))
+    _print(namespace.json, {"checks": [check.to_json() for check in found]}, map(str, found))
     return int(any(check.verdict is Verdict.PROBLEM for check in found))
 
 
@@ -76,16 +93,25 @@ def _checks(namespace: Namespace) -> list[Check]:
 def _diagnose(namespace: Namespace) -> int:
     from gateway.doctor.live import LiveGateway  # noqa: PLC0415 - brings an HTTP client
 
+    figures = list[Figure]()
     with LiveGateway(namespace.live, _admin_key(namespace)) as gateway:
         if gateway.is_router():
+            if namespace.last is not None:
+                raise DoctorError("--last is of a gateway, and this is a router: name the admin port of a replica")
             found = gateway.own_findings()
+        elif namespace.last is not None:
+            found, figures = gateway.history(namespace.last)
         else:
             before = gateway.snapshot()
             time.sleep(WINDOW_SECONDS)
             found = findings(before, gateway.snapshot())
             now = {finding.name for finding in found}
             found = ranked(found + [past for past in gateway.own_findings() if past.name not in now])
-    _print(namespace.json, "findings", [finding.to_json() for finding in found], _told(found))
+    told = {"findings": [finding.to_json() for finding in found]} | (
+        {"figures": [one._asdict() for one in figures]} if figures else {}
+    )
+    shown = (f"{name:24}{value:>10}  {meaning}" for name, value, meaning in figures)
+    _print(namespace.json, told, [*shown, *_told(found)])
     return int(any(finding.severity is Severity.SERIOUS for finding in found))
 
 
@@ -132,9 +158,9 @@ def _found_key(namespace: Namespace) -> tuple[str, str]:
         ) from None
 
 
-def _print(as_json: bool, name: str, entries: Sequence[Mapping[str, Any]], lines: Iterable[str]) -> None:
+def _print(as_json: bool, told: Mapping[str, Sequence[Any]], lines: Iterable[str]) -> None:
     if as_json:
-        sys.stdout.write(json.dumps({name: entries}, indent=1) + "\n")
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
         return
     for line in lines:
         sys.stdout.write("\n".join(map(printable, line.split("\n"))) + "\n")

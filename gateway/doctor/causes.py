@@ -8,7 +8,7 @@ from dataclasses import replace
 from gateway.doctor.finding import Finding, Severity
 
 ABOVE_TARGET = "above_target_"  # prefix of findings of a class
-LATE = ("above_target", "slow_answers", "estimates_off", "promises_broken", "early_retries", "refusing")
+LATE = ("above_target", "slow_answers", "promises_broken", "early_retries", "refusing")
 
 EXPLAINS = {  # by kind, the likelier cause first; no finding explains one above it
     "device_stalled": ("not_admitted", *LATE),
@@ -32,7 +32,6 @@ EXPLAINS = {  # by kind, the likelier cause first; no finding explains one above
     "long_prefills": LATE,
     "not_admitted": LATE,
     "above_target": LATE,
-    "estimates_off": ("promises_broken",),
 }
 _RANKS = {kind: rank for rank, kind in enumerate(EXPLAINS)}
 
@@ -64,7 +63,9 @@ def _explains(cause: Finding, finding: Finding, found: Sequence[Finding]) -> boo
 
 
 def _meet(one: Finding, other: Finding) -> bool:
-    """True if both are of the same gateway, or one's replicas contain the other's."""
+    """True if both are of the same gateway, or one's replicas contain the other's; not of two tenants."""
+    if one.tenant and other.tenant and one.tenant != other.tenant:
+        return False
     return one.replicas == other.replicas or not {*one.replicas}.isdisjoint(other.replicas)
 
 

@@ -16,7 +16,8 @@ class Finding:
     """A trouble in sentences without a full stop. `name` is for scripts: of a fixed vocabulary, and stable.
 
     A router names the affected `replicas` of its fleet; none for the trouble of a whole fleet, or of a gateway alone.
-    `cause` is the name of the finding that explains it; empty without one.
+    `cause` is the name of the finding that explains it, and `tenant` that of the one tenant that it is about; empty
+    without one.
     """
 
     name: str
@@ -26,14 +27,15 @@ class Finding:
     severity: Severity = Severity.WARNING
     replicas: tuple[str, ...] = ()
     cause: str = ""
+    tenant: str = ""
 
     @staticmethod
     def of(entry: Mapping[str, Any]) -> "Finding":
         """Parse what `to_json` made. Raises `KeyError` and `ValueError` for anything else."""
         severity = Severity(entry["severity"])
         replicas = tuple(map(str, entry.get("replicas", ())))
-        cause = str(entry.get("cause", ""))
-        return Finding(entry["name"], entry["trouble"], entry["evidence"], entry["remedy"], severity, replicas, cause)
+        told = (entry["name"], entry["trouble"], entry["evidence"], entry["remedy"], severity, replicas)
+        return Finding(*told, str(entry.get("cause", "")), str(entry.get("tenant", "")))
 
     def to_json(self) -> dict[str, Any]:
         told: dict[str, Any] = {
@@ -44,4 +46,4 @@ class Finding:
             "severity": self.severity,
         }
         told |= {"replicas": list(self.replicas)} if self.replicas else {}
-        return told | ({"cause": self.cause} if self.cause else {})
+        return told | {name: of for name, of in (("cause", self.cause), ("tenant", self.tenant)) if of}

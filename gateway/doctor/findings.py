@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.doctor import engine_findings, kv_findings, queue_findings, service_findings
+from gateway.doctor import engine_findings, history, kv_findings, queue_findings, service_findings
 from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.snapshot import Samples, Snapshot, Window
@@ -30,7 +30,6 @@ _JUDGES: tuple[Callable[[Window], Finding | None], ...] = (
     queue_findings.flood_of_refusals,
     queue_findings.refusing,
     queue_findings.early_retries,
-    queue_findings.estimates_off,
     queue_findings.promises_broken,
     service_findings.store_slow,
     service_findings.store_fails,
@@ -50,9 +49,11 @@ _JUDGES_OF_COUNTERS = (
     kv_findings.thrashing,
     engine_findings.lost_steps,
     engine_findings.slow_answers,
+    history.far_from_roofline,
+    history.uneven_answers,
+    history.wasted_work,
     queue_findings.refusing,
     queue_findings.early_retries,
-    queue_findings.estimates_off,
     service_findings.store_slow,
     service_findings.store_fails,
     service_findings.late_loop,
@@ -65,11 +66,16 @@ def past_findings(at: float, samples: Samples, now: Snapshot) -> list[Finding]:
 
     `at` is on the clock of `now`. All findings are warnings, because the trouble may be over by now.
     """
-    after = replace(now, waiting=(), live=())
-    window = Window(replace(after, at=at, samples=samples, tenants=()), after)
+    window = past_window(at, samples, now)
     found = [finding for judge in _JUDGES_OF_COUNTERS if (finding := judge(window)) is not None]
     minutes = f"in the last {window.seconds / 60:.0f} min" if window.seconds >= 60 else "in the last minute"
     return [replace(finding, severity=Severity.WARNING, evidence=f"{minutes}: {finding.evidence}") for finding in found]
+
+
+def past_window(at: float, samples: Samples, now: Snapshot) -> Window:
+    """The time since the moment `at`, when the metrics were `samples`, of which no more is known."""
+    after = replace(now, waiting=(), live=())
+    return Window(replace(after, at=at, samples=samples, tenants=()), after)
 
 
 def findings(before: Snapshot, after: Snapshot) -> list[Finding]:

@@ -6,6 +6,7 @@ from typing import Any, Self
 import httpx
 
 from gateway.doctor.finding import Finding
+from gateway.doctor.history import Figure
 from gateway.doctor.snapshot import PATHS, DoctorError, Snapshot
 
 ANSWER_SECONDS = 10.0  # for one answer
@@ -48,6 +49,15 @@ class LiveGateway:
         answer = self._json("/admin/v1/diagnosis")
         try:
             return [Finding.of(found) for found in answer["findings"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._foreign(error) from None
+
+    def history(self, seconds: float) -> tuple[list[Finding], list[Figure]]:
+        """The troubles and the figures of the last `seconds`. Raises `DoctorError`."""
+        answer = self._json(f"/admin/v1/diagnosis?last={seconds:.0f}")
+        try:
+            figures = [Figure(str(one["name"]), str(one["value"]), str(one["meaning"])) for one in answer["figures"]]
+            return [Finding.of(found) for found in answer["findings"]], figures
         except (KeyError, TypeError, ValueError) as error:
             raise self._foreign(error) from None
 

@@ -6,13 +6,13 @@ from admission.explain import REASONS
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.reasons import is_own_limit, plain_reason
 from gateway.doctor.snapshot import Json, Window
+from quotas.policy.units import counted
 
 LATE_SHARE = 0.1  # of admissions: a target holds for nine in ten
 MIN_ADMISSIONS = 5.0  # too few to estimate a tenth
 FLOODING_SHARE = 0.8  # of waiting or refused requests: nearly all
 MIN_FLOOD_REQUESTS = 10  # fewer are no flood
-MIN_ESTIMATES = 30.0  # below which 0.75 and 0.9 are indistinguishable
-HELD_SHARE = 0.75  # of estimates: nine in ten should hold, and of 30 three standard errors are 0.16
+HELD_SHARE = 0.75  # of estimates: nine in ten should hold, and of 100 three standard errors are 0.09
 EARLY_RETRY_SHARE = 0.5  # of retries: a client's jitter makes a few early
 MAX_NAMED_TENANTS = 3
 
@@ -47,8 +47,8 @@ def not_admitted(window: Window) -> Finding | None:
     return Finding(
         "not_admitted",
         "no request is admitted, and some wait",
-        f"{len(stuck)} wait, the longest for {_longest(stuck):.1f} s, and none was admitted in {window.seconds:.1f} s: "
-        f"{reason}",
+        f"{counted(len(stuck), 'request')} queued, the longest for {_longest(stuck):.1f} s, and none was "
+        f"admitted in {window.seconds:.1f} s: {reason}",
         _remedy(reason),
         Severity.SERIOUS,
     )
@@ -64,7 +64,7 @@ def held_by_own_limit(window: Window) -> Finding | None:
     return Finding(
         "held_by_own_limit",
         "requests wait for their own tenant's limit",
-        f"{len(held)} wait, the longest for {_longest(held):.1f} s, of {names}: {reason}",
+        f"{counted(len(held), 'request')} queued, the longest for {_longest(held):.1f} s, of {names}: {reason}",
         _remedy(reason),
     )
 
@@ -114,6 +114,7 @@ def flood_of_work(window: Window) -> Finding | None:
         f"longer than {others:.1f} s",
         "other tenants still get their shares; bound this one in the policy with queued_requests, "
         "concurrent_requests or a rate, and ask its owner about the traffic",
+        tenant=top["name"],
     )
 
 
@@ -128,6 +129,7 @@ def flood_of_refusals(window: Window) -> Finding | None:
         f"tenant {name} is refused again and again",
         f"{refused[name]} of {total} refusals in {window.seconds:.1f} s were of its requests",
         "see /admin/v1/refusals for its limit: raise that in the policy, or ask its owner to obey Retry-After",
+        tenant=name,
     )
 
 
@@ -138,11 +140,11 @@ def refusing(window: Window) -> Finding | None:
     if total < MIN_FLOOD_REQUESTS:
         return None
     reason = max(counts, key=counts.__getitem__)
-    counted = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
+    by_reason = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
     return Finding(
         "refusing",
         "requests are refused for causes within the server",
-        f"{total:.0f} in {window.seconds:.1f} s: {counted}",
+        f"{total:.0f} in {window.seconds:.1f} s: {by_reason}",
         SERVERS_REASONS[reason],
         Severity.SERIOUS if reason in FAILURES else Severity.WARNING,
     )
@@ -158,22 +160,6 @@ def early_retries(window: Window) -> Finding | None:
         "clients retry before their Retry-After",
         f"{early:.0f} of {every:.0f} retries in {window.seconds:.1f} s came early",
         "the request log names their tenants: have their clients obey Retry-After, or limit their rate",
-    )
-
-
-def estimates_off(window: Window) -> Finding | None:
-    first = {"token": "first"}
-    early = window.count("sluice_estimate_error_seconds", **first, side="early")
-    late = window.count("sluice_estimate_error_seconds", **first, side="late")
-    total = early + late
-    if total < MIN_ESTIMATES or early >= HELD_SHARE * total:
-        return None
-    return Finding(
-        "estimates_off",
-        "first tokens come later than their estimates",
-        f"{early:.0f} of {total:.0f} estimates held in {window.seconds:.1f} s; nine in ten are meant to",
-        "estimates are learned again within some hundred requests; if it stays, look for causes outside the "
-        "engine: other processes on its cores, a throttled device",
     )
 
 

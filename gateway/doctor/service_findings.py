@@ -166,7 +166,7 @@ def unsettled(window: Window) -> Finding | None:
     return Finding(
         "unsettled",
         "ended requests still count against limits",
-        f"{held:.0f} reservations are not settled, and no request is live",
+        f"{counted(round(held), 'reservation')} to be settled, and no request is live",
         "they are settled with the next heartbeat, a sixth of --quota-lease; if they stay, report it with the log",
     )
 

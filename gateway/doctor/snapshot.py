@@ -156,6 +156,18 @@ class Window:
         count = self.count(histogram, **labels)
         return self.increase(f"{histogram}_sum", **labels) / count if count else 0.0
 
+    def quantile(self, share: float, histogram: str, **labels: str) -> float:
+        """Return a quantile of a histogram's observations, on a straight line within its bucket; 0 of none."""
+        before = self.before.samples.buckets(histogram, **labels)
+        low, passed, increases = 0.0, 0.0, self.after.samples.buckets(histogram, **labels)
+        wanted = share * max(0.0, increases.get(inf, 0.0) - before.get(inf, 0.0))
+        for bound, count in increases.items():
+            now = count - before.get(bound, 0.0)
+            if now >= wanted > passed:
+                return low if bound == inf else low + (bound - low) * (wanted - passed) / (now - passed)
+            low, passed = bound, now
+        return 0.0
+
     def above(self, threshold: float, histogram: str, **labels: str) -> "CountAbove":
         """The number of observations certainly above the threshold: above the next bound of the buckets."""
         before = self.before.samples.buckets(histogram, **labels)

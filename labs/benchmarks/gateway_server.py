@@ -160,7 +160,7 @@ async def _serve(
     instant: bool = False,
     calibrates: bool = False,
 ) -> None:
-    model = _simulated_model(settings.max_num_seqs, steps_in_flight)
+    model = _simulated_model(settings, steps_in_flight)
     words = model.tokenizer.encode_text(TEXT, add_special_tokens=False)
     executor: SimulatedExecutor
 
@@ -195,16 +195,17 @@ async def _serve(
         await serve_engine(settings, model, engine, InstantTelemetry(core), tenants, socks, announce)
 
 
-def _simulated_model(max_num_seqs: int, steps_in_flight: int) -> LoadedModel:
+def _simulated_model(settings: Settings, steps_in_flight: int) -> LoadedModel:
     """The embedded model's tokenizer and limits, and none of its weights."""
     directory = resolve_model("embedded")
     config = read_model_config(directory)
     engine_config = EngineConfig(
         num_blocks=40_000,
         max_model_len=config.max_position,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=2048,
         steps_in_flight=steps_in_flight,
+        prefix_cache=settings.prefix_cache == "on",
     )
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
     kv = SimpleNamespace(dtype=torch.float32, memory=torch.empty(0, 0))

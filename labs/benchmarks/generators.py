@@ -1,7 +1,8 @@
 """`sluice bench` beside other generators, in turn against one server: `python -m labs.benchmarks.generators`.
 
 The server is the whole gateway over a simulated device, whose steps take 50 ms and 20 us for each token of a prompt:
-what is to be measured is known. In each run every generator keeps 4 streams of 64 prompt and 64 output tokens going.
+what is to be measured is known. It has no prefix cache, since each generator sends its prompts again in every run. In
+each run every generator keeps 4 streams of 64 prompt and 64 output tokens going.
 (guidellm 0.8.1 sends a Poisson rate in bursts of its ten processes, which is another load than the one that is asked.)
 guidellm and vLLM's own benchmark are installed into environments of their own at first use (6 GB and 4 GB;
 `--peers` chooses). Then 1,000 streams at a time, of `sluice bench` alone, with the share of its core that it took.
@@ -25,6 +26,7 @@ from labs.bench.records import Record, read_record
 from labs.bench.scenario import Scenario
 from labs.bench.summary import Summary
 from labs.benchmarks import machine
+from labs.benchmarks.fresh import check_nothing_was_cached
 from labs.benchmarks.own_environment import own_environment
 from labs.benchmarks.processes import Worker
 from labs.benchmarks.report import Report, Spread, scenario_parser
@@ -75,9 +77,10 @@ def _serving(streams: int) -> Iterator[Server]:
     server_core, load_core = machine.two_cores()
     os.sched_setaffinity(0, {load_core})
     flags = ["--step-ms", str(STEP_MS), "--prompt-us", str(PROMPT_US)]
-    flags += ["--set", f"max_num_seqs={streams}", "--set", f"max_waiting={2 * streams}"]
+    flags += ["--set", f"max_num_seqs={streams}", "--set", f"max_waiting={2 * streams}", "--set", "prefix_cache=off"]
     with Worker.module("labs.benchmarks.gateway_server", *flags, core=server_core) as worker:
         yield Server(f"http://127.0.0.1:{worker.ready['port']}", worker.ready["key"])
+        check_nothing_was_cached(worker.ready["port"])
 
 
 def _in_turn(server: Server, names: list[str], runs: int, seconds: float) -> dict[str, list[Measured]]:

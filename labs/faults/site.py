@@ -187,7 +187,7 @@ class Site:
             file.write_text(yaml.safe_dump({"replicas": rows}))
             own = {"port": front, "admin_port": admin, "replicas": file, "policy": self._policy_path}
             own |= {flag: value for flag, value in self._flags.items() if flag in OF_ROUTER}
-            self._serve("router", "route", {**own, "state_dir": self._state, "log_level": "error"}, admin)
+            self._serve("router", "route", {**own, "state_dir": self._state, "log_level": "warning"}, admin)
         for name in self._admin_ports:
             self._until_ready(name)
         self._front = f"http://127.0.0.1:{front}"
@@ -287,6 +287,12 @@ class Site:
     def event_logs(self) -> Iterable[Path]:
         """Whole once the gateways have stopped."""
         return self._folder.glob("*.events")
+
+    def last_logged(self, count: int = 5) -> Iterable[str]:
+        """The last lines of gateways' and router's logs: a replica that was given up, a machine that stood still."""
+        for name in self._admin_ports:
+            lines = [line for line in self.processes[name].log.read_text().splitlines() if line.startswith("{")]
+            yield from (f"{name}: {line}" for line in lines[-count:])
 
     def complaints(self) -> list[str]:
         """Errors that gateways and router logged, and tracebacks."""

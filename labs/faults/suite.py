@@ -25,7 +25,7 @@ from labs.bench.scenario import Part, Positive, Scenario, ScenarioError
 from labs.bench.summary import Figures, Latency, Summary
 from labs.benchmarks.report import RESULTS, Report
 from labs.faults.expectations import Expectation, Verdict
-from labs.faults.release import steps_to_release
+from labs.faults.release import released
 from labs.faults.site import LEFT, Site
 from labs.faults.timeline import Act
 from labs.simulation.errors import SimulationError
@@ -62,7 +62,8 @@ class Play(Part):
     capacity: float = 0.0  # seconds in which the requests a second are measured that rates are multiples of
     faults: dict[str, str | list[str]] = Field({})
     expect: list[str]
-    expect_fleet: list[str] = Field([])  # besides, of a router with several gateways
+    expect_one: list[str] = Field([])  # besides, of one gateway
+    expect_fleet: list[str] = Field([])  # besides, of a router with several
     replicas: list[int] = Field([1, 2])  # of the sites that it is for
     spare: list[str] = Field([])  # of `ALWAYS`
     audit: bool = False  # replay the event logs
@@ -105,7 +106,7 @@ def read(path: Path) -> Play:
     """Raises `SimulationError`, which names the file and the field."""
     try:
         play = Play.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        for text in play.expect + play.expect_fleet:
+        for text in play.expect + play.expect_one + play.expect_fleet:
             Expectation(text)
         list(_acts(play.faults))
         return play
@@ -162,19 +163,24 @@ def perform(play: Play, replicas: int, is_off: bool = False) -> tuple[list[Verdi
                 scenario = paced(scenario, capacity(site, play, scenario))
             pace = play.fleet if replicas > 1 else 1.0
             faults = [Fault(at, act.on(site)) for at, act in acts]
-            result = Benchmark(site.url, scenario).run(pace, site.tick, faults)
+            benchmark = Benchmark(site.url, scenario)
+            began = time.monotonic()  # the clock of the gateways' event logs
+            result = benchmark.run(pace, site.tick, faults)
             figures = dict(_figures(result))
             figures |= {f"left.{name}": value for name, value in site.settled().items()}
             figures |= {f"metrics.{name}": value for name, value in site.metrics().items()}
             complaints = site.complaints()
         figures["complaints"] = float(len(complaints))
         if play.audit:
-            figures |= releases(site.event_logs())
-        more = play.expect_fleet if replicas > 1 else []
+            figures |= releases(site.event_logs(), began)
+        more = play.expect_fleet if replicas > 1 else play.expect_one
         expected = [*play.expect, *more, *(one for one in ALWAYS if one not in play.spare)]
         for complaint in complaints[:5]:
             sys.stdout.write(f"  logged: {complaint[:300]}\n")
-        return [Expectation(text).judge(figures) for text in expected], result
+        verdicts = [Expectation(text).judge(figures) for text in expected]
+        if not is_off and not all(verdict.is_met for verdict in verdicts):
+            sys.stdout.writelines(f"  {line[:300]}\n" for line in site.last_logged())
+        return verdicts, result
 
 
 def capacity(site: Site, play: Play, scenario: Scenario) -> float:
@@ -194,10 +200,16 @@ def paced(scenario: Scenario, rate: float) -> Scenario:
     return scenario.model_copy(update={"tenants": scenario.tenants | open_loops})
 
 
-def releases(logs: Iterable[Path]) -> dict[str, float | None]:
-    """The figures of a replay of event logs; without an ended sequence there are no `release.steps`."""
-    steps = [step for log in logs for step in steps_to_release(read_event_log(log))]
-    return {"release.steps": max(steps, default=None), "release.sequences": float(len(steps))}
+def releases(logs: Iterable[Path], began: float = 0.0) -> dict[str, float | None]:
+    """The figures of a replay of event logs; without an ended sequence there are no `release.steps`. `computed`: the
+    tokens of sequences that arrived since `began`.
+    """
+    found = [one for log in logs for one in released(read_event_log(log))]
+    return {
+        "release.steps": max((one.steps for one in found), default=None),
+        "release.sequences": float(len(found)),
+        "computed": float(sum(one.tokens for one in found if one.arrived >= began)),
+    }
 
 
 def _acts(faults: Mapping[str, str | list[str]]) -> Iterator[tuple[float, Act]]:

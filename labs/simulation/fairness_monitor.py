@@ -49,7 +49,7 @@ class FairnessMonitor:
         """Record a planned step that admits these sequences."""
         for sequence in admitted:
             self._spent_before[sequence.tenant] = self._spent.get(sequence.tenant, 0.0)
-            self.latest_s = max(self.latest_s, self.order.aging.offset(sequence.request.priority_class))
+            self.latest_s = max(self.latest_s, self.order.aging[sequence.request.priority_class])
         self.update()
 
     def completed(self) -> None:

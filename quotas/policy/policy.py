@@ -248,14 +248,10 @@ class Policy:
         teams: Mapping[str, TeamPolicy] | None = None,
         aliases: Mapping[str, tuple[AliasedModel, ...]] | None = None,
     ) -> "Policy":
-        tenants, groups, teams, others = (
-            dict(tenants or {}),
-            dict(prefix_sharing or {}),
-            dict(teams or {}),
-            aliases or {},
-        )
-        version = _version(classes, default, tenants, unnamed_tenants, groups, teams, others)
-        return Policy(version, classes, default, tenants, unnamed_tenants, groups, teams, others)
+        tenants, groups, teams = dict(tenants or {}), dict(prefix_sharing or {}), dict(teams or {})
+        aliases = aliases or {}
+        version = _version(classes, default, tenants, unnamed_tenants, groups, teams, aliases)
+        return Policy(version, classes, default, tenants, unnamed_tenants, groups, teams, aliases)
 
     def admits(self, tenant: str) -> bool:
         """True if requests of this tenant are served."""

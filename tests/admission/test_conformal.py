@@ -13,12 +13,15 @@ from admission.conformal import (
 GROUP_WINDOW, GROUP_ENOUGH = RESIDUALS_REMEMBERED // 3, RESIDUALS_REMEMBERED // 6
 
 
+def bound(conformal: ConformalBound, estimate: float, groups: tuple[object, ...] = ()) -> float:
+    return conformal.line(groups).at(estimate)
+
+
 def coverage(noise: list[float], confidence: float = 0.9, skip: int = 100) -> float:
     """Share of the bounds that held, after some to learn from."""
     conformal, held = ConformalBound(confidence), []
     for residual in noise:
-        bound = conformal.bound(10.0)
-        held.append(10.0 + residual <= bound)
+        held.append(10.0 + residual <= bound(conformal, 10.0))
         conformal.observe(10.0, 10.0 + residual)
         conformal.adapt(not held[-1])
     return sum(held[skip:]) / len(held[skip:])
@@ -40,9 +43,9 @@ def test_before_enough_is_known_the_margin_is_a_share_of_the_estimate() -> None:
     conformal = ConformalBound(0.9)
     for _ in range(MIN_RESIDUALS - 1):
         conformal.observe(1.0, 1.0)
-    assert conformal.bound(2.0) == 2.0 * (1 + COLD_MARGIN_SHARE)
+    assert bound(conformal, 2.0) == 2.0 * (1 + COLD_MARGIN_SHARE)
     conformal.observe(1.0, 1.0)
-    assert conformal.bound(2.0) == 2.0
+    assert bound(conformal, 2.0) == 2.0
 
 
 @pytest.mark.parametrize("relative_from", [None, 1.5])
@@ -50,7 +53,7 @@ def test_a_bound_is_never_negative_and_never_falls_as_the_estimate_rises(relativ
     conformal = ConformalBound(0.9, relative_from=relative_from)
     for n in range(50):
         conformal.observe(3.0, n / 100)
-    bounds = [conformal.bound(n / 10) for n in range(60)]
+    bounds = [bound(conformal, n / 10) for n in range(60)]
     assert min(bounds) == 0.0 and bounds == sorted(bounds)
 
 
@@ -67,8 +70,8 @@ def test_residuals_are_differences_or_multiples_of_the_estimate_from_one_on() ->
     for conformal in (differences, multiples):
         for _ in range(MIN_RESIDUALS):
             conformal.observe(4.0, 5.0)
-    assert [differences.bound(estimate) for estimate in (0.0, 2.0, 8.0)] == [1.0, 3.0, 9.0]
-    assert [multiples.bound(estimate) for estimate in (0.0, 2.0, 8.0)] == [0.5, 2.5, 10.0]
+    assert [bound(differences, estimate) for estimate in (0.0, 2.0, 8.0)] == [1.0, 3.0, 9.0]
+    assert [bound(multiples, estimate) for estimate in (0.0, 2.0, 8.0)] == [0.5, 2.5, 10.0]
     assert multiples.beyond(8.0, least=9.0) == 10.0
 
 
@@ -80,11 +83,11 @@ def test_a_confidence_that_is_none_is_refused() -> None:
 def test_a_group_is_told_by_its_own_once_enough_is_known_of_it() -> None:
     conformal = ConformalBound(0.9)
     for n in range(GROUP_ENOUGH):
-        assert conformal.bound(1.0, ("slow",)) == conformal.bound(1.0, ("unknown",)), f"{n} of its own are too few"
+        assert bound(conformal, 1.0, ("slow",)) == bound(conformal, 1.0, ("unknown",)), f"{n} of its own are too few"
         conformal.observe(1.0, 5.0, ("slow",))
         conformal.observe(1.0, 1.0, ("fast",))
-    assert conformal.bound(1.0, ("slow",)) == 5.0 and conformal.bound(1.0, ("fast",)) == 1.0
-    assert conformal.bound(1.0, (("slow", "unknown"), "fast")) == 1.0, "the finest of which enough is known"
+    assert bound(conformal, 1.0, ("slow",)) == 5.0 and bound(conformal, 1.0, ("fast",)) == 1.0
+    assert bound(conformal, 1.0, (("slow", "unknown"), "fast")) == 1.0, "the finest of which enough is known"
 
 
 def test_a_group_forgets_what_is_long_past() -> None:
@@ -92,7 +95,7 @@ def test_a_group_forgets_what_is_long_past() -> None:
     for measured in (5.0, 2.0):
         for _ in range(GROUP_WINDOW):
             conformal.observe(1.0, measured, ("a",))
-    assert conformal.bound(1.0, ("a",)) == 2.0 and conformal.bound(1.0) == 5.0
+    assert bound(conformal, 1.0, ("a",)) == 2.0 and bound(conformal, 1.0) == 5.0
 
 
 def test_the_groups_kept_are_bounded_and_those_that_come_stay() -> None:
@@ -100,7 +103,7 @@ def test_the_groups_kept_are_bounded_and_those_that_come_stay() -> None:
     for n in range(MAX_RESIDUAL_GROUPS + 50):
         conformal.observe(1.0, 9.0, (f"once-{n}",))
         conformal.observe(1.0, 1.0, ("comes",))
-    assert len(conformal._groups) == MAX_RESIDUAL_GROUPS and conformal.bound(1.0, ("comes",)) == 1.0
+    assert len(conformal._groups) == MAX_RESIDUAL_GROUPS and bound(conformal, 1.0, ("comes",)) == 1.0
 
 
 def test_misses_that_go_on_take_bounds_beyond_all_that_was_measured_where_nothing_depends_on_it() -> None:
@@ -110,8 +113,8 @@ def test_misses_that_go_on_take_bounds_beyond_all_that_was_measured_where_nothin
             conformal.observe(1.0, 1.0 + n / 99)
         for _ in range(1000):
             conformal.adapt(True)
-    assert decisive.bound(1.0) == 2.0, "the largest residual"
-    assert reported.bound(1.0) == pytest.approx(2.5, abs=0.01), "as far beyond it as that is from the median"
+    assert bound(decisive, 1.0) == 2.0, "the largest residual"
+    assert bound(reported, 1.0) == pytest.approx(2.5, abs=0.01), "as far beyond it as that is from the median"
     for _ in range(1000):
         reported.adapt(False)
-    assert reported.bound(1.0) < 1.5
+    assert bound(reported, 1.0) < 1.5

@@ -36,7 +36,7 @@ def test_a_short_request_passes_a_long_list_of_its_tenant() -> None:
 def test_tenants_share_a_batch_by_weight_and_who_owes_waits() -> None:
     queue = a_queue({"heavy": 3.0})
     for tenant in ("a", "heavy"):
-        queue.share.asked(queue.share.account(tenant), 0.0)
+        queue.share.asked(queue.share.account(tenant))
         added(queue, tenant, *[5] * 60)
     tokens = {"a": 0, "heavy": 0}
     for taken in queue.take_batch(is_beside=False):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.aging import Aging
+from admission.aging import Aging, class_offsets
 from admission.order import OLDEST_SHARE_OF_SERVICE, DueOrder
 from admission.share import Share
 from backend.scheduler.scheduled_step import WaitReason
@@ -28,7 +28,7 @@ EVENTS = st.lists(
 )
 
 
-AGING = Aging(2.0)
+AGING = class_offsets(2.0)
 
 
 class Queue:
@@ -84,7 +84,7 @@ class Queue:
             self.order.hold(tenant, None if event == "resume" else reason)
         elif event == "policy":
             self.share.set_policy({tenant: 1.0 + size})
-            self.order.set_policy(Aging(size / 2))
+            self.order.set_policy(class_offsets(size / 2))
         elif event == "pass":
             self.now += 0.2 * size
             self.order.set_time(self.now)
@@ -180,7 +180,7 @@ def test_a_lower_class_that_has_waited_for_its_offset_is_as_urgent_as_any(others
 
 def test_inside_a_class_a_backlog_does_not_go_first_for_its_age_but_its_class_has_aged() -> None:
     """Tenants of one class differ by debts, however large the class's offset is, and however long one has a backlog."""
-    queue = Queue(Aging(20.0))
+    queue = Queue(class_offsets(20.0))
     for _ in range(3):
         queue.add("flood", 2)
     for _ in range(5):
@@ -197,7 +197,7 @@ def test_inside_a_class_a_backlog_does_not_go_first_for_its_age_but_its_class_ha
 
 def test_where_nobody_asks_for_a_more_urgent_class_a_request_yields_to_none_of_its_own_class() -> None:
     """The first class of a policy is seldom the default one: its offset must not set deadlines above the rest."""
-    queue = Queue(Aging(20.0))
+    queue = Queue(class_offsets(20.0))
     plain = queue.add("a", 1)
     queue.happen("pass", "a", 2)
     assert plain.request.priority_class == 1
@@ -217,7 +217,7 @@ def test_where_nobody_asks_for_a_more_urgent_class_a_request_yields_to_none_of_i
 
 
 def test_a_refused_request_of_an_urgent_class_delays_nobody() -> None:
-    queue = Queue(Aging(20.0))
+    queue = Queue(class_offsets(20.0))
     plain = queue.add("a", 1)
     queue.order.asked(make_sequence("refused", "b", 4, 4, priority_class=0), queue.now)
     assert queue.order.due(plain) == 20.0, "as if it were admitted"
@@ -226,7 +226,7 @@ def test_a_refused_request_of_an_urgent_class_delays_nobody() -> None:
 
 
 def test_a_begun_request_stays_before_later_ones_of_its_class_when_a_more_urgent_class_is_asked_for() -> None:
-    queue = Queue(Aging(20.0))
+    queue = Queue(class_offsets(20.0))
     begun, later = queue.add("a", 1), queue.add("b", 1)
     queue.happen("pass", "a", 45)
     queue.remove(begun)
@@ -237,7 +237,7 @@ def test_a_begun_request_stays_before_later_ones_of_its_class_when_a_more_urgent
 
 
 def test_a_begun_request_whose_class_had_aged_is_due_no_earlier_when_the_urgent_class_is_asked_for_no_more() -> None:
-    queue = Queue(Aging(20.0))
+    queue = Queue(class_offsets(20.0))
     urgent, begun = queue.add("c", 0), queue.add("a", 1)
     queue.happen("pass", "a", 110)
     queue.remove(urgent)
@@ -250,12 +250,12 @@ def test_a_begun_request_whose_class_had_aged_is_due_no_earlier_when_the_urgent_
 
 @pytest.mark.parametrize("seconds_per_class", [1.0, 100.0])
 def test_an_edit_of_offsets_keeps_a_begun_request_before_later_ones_of_its_class(seconds_per_class: float) -> None:
-    queue = Queue(Aging(20.0))
+    queue = Queue(class_offsets(20.0))
     begun, later = queue.add("a", 1), queue.add("b", 1)
     queue.happen("pass", "a", 5)
     queue.remove(begun)
     queue.happen("pass", "a", 5)
-    queue.order.set_policy(Aging(seconds_per_class))
+    queue.order.set_policy(class_offsets(seconds_per_class))
     assert queue.order.due(begun) == 1.0
     assert queue.order.due(later) == queue.now
     queue.add("c", 0)
@@ -263,7 +263,7 @@ def test_an_edit_of_offsets_keeps_a_begun_request_before_later_ones_of_its_class
 
 
 def test_a_preempted_request_puts_no_urgent_request_of_its_tenant_behind_another_tenants_lower_class() -> None:
-    queue = Queue(Aging(20.0))
+    queue = Queue(class_offsets(20.0))
     low = queue.add("a", 2)
     queue.happen("take", "a", 0)
     urgent = queue.add("a", 0)
@@ -277,18 +277,18 @@ def test_a_preempted_request_puts_no_urgent_request_of_its_tenant_behind_another
 
 
 def test_an_edit_of_offsets_ranks_waiting_requests_by_the_new_ones() -> None:
-    queue = Queue(Aging(2.0))
+    queue = Queue(class_offsets(2.0))
     low = queue.add("a", 2)
     queue.now = 2.0
     high = queue.add("a", 0)
     assert queue.order.undated["a"].due_class == high.request.priority_class
-    queue.order.set_policy(Aging(0.5))
+    queue.order.set_policy(class_offsets(0.5))
     assert queue.order.undated["a"].due_class == low.request.priority_class, "it is the older of two equals"
 
 
 def test_what_goes_before_a_newcomer_counts_though_its_class_is_lower() -> None:
     """A lower class that has aged is due earlier than a newcomer's deadline, and so computed before it."""
-    queue = Queue(Aging(2.0))
+    queue = Queue(class_offsets(2.0))
     aged = [queue.add("low", 8) for _ in range(5)]
     queue.now = 9.0
     newcomer = make_sequence("new", "high", 4, 4, priority_class=0, arrival=9.0, first_token_by=11.0)

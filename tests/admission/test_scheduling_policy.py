@@ -50,7 +50,7 @@ class Shared:
         return count
 
     def drain(self, tenant: str) -> None:
-        self.total.subtract(self.tenants.pop(tenant, Load()))
+        self.tenants.pop(tenant, Load()).subtract_from([self.total])
 
 
 def test_tenants_that_fill_a_queue_one_after_another_leave_room_for_the_next() -> None:

@@ -112,14 +112,16 @@ def test_a_tenant_ceases_to_ask_some_time_after_its_last_request_and_keeps_its_c
     share = Share()
     light, heavy = share.account("light"), share.account("heavy")
     share.opened(heavy)
-    share.asked(light, 1.0)
+    share.set_time(1.0)
+    share.asked(light)
     share.charge(heavy, 2.0)
     saved = share.credit(light)
     assert saved == pytest.approx(1.0)
     share.set_time(1.0 + ASKING_S)
     share.charge(heavy, 2.0)
     assert share.credit(light) == saved
-    share.asked(light, 50.0)
+    share.set_time(50.0)
+    share.asked(light)
     share.charge(heavy, 2.0)
     assert share.credit(light) == pytest.approx(saved + 1.0)
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway.doctor.engine_findings import NOTICED_GAP_SECONDS, SLOWDOWN_RATIO
-from gateway.doctor.queue_findings import FLOODING_SHARE, MIN_ESTIMATES
+from gateway.doctor.queue_findings import FLOODING_SHARE
 from gateway.doctor.service_findings import SLOW_STORE_SECONDS
 from tests.deploy.dashboard import ANNOTATIONS, QUERIES, filled_in
 from tests.deploy.documented import DEPLOY, ROOT, documented_metrics, series_of, strangers
@@ -95,7 +95,6 @@ def test_every_alert_is_tested_by_name_and_in_the_documentation() -> None:
         ("SluiceStoreSlow", f"> {SLOW_STORE_SECONDS:g}"),
         ("SluiceLongPrefills", f"> {NOTICED_GAP_SECONDS:g})\n  > {SLOWDOWN_RATIO:g} *"),
         ("SluiceTenantFloods", f"> {FLOODING_SHARE:g}"),
-        ("SluiceEstimatesOff", f"> {MIN_ESTIMATES:g})"),
     ],
 )
 def test_an_alert_has_the_threshold_of_the_finding_that_it_shares(name: str, condition: str) -> None:

@@ -14,7 +14,7 @@ const MOST = 500; // rows ever shown: a filter is the way to the rest
  * Options: columns, key(row), matches(row, words) for the filter, limit, sort {id, descending}, empty, title.
  */
 export class Table {
-  #rows = [];
+  #rows = null; // until they come
   #bodyRows = new Map(); // key -> tr
   #current = new WeakMap(); // tr -> row
   #truncated = 0;
@@ -27,8 +27,8 @@ export class Table {
     this.headers = columns.map((column) => this.#header(column));
     const head = el("thead", {}, el("tr", {}, ...this.headers));
     const table = el("table", {}, el("caption", { class: "unseen" }, title), head, this.body);
-    this.count = el("span");
-    this.more = el("button", { type: "button", click: () => this.#showMore() });
+    this.count = el("span", {}, "Being read …");
+    this.more = el("button", { type: "button", hidden: true, click: () => this.#showMore() });
     this.foot = el("p", { class: "foot muted" }, this.count, this.more);
     this.scroller = el("div", { class: "scroller", role: "region", "aria-label": title, tabindex: 0 }, table);
     root.append(this.scroller, this.foot);
@@ -50,6 +50,7 @@ export class Table {
   }
 
   #show() {
+    if (this.#rows === null) return;
     const wanted = this.#words ? this.#rows.filter((row) => this.matches(row, this.#words)) : this.#rows;
     if (performance.now() - this.#pointed < STILL) this.#refill(wanted);
     else this.#refresh(this.#sorted(wanted).slice(0, this.limit));

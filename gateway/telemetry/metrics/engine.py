@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from admission.controller import Controller
+from admission.ledger import work_of
 from admission.outcome import Outcome
-from admission.step_times.step_time import StepTimeModel
+from admission.step_times.step_time import StepTimeModel, StepWork
+from backend.roofline import Roofline
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.scheduler import Scheduler
 from gateway.replica.reader import ReplicaReader
@@ -23,9 +25,16 @@ DISCONNECT = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 
 class EngineMetrics:
     """Counts steps and batches; `memory` returns the device's memory in bytes, by use."""
 
-    def __init__(self, registry: Registry, core: Controller, memory: Callable[[], Mapping[str, float]]) -> None:
-        self._scheduler = core.scheduler
-        self._busy = 0.0
+    def __init__(
+        self,
+        registry: Registry,
+        core: Controller,
+        memory: Callable[[], Mapping[str, float]],
+        roofline: Roofline | None = None,
+    ) -> None:
+        self._scheduler, self._step_time, self._roofline = core.scheduler, core.step_time, roofline
+        self._busy = self._floor = 0.0
+        self._of_mixed = {"prefill": 0.0, "decode": 0.0}  # seconds
         self._completed, self._decodes = 0.0, 0  # of the last step
         self._gap = 0.0  # between the last two tokens of rows that decoded in both last steps; 0: none did
         self._count_steps(registry)
@@ -42,6 +51,9 @@ class EngineMetrics:
             "sluice.planning.duration", "Time of the event loop to plan a step.", PLANNING_DURATION
         ).at()
         registry.total("sluice.device.busy", "Device time of all steps.", lambda: self._busy, "s")
+        registry.total("sluice.device.floor", "The least time of the same steps.", lambda: self._floor, "s")
+        phases = Family("sluice.mixed_steps", Kind.COUNTER, "s", "Device time of mixed steps, by phase.", ("phase",))
+        registry.read(phases, lambda: [((phase,), seconds) for phase, seconds in self._of_mixed.items()])
         self._jitter = registry.histogram(
             "sluice.token.jitter", "Difference of a gap between two tokens from the gap before.", TOKEN_JITTER
         ).at()
@@ -69,7 +81,7 @@ class EngineMetrics:
         registry.read(uses, lambda: [((use,), held) for use, held in memory().items()])
 
     def _preemptions(self) -> list[Point]:
-        counts = zip(("memory", "limit", "step"), self._scheduler.counters.all_preemptions, strict=True)
+        counts = zip(("memory", "slot", "limit", "step"), self._scheduler.counters.all_preemptions, strict=True)
         return [((cause,), count) for cause, count in counts]
 
     def stepped(self, step: CompletedStep) -> None:
@@ -86,10 +98,25 @@ class EngineMetrics:
             (self._mixed if decodes else self._prefill).observe(elapsed)
             self._chunks.value += rows - decodes
             self._prefill_tokens.value += step.prefill_tokens
+        self._count_work(work_of(step.scheduled), elapsed, is_mixed=0 < decodes < rows)
         if decodes:
             self._note_gap(step.completed, decodes)
         else:  # rows that sat out a step of prefills alone have the longer gap
             self._decodes = max(0, min(self._decodes, len(self._scheduler.running) - rows))
+
+    def _count_work(self, work: StepWork, elapsed: float, is_mixed: bool) -> None:
+        """Add the step's floor, and divide a mixed step's time by what its prompts and its answers cost apart."""
+        if self._roofline is not None:
+            tokens = work.prefill_tokens + work.decode_tokens
+            self._floor += self._roofline.step(tokens, work.decode_context + work.prefill_context, work.prefill_pairs)
+        if is_mixed:
+            _, prefill, decode, context, prefill_context, pairs, _ = self._step_time.fitted.coefficients
+            prompts = prefill * work.prefill_tokens + prefill_context * work.prefill_context
+            prompts += pairs * work.prefill_pairs
+            both = prompts + decode * work.decode_tokens + context * work.decode_context
+            share = prompts / both if both else 0.5
+            self._of_mixed["prefill"] += share * elapsed
+            self._of_mixed["decode"] += (1 - share) * elapsed
 
     def _note_gap(self, completed: float, decodes: int) -> None:
         """Compare the gap between this step's tokens and the last decodes with the gap before it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from admission.controller import Controller
 from backend.engine import Engine
+from backend.roofline import Roofline
 from gateway.http.connection_table import ConnectionCounts
 from gateway.replica.reader import ReplicaReader
 from gateway.telemetry.core_observer import CoreTelemetry
@@ -49,6 +50,7 @@ class Sources:
     grammars: GrammarSources | None = None  # None: no answer can be constrained
     batches: BatchCounts = field(default_factory=BatchCounts)
     debts: SharedDebts | None = None  # None: what other replicas serve does not count
+    roofline: Roofline | None = None  # None: unknown, of several models or of quantized weights
 
 
 class Metrics:
@@ -67,7 +69,7 @@ class Metrics:
         self._disconnects = DisconnectMetrics(registry, self._num_orphans)
         self._queue = QueueMetrics(registry, core, classes, clock)
         self._estimates = EstimateMetrics(registry, core, classes)
-        self._engine = EngineMetrics(registry, core, sources.memory)
+        self._engine = EngineMetrics(registry, core, sources.memory, sources.roofline)
         count_grammars(registry, sources.grammars, scheduler.counters)
         show_kv(registry, scheduler)
         self._tenants = TenantMetrics(registry, core, live, policies, sources.block_bytes, clock)

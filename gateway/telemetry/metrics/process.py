@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 from backend.loader import LoadedModel
+from backend.roofline import Footprint, Roofline
+from backend.worker.peaks import measured_peaks
 from gateway.http.connection_table import ConnectionCounts, ConnectionState
 from gateway.settings.machine import resident_bytes
 from gateway.telemetry.logs.logs import num_lines_dropped
@@ -210,3 +212,15 @@ def memory_by_use(model: LoadedModel) -> dict[str, float]:
     reserved = num_devices * torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
     other = max(0, reserved - weights - model.kv_bytes)
     return {"weights": weights, "kv_cache": model.kv_bytes, "other": other}
+
+
+def roofline_of(model: LoadedModel, quantization: str) -> Roofline | None:
+    """Return the least times of the model's steps on its device, by rates that are measured now; None if its weights
+    are kept in fewer bits than its dtype has.
+    """
+    keeps_integers = model.runner.device.type == "cpu" and any(model.directory.glob("*.gguf"))
+    if quantization not in ("auto", "none") or (quantization == "auto" and keeps_integers):
+        return None
+    part = model.config if model.shard is None else model.shard.stored(model.config)
+    footprint = Footprint(part, str(model.dtype).removeprefix("torch."), model.runner.kv.dtype.itemsize)
+    return Roofline(footprint, measured_peaks(model.runner.device, model.dtype, footprint.weight_bytes))

@@ -26,7 +26,7 @@ def of_failure(record: RequestRecord) -> dict[str, str]:
     return failure
 
 
-def of_request(record: RequestRecord, route: str, kv: KVShape, now: float) -> Attributes:
+def of_request(record: RequestRecord, kv: KVShape, now: float) -> Attributes:
     sequences = [timeline.sequence for timeline in record.engine.timelines]
     taken: Attributes = {
         "sluice.kv.peak_bytes": sum(sequence.block_table.peak for sequence in sequences) * kv.block_bytes,
@@ -35,7 +35,7 @@ def of_request(record: RequestRecord, route: str, kv: KVShape, now: float) -> At
         "sluice.preemptions": record.engine.num_preemptions,
     }
     return {
-        **of_http(record, route),
+        **of_http(record),
         "sluice.priority.class": record.service_class,
         "sluice.policy.version": record.policy_version,
         **of_failure(record),

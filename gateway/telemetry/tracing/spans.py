@@ -15,8 +15,6 @@
 It contains no prompt, output, stop string or message of an error, since clients wrote those or may be quoted in them.
 """
 
-import re
-
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind
@@ -24,6 +22,7 @@ from opentelemetry.trace import SpanKind
 from backend.scheduler.sequence import FinishReason
 from gateway.telemetry.request_record import Chunk, GuardrailVerdict, RequestRecord, SequenceTimeline, StoreCall
 from gateway.telemetry.tracing import attributes
+from gateway.telemetry.tracing.http_attributes import route_of
 from gateway.telemetry.tracing.sampler import SamplingReason
 from gateway.telemetry.tracing.span_tree import MAX_EVENTS, Attributes, SpanTree, bounded_text
 from gateway.tenants.effective_policy import KVShape
@@ -35,26 +34,6 @@ MIN_EVENTS = 4  # of a kind for each sequence; a trace has about as many in all 
 _ASKED_BESIDE = frozenset(
     {Script.EXTEND, Script.STATES}
 )  # outside of the phases in which quota is reserved and settled
-ROUTES = frozenset(
-    {
-        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/{response}", "/v1/messages",
-        "/v1/messages/count_tokens", "/v1/models", "/v1/models/{model}", "/v1/limits", "/tokenize", "/tokenizer_info",
-        "/detokenize", "/startupz", "/livez", "/readyz", "/health", "/ping", "/v1/loads", "/server_info",
-        "/get_server_info", "/model_info", "/get_model_info", "/version", "/metrics",
-        "/v1/responses/{response}/input_items", "/v1/responses/{response}/cancel", "/v1/embeddings", "/v1/score",
-        "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/openapi.json", "/docs",
-        "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content",
-        "/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items",
-        "/v1/conversations/{conversation_id}/items/{item_id}",
-        "/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel",
-    }
-)  # fmt: skip
-_ONE = re.compile(r"^/v1/(responses|conversations|files|batches)/[^/]+")
-_ITEM = re.compile(r"/items/[^/]+$")
-_NAMES = {
-    "responses": "{response}", "conversations": "{conversation_id}", "files": "{file_id}", "batches": "{batch_id}"
-}  # fmt: skip
-UNKNOWN = "{unknown}"  # the route of paths that no endpoint answers
 _CUT_SHORT = {
     FinishReason.CANCELLED: "cancelled",
     FinishReason.EXPIRED: "expired",
@@ -98,14 +77,13 @@ class RequestTrace:
 
     def _add_root(self, reason: SamplingReason) -> None:
         record, parent = self._record, self._record.trace.parent_id
-        route = _route(record.path)
         body_read = [] if record.body_read is None else [self._event(record.body_read, "body_read")]
         self._tree.add(
-            f"{record.method} {route}",
+            f"{record.method} {route_of(record)}",
             self._ns(self._began),
             self._ns(self._ended),
             parent,
-            {**attributes.of_request(record, route, self._kv, self._ended), "sluice.sampled.because": reason.value},
+            {**attributes.of_request(record, self._kv, self._ended), "sluice.sampled.because": reason.value},
             is_parent_remote=parent is not None,
             kind=SpanKind.SERVER,
             failed=record.has_failed,
@@ -264,14 +242,3 @@ class RequestTrace:
 
     def _event(self, at: float, name: str) -> Event:
         return Event(name, timestamp=self._ns(at))
-
-
-def _route(path: str) -> str:
-    """Return the path's route, without its variable parts: clients cannot make new span names."""
-    route = "/v1/models/{model}" if path.startswith("/v1/models/") else _ONE.sub(_unnamed, path)
-    route = _ITEM.sub("/items/{item_id}", route)
-    return route if route in ROUTES else UNKNOWN
-
-
-def _unnamed(found: re.Match[str]) -> str:
-    return f"/v1/{found[1]}/{_NAMES[found[1]]}"

@@ -40,6 +40,7 @@ def test_a_higher_class_takes_the_slot_of_a_lower_one_at_a_full_batch() -> None:
     bench.plan()
     assert urgent.status is SequenceStatus.RUNNING
     assert [s.num_preemptions for s in lower] == [0, 0, 0, 1]
+    assert bench.scheduler.counters.all_preemptions == (0, 1, 0, 0), "of a pool with room, for the slot alone"
     bench.drain()
     assert [s.output for s in [*lower, urgent]] == [expected(s) for s in [*lower, urgent]]
 

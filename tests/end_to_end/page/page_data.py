@@ -376,6 +376,8 @@ def budgets(names: tuple[str, ...] = TENANTS) -> Json:
             "amount": 10_000_000,
             "left": None if rank == 5 else 300_000 * (rank + 1) ** 2,
             "resets_in": None if rank == 5 else 86_400.0 * 9,
+            "set_aside": None if rank == 5 else 12_000 * (rank == 0),
+            "lost": None if rank == 5 else 4_000 * (rank < 2),
         }
         for rank, name in enumerate(names[:6])
     ]

@@ -175,6 +175,7 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     assert page.column("#usage-budgets", 4)[0] == "300,000 (3 %)"
     assert page.column("#usage-budgets", 4)[5] == "unknown"
     assert page.count("#usage-budgets .low") == 1
+    assert page.column("#usage-budgets", 6)[:3] == ["12 k set aside, 4,000 lost", "4,000 lost", ""]
     page.click("[name=usage-by][value=key]")
     page.until_asked("by=key")
     gateway.answers["usage"] |= {"by": "metadata.project", "rows": page_data.groups(("search", "", None))}
@@ -196,7 +197,11 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
 
 def test_a_late_answer_does_not_replace_a_newer_one(gateway: FakeGateway, open_board: PageMaker) -> None:
     budgets = gateway.answers["budgets"]
+    is_read = gateway.held["budgets"] = threading.Event()
     page = open_board("usage")
+    page.until_reads("#usage-table", "acme")
+    assert page.text("#usage-budgets .foot").strip() == "Being read …", "and no button without words"
+    is_read.set()
     page.until_shown("#usage-budgets tbody tr")
     is_late = gateway.held["budgets"] = threading.Event()
     gateway.answers["budgets"] = budgets | {"budgets": named(budgets["budgets"], "older")}

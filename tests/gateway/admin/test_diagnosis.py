@@ -11,7 +11,7 @@ from tests.gateway.admin.clock import Clock
 
 REAL_SLEEP = asyncio.sleep
 ANSWERS: dict[str, Any] = {
-    "overview": {},
+    "overview": {"engine": {"kv_blocks": 1}},
     "tenants": {"tenants": []},
     "queue": {"waiting": []},
     "requests": {"live": []},
@@ -108,3 +108,13 @@ async def test_findings_of_the_last_minutes_are_told_after_present_ones(
     found = (await site.diagnosis.report())["findings"]
     assert [(one["name"], one["trouble"]) for one in found] == [("slow", "It is slow"), ("away", "It was away")]
     assert 0 < site.clock.now - since[0] <= HISTORY_SECONDS
+
+
+async def test_the_last_minutes_are_told_by_the_oldest_metrics_within_them(site: Site) -> None:
+    assert await site.diagnosis.history(60.0) == {"findings": [], "figures": []}, "nothing was kept yet"
+    looks = asyncio.create_task(site.diagnosis.watch())
+    while site.clock.now < 1000.0:
+        await REAL_SLEEP(0)
+    looks.cancel()
+    (steps,) = (await site.diagnosis.history(60.0))["figures"]
+    assert steps["name"] == "steps" and "in 60 s" in steps["meaning"]

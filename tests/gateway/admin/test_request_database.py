@@ -185,7 +185,7 @@ async def test_the_table_is_counted_only_when_it_seems_full(postgres_site: Site)
             connection.execute("DELETE FROM sluice.requests")
             connection.execute("UPDATE sluice.request_log SET bytes = %s", [told])
             await site.database.close()
-            site = Site(site.storage)
+            site = Site(site.storage, url=site.url)
             assert await site.names() == []
             assert connection.execute("SELECT bytes FROM sluice.request_log").fetchone() == (counted,)
     await site.database.close()

@@ -229,4 +229,4 @@ def test_a_real_gateway(server: ServerProcess, sluice: Sluice, monkeypatch: pyte
     monkeypatch.setattr("gateway.cli.doctor.WINDOW_SECONDS", 0.1)
     told = json.loads(sluice("doctor", "--live", server.admin_url, "--json").out)
     found = {finding["name"] for finding in told["findings"]}
-    assert not found - {"late_loop", "estimates_off"}
+    assert not found - {"late_loop"}

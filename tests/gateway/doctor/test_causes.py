@@ -28,14 +28,12 @@ def test_consequences_of_full_memory_stand_behind_it() -> None:
         found("thrashing"),
         found("late_loop"),
         found("promises_broken"),
-        found("estimates_off"),
     ) == [
         ("small_batches", ""),
         ("above_target_standard", "small_batches"),
         ("preemptions", "small_batches"),
         ("thrashing", "small_batches"),
         ("promises_broken", "small_batches"),
-        ("estimates_off", "small_batches"),
         ("late_loop", ""),
         ("slow_planning", "late_loop"),
     ]
@@ -54,18 +52,18 @@ def test_a_warning_that_explains_what_is_serious_comes_before_warnings_alone() -
 
 
 def test_of_classes_that_wait_too_long_one_stands_for_all() -> None:
-    assert told(found("above_target_a"), found("above_target_b", serious=True), found("estimates_off")) == [
-        ("above_target_b", ""), ("above_target_a", "above_target_b"), ("estimates_off", "above_target_b"),
+    assert told(found("above_target_a"), found("above_target_b", serious=True), found("promises_broken")) == [
+        ("above_target_b", ""), ("above_target_a", "above_target_b"), ("promises_broken", "above_target_b"),
     ]  # fmt: skip
 
 
 def test_a_trouble_of_one_replica_explains_none_of_another() -> None:
     late, off, drift = (
         found("late_loop", False, "ab"),
-        found("estimates_off", False, "bc"),
+        found("promises_broken", False, "bc"),
         found("prices_off", False, "c"),
     )
-    assert told(late, off, drift) == [("late_loop", ""), ("estimates_off", "late_loop"), ("prices_off", "")]
+    assert told(late, off, drift) == [("late_loop", ""), ("promises_broken", "late_loop"), ("prices_off", "")]
 
 
 NAMES = [*EXPLAINS, "above_target_a", "prices_off"]
@@ -81,6 +79,13 @@ def test_each_finding_is_told_once_and_behind_its_cause(those: list[Finding]) ->
     for finding in told:
         root = root if finding.cause else finding.name
         assert finding.cause in ("", root)
+
+
+@pytest.mark.parametrize(("refused", "cause"), [("acme", "flooding_tenant"), ("bolt", "")])
+def test_a_flood_of_one_tenant_explains_no_refusals_of_another(refused: str, cause: str) -> None:
+    flood = replace(found("flooding_tenant"), tenant="acme")
+    refusals = replace(found("refused_tenant"), tenant=refused)
+    assert told(flood, refusals) == [("flooding_tenant", ""), ("refused_tenant", cause)]
 
 
 def test_troubles_that_have_nothing_to_do_with_each_other_stay_apart() -> None:
@@ -106,7 +111,7 @@ def test_a_cause_explains_only_existing_findings() -> None:
 
 @pytest.mark.parametrize("cause", ["", "small_batches"])
 def test_a_finding_is_told_and_read_with_its_cause(cause: str) -> None:
-    one = Finding("preemptions", "it is", "seen", "mend it", Severity.WARNING, ("a",), cause)
+    one = Finding("preemptions", "it is", "seen", "mend it", Severity.WARNING, ("a",), cause, cause and "acme")
     assert Finding.of(one.to_json()) == one
 
 

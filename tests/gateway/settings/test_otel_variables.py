@@ -89,19 +89,17 @@ def test_every_variable_of_the_sdk_is_obeyed_or_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value"),
     [
-        ("OTEL_TRACES_SAMPLER", "always_on", "is taken as parentbased_always_on"),
-        ("OTEL_TRACES_SAMPLER", "xray", "--trace-sample-ratio holds; use one of parentbased_always_on"),
-        ("OTEL_BSP_SCHEDULE_DELAY", "soon", "is no number above 0, and the default holds"),
-        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://a", "set OTEL_EXPORTER_OTLP_ENDPOINT"),
-        ("OTEL_TRACES_EXPORTER", "zipkin", "without --otlp-endpoint nothing is sent"),
+        ("OTEL_TRACES_SAMPLER", "xray"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "soon"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://a"),
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
     ],
 )
-def test_a_variable_that_is_not_obeyed_is_named_with_a_remedy(name: str, value: str, said: str) -> None:
+def test_a_variable_that_is_not_obeyed_is_named_with_what_is(name: str, value: str) -> None:
     (line,) = otel_variables.ignored({name: value})
-    assert line.startswith(f"{name}={value} ")
-    assert said in line
+    assert line.startswith(f"{name}={value} is not obeyed") and "docs/tracing.md" in line
 
 
 def test_a_variable_that_asks_for_the_present_behaviour_is_not_named() -> None:

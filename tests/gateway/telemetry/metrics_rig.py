@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from admission.core import CoreConfig, MemoryGate
 from backend.config import EngineConfig
+from backend.roofline import Roofline
 from gateway.http.connection_table import ConnectionTable
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.metrics.prometheus import exposition
@@ -62,7 +63,13 @@ class PaperEngine:
 
 
 class Rig(CoreRun):
-    def __init__(self, num_blocks: int = 64, config: CoreConfig | None = None, **engine_fields: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        config: CoreConfig | None = None,
+        roofline: Roofline | None = None,
+        **engine_fields: int,
+    ) -> None:
         engine = EngineConfig(
             num_blocks=num_blocks,
             block_size=4,
@@ -90,6 +97,7 @@ class Rig(CoreRun):
                 lambda: memory,
                 ConnectionTable(8),
                 10.0,
+                roofline=roofline,
             )
         )
         PoolStats(0, int).show(self.metrics.registry)

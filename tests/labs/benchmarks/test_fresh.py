@@ -1,8 +1,30 @@
+import re
+
 import pytest
 
 from labs.benchmarks.fresh import MARK, Cached, Fresh, check_nothing_was_cached
 from labs.benchmarks.load import post
+from labs.benchmarks.processes import ROOT
 from tests.gateway.server_process import ServerProcess, running_server
+
+STARTED = r"(?<![\w.])(?<!def )(?:LLM|load_model|gateway_process|served|served_afresh)\("
+ENGINES = re.compile(STARTED + r"|\"labs.benchmarks.gateway_server\"")
+CHECKS = re.compile(r"check_nothing_was_cached\(|served_afresh\(|\"prefix_cache\": \"off\"")
+UNCHECKED = {
+    "measures the cache itself": {"cache_isolation", "prefix_cache", "several_answers", "routing_live"},
+    "measures no time": {"batch_invariance", "batch_kills", "json_schemas", "quota_burst"},
+    "has prompts of less than a block": {"embeddings", "structured"},
+    "takes what was cached off its figures": {"preemption_live"},
+    "times steps without a scheduler": {"adapters"},
+    "compares the requests of a log with themselves": {"what_if_live"},
+}
+
+
+def test_every_benchmark_that_times_an_engine_sees_that_prompts_were_computed() -> None:
+    sources = {path.stem: path.read_text() for path in (ROOT / "labs" / "benchmarks").glob("*.py")}
+    timed = {name for name, source in sources.items() if ENGINES.search(source)}
+    unchecked = {name for name in timed if not CHECKS.search(sources[name])}
+    assert unchecked == set[str]().union(*UNCHECKED.values())
 
 
 def test_no_request_is_as_another_and_all_have_the_length_that_they_announce() -> None:

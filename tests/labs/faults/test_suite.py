@@ -7,7 +7,7 @@ import pytest
 from labs.bench.scenario import Scenario
 from labs.faults import suite
 from labs.faults.altered import ALTERATIONS
-from labs.faults.release import steps_to_release
+from labs.faults.release import released
 from labs.faults.site import Process
 from labs.faults.timeline import Act
 from labs.simulation.errors import SimulationError
@@ -112,7 +112,7 @@ def test_an_act_knows_its_connection() -> None:
 
 def test_every_sequence_of_a_log_is_released_within_two_steps() -> None:
     lines = record_logs.read(record_logs.FOLDER / "cancels.log.gz")
-    steps = steps_to_release(lines)
+    steps = [one.steps for one in released(lines)]
     assert len(steps) > 10 and max(steps) <= 2
 
 
@@ -120,11 +120,15 @@ def test_a_log_is_replayed_from_its_first_segment_and_an_empty_one_measures_noth
     lines = record_logs.read(record_logs.FOLDER / "cancels.log.gz")
     log, half = tmp_path / "gateway0.events", len(lines) // 2
     log.write_text("")
-    assert suite.releases([log]) == {"release.steps": None, "release.sequences": 0.0}
+    assert suite.releases([log]) == {"release.steps": None, "release.sequences": 0.0, "computed": 0.0}
     log.with_name(f"{log.name}.1").write_text("".join(f"{line}\n" for line in lines[:half]))
     log.write_text("".join(f"{line}\n" for line in lines[half:]))
-    steps = steps_to_release(lines)
-    assert suite.releases([log]) == {"release.steps": max(steps), "release.sequences": len(steps)}
+    found = released(lines)
+    steps, last = max(one.steps for one in found), max(one.arrived for one in found)
+    (tokens,) = (one.tokens for one in found if one.arrived == last)
+    figures = {"release.steps": steps, "release.sequences": len(found)}
+    assert suite.releases([log]) == figures | {"computed": sum(one.tokens for one in found)}
+    assert suite.releases([log], last) == figures | {"computed": tokens}
 
 
 def test_a_restart_ends_what_the_killed_program_left(tmp_path: Path) -> None:

@@ -47,6 +47,15 @@ def test_a_disk_that_is_full_is_said_before_anything_is_served(tmp_path: Path, m
         EmbeddedStore(tmp_path).start()
 
 
+@pytest.mark.parametrize("left", [{"f_bavail": 0, "f_favail": 9}, {"f_bavail": 9, "f_favail": 0}])
+def test_a_server_that_ends_on_a_full_disk_is_said_to_lack_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: dict[str, int]
+) -> None:
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_files=9, **left))
+    with pytest.raises(DirectoryUnusable, match=rf"{tmp_path}/store: no space is left; free some"):
+        EmbeddedStore(tmp_path, lambda: ServerBinary(Path("/bin/false"), (8, 0))).start()
+
+
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store").chmod(0o755)

@@ -36,6 +36,7 @@ export function budgetsTable(root) {
       { id: "what", title: "Budget", text: ({ resource, period, soft }) => `${shown(resource, 24)} a ${shown(period, 8)}${soft ? ", soft" : ""}` },
       { id: "left", title: "Left", value: share, make: budgetCell, fill: fillBudget, numeric: true },
       { id: "amount", title: "Of", value: (row) => row.amount, text: (row) => inUnits(row.amount, row), numeric: true, major: true },
+      { id: "held_back", title: "Held back", note: "for an outage of the store, or with lost replicas", text: heldBack, minor: true },
       { id: "alerts", title: "Alerts", text: ({ alerts }) => alerts.map(alertInWords).join(", "), minor: true },
       quantity("resets_in", "Full again in", (seconds) => (seconds === null ? "unknown" : duration(seconds)), { minor: true }),
     ],
@@ -63,6 +64,11 @@ function amount({ costs }) {
 
 function inUnits(number, { currency }) {
   return currency ? money(number, shown(currency, 8)) : compact(number);
+}
+
+function heldBack(row) {
+  const amounts = { "set aside": row.set_aside, lost: row.lost };
+  return Object.entries(amounts).filter(([, amount]) => amount).map(([what, amount]) => `${inUnits(amount, row)} ${what}`).join(", ");
 }
 
 function alertInWords({ at_percent, host, state }) {

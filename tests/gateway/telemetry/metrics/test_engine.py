@@ -1,6 +1,8 @@
 import pytest
 
 from admission.outcome import Outcome
+from backend.model.known_shapes import LLAMA_3_8B
+from backend.roofline import GPUS, Footprint, Roofline
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import ScheduledStep
 from gateway.http.request_scope import RequestScope
@@ -27,6 +29,21 @@ def test_steps_are_counted_by_what_they_compute(rig: Rig) -> None:
     assert page.value("sluice_prefill_tokens_total") == page.value("vllm:prompt_tokens_total") == 16
     assert page.value("sluice_decode_tokens_total") == 4
     assert page.value("vllm:generation_tokens_total") == 6
+
+
+def test_steps_have_a_floor_and_mixed_ones_are_divided_by_what_their_phases_cost() -> None:
+    rig = Rig(roofline=Roofline(Footprint(LLAMA_3_8B, "bfloat16"), GPUS["h200"]))
+    rig.arrive("a", prompt=8, max_tokens=9)
+    rig.step()
+    rig.step()
+    assert rig.value("sluice_mixed_steps_seconds_total") == 0
+    assert rig.value("sluice_device_floor_seconds_total") == pytest.approx(2 * 3.49e-3, rel=0.01), "two reads of it"
+    rig.arrive("b", prompt=8, max_tokens=9)
+    rig.step()
+    page = rig.page()
+    prompts, answers = (page.value("sluice_mixed_steps_seconds_total", phase=phase) for phase in ("prefill", "decode"))
+    assert prompts + answers == pytest.approx(STEP)
+    assert prompts > answers > 0, "eight tokens beside one"
 
 
 def test_the_batch_and_its_churn(rig: Rig) -> None:
@@ -131,6 +148,7 @@ def test_tokens_after_the_end_are_counted_as_late(rig: Rig) -> None:
 def test_preemptions_are_counted_by_their_cause() -> None:
     page = rig_after_preemptions().page()
     assert page.value("sluice_preemptions_total", cause="memory") > 0
+    assert page.value("sluice_preemptions_total", cause="slot") == 0
     assert page.value("sluice_preemptions_total", cause="limit") == 0
     assert page.value("vllm:num_preemptions_total") == page.value("sluice_preemptions_total")
     assert page.value("sluice_recomputed_tokens_total") > 0

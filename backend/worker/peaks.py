@@ -1,0 +1,36 @@
+"""The rates that a device sustains, measured in some milliseconds at start: no table knows every processor."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from backend.roofline import Peaks
+
+MAX_READ_BYTES = 2**28  # of one read; smaller models are read as a whole, from the cache that holds them
+MIN_READ_BYTES = 2**20
+PRODUCT_SIZE = {"cpu": 768, "cuda": 8192}  # rows and columns of the two matrices
+NUM_TRIES = 4  # of which the fastest counts: others on the machine only make it slower
+
+
+def measured_peaks(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Peaks:
+    """Measure the bytes a second of reading as many bytes as the weights have, and the FLOP/s of a large product."""
+    size = PRODUCT_SIZE[device.type]
+    num_bytes = max(MIN_READ_BYTES, min(weight_bytes, MAX_READ_BYTES))
+    data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    bandwidth = num_bytes / _fastest(device, data.sum)
+    flops = 2 * size**3 / _fastest(device, lambda: a @ b)
+    return Peaks(bandwidth, flops, flops)
+
+
+def _fastest(device: torch.device, run: Callable[[], object]) -> float:
+    """Return the seconds of the fastest run but the first, which may compile or allocate."""
+    seconds = []
+    for _ in range(1 + NUM_TRIES):
+        began = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
