@@ -13,6 +13,7 @@ from admission.event_logs.names import (
     CHOICES,
     CORE_FIELDS,
     ENGINE_FIELDS,
+    EXPERT_FIELDS,
     FINISH_REASONS,
     OBSTACLES,
     POLICY_FIELDS,
@@ -55,7 +56,7 @@ def check_all(wanted: Iterable[object], found: Iterable[object]) -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (EngineConfig, (*named(ENGINE_FIELDS), *named(ADAPTER_FIELDS), *named(SLEEP_FIELDS))),
+        (EngineConfig, (*named(ENGINE_FIELDS), *named(ADAPTER_FIELDS), *named(SLEEP_FIELDS), *named(EXPERT_FIELDS))),
         (CoreConfig, CORE_FIELDS),
         (SchedulingPolicy, POLICY_FIELDS),
         (QueueBounds, BOUNDS),
