@@ -9,6 +9,7 @@ because products overlap reading with arithmetic, while attention to a long cont
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 from backend.errors import ConfigError
@@ -56,7 +57,7 @@ GPUS = {
 MEMORY_BYTES = {"h200": 139 * GIB, "h100": 79 * GIB, "a100": 79 * GIB}  # that their driver leaves
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: derived numbers are kept, which metrics ask for at each step
 class Footprint:
     """The memory that one model takes in one precision."""
 
@@ -78,11 +79,11 @@ class Footprint:
         return self._num_of_layers(1.0) + self.model.hidden_size * self.model.vocab_size
 
     def bytes_read(self, tokens: int) -> float:
-        """Return the bytes of weights that a step reads, of experts those that its tokens use, drawn at random."""
+        """Return the bytes of weights that a step reads, of experts the share that its tokens use, drawn at random."""
         in_experts, unused = expert_reads(self.model)
         return self.num_read * (1 - in_experts * unused**tokens) * self.item_bytes
 
-    @property
+    @cached_property
     def num_multiplied(self) -> int:
         """The count of numbers that a token is multiplied with, its logits' among them."""
         return self.num_multiplied_by_token + self.model.hidden_size * self.model.vocab_size
@@ -102,11 +103,11 @@ class Footprint:
     def weight_bytes(self) -> int:
         return self.num_weights * self.item_bytes
 
-    @property
+    @cached_property
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 
-    @property
+    @cached_property
     def kv_bytes_per_token(self) -> int:
         model = self.model
         return 2 * model.num_layers * model.num_kv_heads * model.head_dim * (self.kv_item_bytes or self.item_bytes)
@@ -173,7 +174,7 @@ def _expert_weights(model: ModelConfig) -> int:
     return experts.count * (3 * hidden * inner + (0 if experts.clamp is None else 2 * inner + hidden))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: derived numbers are kept, which metrics ask for at each step
 class Roofline:
     """The least time that a model's steps take on a device."""
 
@@ -181,7 +182,7 @@ class Roofline:
     peaks: Peaks
     num_ranks: int = 1  # that divide the model, of which `footprint` is one's part
 
-    @property
+    @cached_property
     def rate(self) -> float:
         return self.peaks.rate(self.footprint.dtype)
 

@@ -77,11 +77,6 @@ class StepWork:
         )
 
 
-def prefill_work(start: int, length: int) -> StepWork:
-    """Returns the work of a chunk of `length` tokens behind `start` computed ones."""
-    return StepWork(prefill_tokens=length, prefill_context=start, prefill_pairs=prefill_pairs(start, length))
-
-
 def prefill_pairs(start: int, length: int) -> int:
     """Returns the number of pairs of a token of the chunk and a token that it attends to, itself included."""
     return length * start + length * (length + 1) // 2

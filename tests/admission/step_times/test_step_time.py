@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.step_times.step_time import StepTime, StepTimeModel, StepWork, prefill_work
+from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 
 TRUE = StepTime((0.0149, 81.3e-6, 95.2e-6, 0.111e-6, 0.755e-6, 0.0, 10e-6))
 PRIOR = StepTime((0.005, 1e-5, 1e-5, 1e-7, 1e-7, 1e-9, 1e-6))
@@ -18,7 +18,7 @@ coefficients = st.tuples(*[st.floats(0, 1e-3)] * 7)
 def some_work(rng: random.Random) -> StepWork:
     decodes = rng.randrange(192)
     work = StepWork(decode_tokens=decodes, decode_context=sum(rng.randrange(100, 2000) for _ in range(decodes)))
-    return work + prefill_work(rng.randrange(3000), rng.randrange(16, 512)) if rng.random() < 0.6 else work
+    return work + StepWork().with_prefill(rng.randrange(3000), rng.randrange(16, 512)) if rng.random() < 0.6 else work
 
 
 def trained(outliers: float = 0.0) -> StepTimeModel:
@@ -92,7 +92,7 @@ def test_a_machine_that_gets_faster_or_slower_as_a_whole_is_followed_at_once(fac
         decodes = rng.randrange(1, 192)
         work = StepWork(decode_tokens=decodes, decode_context=500 * decodes)
         model.observe(work, factor * TRUE.seconds(work) * rng.gauss(1, 0.03))
-    prompt = prefill_work(0, 512)
+    prompt = StepWork().with_prefill(0, 512)
     assert model.fitted.seconds(prompt) == pytest.approx(factor * TRUE.seconds(prompt), rel=0.2), "none was measured"
 
 
