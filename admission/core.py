@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -149,7 +149,7 @@ def make_core(
     """Make a fresh core; a given `model` keeps its learned state, and so do the step times of `others`, the further
     models. `observer_failed` is called with the exception of an observer.
     """
-    model = model or StepTimeModel(PRIOR_STEP_TIME)
+    model = model or StepTimeModel(replace(PRIOR_STEP_TIME, expert_reads=engine.expert_reads_of(0)))
     models, lengths = [model, *others], OutputLengths()
     tariffs = Tariffs(map(EngineTimeTariff, models))
     share = Share(config.weights, config.burst_s)

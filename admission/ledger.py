@@ -70,7 +70,7 @@ class EngineTimeTariff:
         elif computed > 0:
             own += model.of_prefill(cached, computed)
         shared = own * self._total / self._parts if self._parts else own
-        return min(shared, own + (1 + output) * fixed)
+        return min(shared, own + (1 + output) * fixed * model.read_share(1))
 
 
 class Tariffs:

@@ -116,11 +116,12 @@ class AdmissionControl:
             return Load(), Promise(sequence.tenant)
         output = self._lengths.mean(sequence.tenant, sequence.request.max_tokens)
         load = self._backlog.load_of(sequence, output)
-        self._offered(sequence, now)
+        if self._order is not None:  # its demand counts, admitted or refused
+            self._order.asked(sequence, now)
         if self._backlog.total.count:  # an empty queue takes any request: it can only run at once
             self._check_bounds(sequence, load)
         has_estimate = self._config.deadlines and _has_target(sequence)
-        promise = self._check_deadline(sequence, now) if has_estimate else Promise(sequence.tenant)
+        promise = self._check_deadline(sequence, load, now) if has_estimate else Promise(sequence.tenant)
         self.forecaster.add_newcomer(load.tokens, output)
         return load, promise
 
@@ -130,11 +131,6 @@ class AdmissionControl:
     def _owes(self, sequence: Sequence) -> bool:
         order = self._order
         return order is not None and order.share.credit(order.share.account(sequence.tenant)) < 0.0
-
-    def _offered(self, sequence: Sequence, now: float) -> None:
-        """Note the request's demand, admitted or refused."""
-        if self._order is not None:
-            self._order.asked(sequence, now)
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
         own = self._backlog.of(sequence.tenant)
@@ -159,8 +155,8 @@ class AdmissionControl:
             until = self._until_drained(total.seconds + load.seconds, 0.0)
             raise QueueFull(excess, total.count, until, of_class is not None)
 
-    def _check_deadline(self, sequence: Sequence, now: float) -> Promise:
-        forecast = self.forecaster.of(sequence, self._backlog.num_cached_tokens(sequence), now)
+    def _check_deadline(self, sequence: Sequence, load: Load, now: float) -> Promise:
+        forecast = self.forecaster.of(sequence, sequence.num_tokens - load.tokens, now)
         calibrated = self.calibration.calibrate(sequence, forecast, now)
         if self.refuses_late:
             self._refuse_late(sequence, forecast, calibrated, now)

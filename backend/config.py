@@ -93,6 +93,7 @@ class EngineConfig:
     awake_bytes: int = 0  # of the weights in memory at a time; 0: all models' are
     weight_bytes: tuple[int, ...] = ()  # of each model, if some sleep
     wake_seconds: tuple[float, ...] = ()  # until the weights of each are in memory again
+    expert_reads: tuple[tuple[float, float], ...] = ()  # of each model, as `Footprint.expert_reads`; none: no experts
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -120,6 +121,9 @@ class EngineConfig:
             f"max_model_len {self.max_model_len} does not fit the KV memory: {self.num_blocks} blocks x "
             f"{self.block_size} tokens = {capacity} tokens; give more KV memory or lower max_model_len",
         )
+
+    def expert_reads_of(self, model: int) -> tuple[float, float]:
+        return self.expert_reads[model] if self.expert_reads else (0.0, 0.0)
 
     def _check_chunk(self) -> None:
         if self.prefill_chunk is None:

@@ -88,6 +88,8 @@ def load_model(
         raise ConfigError("adapters are served by one rank: leave tensor_parallel 1, or serve none")
     directory = resolve_model(name)
     config = read_model_config(directory)
+    if config.experts is not None and options.max_adapter_rank:
+        raise ConfigError(f"{directory.name} has experts, whose products have no adapters: serve it without --adapter")
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size, chat_control_tokens)
     defaults = read_sampling_defaults(directory)
     target = select_device(device, tensor_parallel)

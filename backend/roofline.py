@@ -3,12 +3,13 @@
 A step reads every weight but the embedding's, of which it looks up rows, and the keys and values that its sequences
 attend to; meanwhile it multiplies. Its floor is the roofline of Williams et al. (2009),
 
-    max(weight bytes / bandwidth, 2 * weights * tokens / rate) + KV bytes / bandwidth
+    max(weight bytes / bandwidth, 2 * weights of a token * tokens / rate) + KV bytes / bandwidth
 
 because products overlap reading with arithmetic, while attention to a long context mostly reads.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 from backend.errors import ConfigError
@@ -21,6 +22,7 @@ BLOCK_SIZE = 16  # tokens, the default of engines
 _UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
 RUNTIME_BYTES = GIB  # CUDA's context, libraries and compiled kernels
 KERNELS_PER_LAYER = 11  # kernels of a layer in a step, at most
+KERNELS_OF_EXPERTS = 4  # more, where a layer has experts
 GRAPH_BYTES_PER_KERNEL = (
     16 * 1024
 )  # that CUDA keeps for a kernel in a graph; whole models were seen to take 10 to 25 KiB
@@ -55,7 +57,7 @@ GPUS = {
 MEMORY_BYTES = {"h200": 139 * GIB, "h100": 79 * GIB, "a100": 79 * GIB}  # that their driver leaves
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: derived numbers are kept, which metrics ask for at each step
 class Footprint:
     """The memory that one model takes in one precision."""
 
@@ -67,27 +69,45 @@ class Footprint:
     def num_weights(self) -> int:
         """The count of the weights' numbers, a tied matrix counted once."""
         embedding = 0 if self.model.tie_word_embeddings else self.model.vocab_size * self.model.hidden_size
-        return self.num_multiplied + embedding
+        return self.num_read + embedding
 
     @property
+    def num_read(self) -> int:
+        """The count of numbers that a step of many tokens reads: all but the embedding's, unless it is tied to the
+        head.
+        """
+        return self._num_of_layers(1.0) + self.model.hidden_size * self.model.vocab_size
+
+    def bytes_read(self, tokens: int) -> float:
+        """Return the bytes of weights that a step reads, of experts the share that its tokens use, drawn at random."""
+        in_experts, unused = expert_reads(self.model)
+        return self.num_read * (1 - in_experts * unused**tokens) * self.item_bytes
+
+    @cached_property
     def num_multiplied(self) -> int:
-        """The count of numbers that each step reads: all but the embedding's, unless it is tied to the head."""
+        """The count of numbers that a token is multiplied with, its logits' among them."""
         return self.num_multiplied_by_token + self.model.hidden_size * self.model.vocab_size
 
     @property
     def num_multiplied_by_token(self) -> int:
         """The count of numbers that every token is multiplied with: the head makes logits of sampled rows alone."""
-        return self.model.num_layers * _layer_weights(self.model) + self.model.hidden_size
+        experts = self.model.experts
+        return self._num_of_layers(1.0 if experts is None else experts.per_token / experts.count)
+
+    def _num_of_layers(self, share: float) -> int:
+        """Return the count of the layers' numbers, with this share of their experts."""
+        model = self.model
+        return model.num_layers * (_dense_weights(model) + round(share * _expert_weights(model))) + model.hidden_size
 
     @property
     def weight_bytes(self) -> int:
         return self.num_weights * self.item_bytes
 
-    @property
+    @cached_property
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 
-    @property
+    @cached_property
     def kv_bytes_per_token(self) -> int:
         model = self.model
         return 2 * model.num_layers * model.num_kv_heads * model.head_dim * (self.kv_item_bytes or self.item_bytes)
@@ -106,7 +126,8 @@ class Footprint:
         """Estimate the bytes of a step's activations and of the logits of its `rows`; a running engine measures it."""
         model = self.model
         qkv = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-        per_token = 3 * model.hidden_size + qkv + 3 * model.intermediate_size
+        inner = model.intermediate_size * (1 if model.experts is None else model.experts.per_token)
+        per_token = 3 * model.hidden_size + qkv + 3 * inner
         return tokens * per_token * self.item_bytes + rows * model.vocab_size * (self.item_bytes + 2 * 4)
 
     def graph_bytes(self, tokens: int, seqs: int) -> int:
@@ -118,20 +139,42 @@ class Footprint:
 
 def recorded_bytes(model: ModelConfig, tokens: int, seqs: int) -> int:
     """Estimate the bytes of the nodes of graphs of steps of up to `tokens` and `seqs` sequences."""
-    return graph_shapes.num_shapes(tokens, seqs) * model.num_layers * KERNELS_PER_LAYER * GRAPH_BYTES_PER_KERNEL
+    kernels = model.num_layers * (KERNELS_PER_LAYER + (KERNELS_OF_EXPERTS if model.experts else 0))
+    return graph_shapes.num_shapes(tokens, seqs) * kernels * GRAPH_BYTES_PER_KERNEL
 
 
-def _layer_weights(model: ModelConfig) -> int:
-    """Return the count of one layer's numbers, its biases and norms included."""
+def expert_reads(model: ModelConfig) -> tuple[float, float]:
+    """Return the share of the weights that lie in experts, and the chance that a token leaves one of them unused: steps
+    of `n` tokens, if each draws its experts at random, read `1 - share * chance**n` of the weights.
+    """
+    if model.experts is None:
+        return 0.0, 0.0
+    in_experts = model.num_layers * _expert_weights(model) / Footprint(model, "float32").num_read
+    return in_experts, 1 - model.experts.per_token / model.experts.count
+
+
+def _dense_weights(model: ModelConfig) -> int:
+    """Return the count of one layer's numbers without its experts, its biases and norms included."""
     hidden, intermediate = model.hidden_size, model.intermediate_size
     query, qkv = model.num_heads * model.head_dim, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    products = hidden * (query + qkv + 3 * intermediate)
+    feed_forward = 3 * intermediate if model.experts is None else model.experts.count
+    products = hidden * (query + qkv + feed_forward)
     biases = model.attention_bias * qkv + model.output_bias * hidden
-    biases += model.mlp_bias * (2 * intermediate + hidden)
-    return products + biases + 2 * hidden + model.qk_norm * 2 * model.head_dim
+    biases += model.mlp_bias * (2 * intermediate + hidden) + model.sinks * model.num_heads
+    if model.experts is not None and model.experts.clamp is not None:
+        biases += model.experts.count  # the router's
+    return products + biases + (4 if model.branch_norms else 2) * hidden + model.qk_norm * 2 * model.head_dim
 
 
-@dataclass(frozen=True, slots=True)
+def _expert_weights(model: ModelConfig) -> int:
+    """Return the count of numbers of all experts of a layer."""
+    experts, hidden, inner = model.experts, model.hidden_size, model.intermediate_size
+    if experts is None:
+        return 0
+    return experts.count * (3 * hidden * inner + (0 if experts.clamp is None else 2 * inner + hidden))
+
+
+@dataclass(frozen=True)  # without slots: derived numbers are kept, which metrics ask for at each step
 class Roofline:
     """The least time that a model's steps take on a device."""
 
@@ -139,14 +182,15 @@ class Roofline:
     peaks: Peaks
     num_ranks: int = 1  # that divide the model, of which `footprint` is one's part
 
-    @property
+    @cached_property
     def rate(self) -> float:
         return self.peaks.rate(self.footprint.dtype)
 
     @property
     def ridge(self) -> float:
-        """The tokens in a step from which products take longer than reading the weights."""
-        return self.footprint.item_bytes / 2 * self.rate / self.peaks.bandwidth
+        """The tokens in a step from which products take longer than reading the weights, of experts all."""
+        read = self.footprint.num_read / self.footprint.num_multiplied * self.footprint.item_bytes
+        return read / 2 * self.rate / self.peaks.bandwidth
 
     def decode(self, batch: int, context: int) -> float:
         """Return the seconds of a step of `batch` decodes that each attend to `context` tokens."""
@@ -181,8 +225,8 @@ class Roofline:
         return 2 * (self.num_ranks - 1) / self.num_ranks * num_bytes / self.peaks.link
 
     def _products(self, tokens: int) -> float:
-        numbers = self.footprint.num_multiplied
-        return max(numbers * self.footprint.item_bytes / self.peaks.bandwidth, 2 * numbers * tokens / self.rate)
+        reading = self.footprint.bytes_read(tokens) / self.peaks.bandwidth
+        return max(reading, 2 * self.footprint.num_multiplied * tokens / self.rate)
 
 
 @dataclass(frozen=True, slots=True)

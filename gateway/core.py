@@ -21,6 +21,7 @@ from backend.config import EngineConfig, EngineOptions
 from backend.errors import ConfigError
 from backend.extensions import extensions
 from backend.loader import LoadedModel
+from backend.roofline import expert_reads
 from backend.scheduler.batching import RULES
 from backend.scheduler.block_tables import POOLS
 from backend.structured_output.compiler import GrammarCompiler
@@ -39,8 +40,9 @@ def open_core(settings: Settings, model: LoadedModel, others: Iterable[LoadedMod
     """
     models, folder = [model, *others], settings.state_dir / "step_time"
     paths = [folder / f"{_file_name(one, settings)}.json" for one in models]
-    step_times = [*map(_load, paths)]
-    with _open_core(settings, model, _shared_config(settings, models), step_times) as core:
+    config = _shared_config(settings, models)
+    step_times = [_load(path, config.expert_reads_of(number)) for number, path in enumerate(paths)]
+    with _open_core(settings, model, config, step_times) as core:
         try:
             yield core
         finally:
@@ -51,6 +53,8 @@ def open_core(settings: Settings, model: LoadedModel, others: Iterable[LoadedMod
 def _shared_config(settings: Settings, models: list[LoadedModel]) -> EngineConfig:
     """The limits of an engine of these models. Raises `ConfigError`."""
     first, longest = models[0].engine_config, max([one.engine_config.max_model_len for one in models])
+    if any(one.config.experts for one in models):
+        first = replace(first, expert_reads=tuple([expert_reads(one.config) for one in models]))
     sleeping = [one.runner.weights for one in models if one.runner.weights is not None]
     if not sleeping:
         return replace(first, max_model_len=longest)
@@ -113,14 +117,13 @@ def _file_name(model: LoadedModel, settings: Settings) -> str:
     return f"{name}-{digest}-{dtype}-{model.runner.device.type}-{settings.threads}"
 
 
-def _load(path: Path) -> StepTimeModel:
+def _load(path: Path, expert_reads: tuple[float, float]) -> StepTimeModel:
     try:
-        return StepTimeModel.from_json(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return StepTimeModel(PRIOR_STEP_TIME)
+        return StepTimeModel.from_json(json.loads(path.read_text()), expert_reads)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s is not usable (%s); step times are learned anew", path, error)
-        return StepTimeModel(PRIOR_STEP_TIME)
+        if not isinstance(error, FileNotFoundError):
+            log.warning("%s is not usable (%s); step times are learned anew", path, error)
+        return StepTimeModel(replace(PRIOR_STEP_TIME, expert_reads=expert_reads))
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ ApiError
 ├── Preempted            503  before the first byte; an error event after it
 ├── CancelledByAdmin     503  before the first byte; an error event after it
 ├── GuardrailUnavailable     503  the guardrail gives no verdict and policy says closed
+├── FilesUnavailable     503  the disk has no room for a file
 ├── QuotaUnverifiable    503  the quota store is unreachable and policy says closed
 └── DeadlineExceeded     504  while queued
 
@@ -459,6 +460,18 @@ class QuotaUnverifiable(ApiError):
     code = "quota_unverifiable"
     outcome = Outcome.REFUSED
     dropped_reason = "quota_store"
+
+
+class FilesUnavailable(ApiError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "files_unavailable"
+    outcome = Outcome.FAILED
+    dropped_reason = "disk"
+
+    def __init__(self) -> None:
+        told = "The server could not write this file to its disk, and has kept nothing of it. Try again later."
+        super().__init__(told, retry_after=MAX_RETRY_AFTER_S)
 
 
 class GuardrailUnavailable(ApiError):

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from backend.bound_process import bound
 from backend.kernels import few_rows, sampling, triton_lang
-from backend.kernels.ops import StepAdapters, StepInputs
+from backend.kernels.ops import ExpertWeights, StepAdapters, StepInputs
 from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check import compiling
 from labs.benchmarks.gpu_check.paper_gpu import META, compiled, paper_gpu
@@ -120,6 +120,8 @@ def run_launchers(variant: Variant) -> None:
         query = ops.rope_and_store(qkv, heads, kv_heads, cos_sin, *norms, 1e-5, *caches, inputs)
     for window in (None, 4096):
         ops.paged_attention(query, *caches, inputs, head_dim**-0.5, window)
+    if head_dim == 64:  # gpt-oss'
+        ops.paged_attention(query, *caches, inputs, 0.125, 128, torch.empty(heads, device=META))
     if variant.dtype == "fp8" or variant.block_size != 16 or head_dim != 128:
         return  # the rest knows nothing of heads
     ops.rms_norm(hidden, hidden[0], 1e-5)
@@ -127,6 +129,7 @@ def run_launchers(variant: Variant) -> None:
     ops.silu_mul(rows(2 * 14336))
     run_products(dtype)
     run_adapters(inputs, dtype)
+    run_experts(dtype)
     if variant.dtype == "bfloat16":
         run_sampling()
 
@@ -158,6 +161,19 @@ def run_adapters(inputs: StepInputs, dtype: torch.dtype) -> None:
             adapted = replace(inputs, adapters=adapters, max_query_len=longest)
             TritonOps().adapt(meta(tokens, 6144), meta(tokens, 4096), adapted, 1, 0)
             TritonOps().adapt(meta(tokens, 4096), meta(tokens, 14336), adapted, 1, 3)
+
+
+def run_experts(dtype: torch.dtype) -> None:
+    """Run 128 experts, of which each token has 8, for few tokens and many, and gpt-oss'."""
+
+    def meta(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    weights = ExpertWeights(meta(128, 2048), meta(128, 1536, 2048), meta(128, 2048, 768), 8, True)
+    biases = {"router_bias": meta(128), "gate_up_bias": meta(128, 1536), "down_bias": meta(128, 2048)}
+    for tokens in (2048, 16):
+        TritonOps().experts(weights)(meta(tokens, 2048))
+        TritonOps().experts(replace(weights, clamp=(1.7, 7.0), **biases))(meta(tokens, 2048))
 
 
 def run_sampling() -> None:

@@ -6,8 +6,8 @@ its fields are given values at random: in range, at the edges, beyond, of other 
 has to be a 200 whose choices and log probabilities agree with what was asked, or a 400 that names a field; a 429 or 503
 says that the server is busy. In the end no KV block, no reservation and no sequence is left, and the limits have lost
 what usage said. A share of the requests, `--dialects`, are responses and Anthropic's messages (`fuzz_dialects`), and
-another one, `--stored`, are calls of a tenant of its own about what is stored (`fuzz_stored`). `--results` names a
-folder in which the figures are written to `fuzz.json`.
+another one, `--stored`, are calls of a tenant of its own about what is stored, and to embed, score and rank
+(`fuzz_stored`). `--results` names a folder in which the figures are written to `fuzz.json`.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from labs.benchmarks.embeddings import save_encoder
 from labs.benchmarks.report import Report
 from scripts import fuzz_dialects
 from scripts.fuzz_stored import StoredCalls, store_secrets
@@ -272,7 +273,9 @@ def main(arguments: list[str] | None = None) -> int:
         directory = Path(name)
         (directory / "policy.yaml").write_text(POLICY)
         keys = make_keys(directory / "state", "fuzz", "stored", "other")
-        flags = (*FLAGS, "--policy", str(directory / "policy.yaml"), "--http-workers", str(options.http_workers))
+        encoder = save_encoder(directory / "encoder")
+        flags = (*FLAGS, "--policy", str(directory / "policy.yaml"), "--embedding-model", str(encoder))
+        flags += ("--http-workers", str(options.http_workers))
         with running_server(directory, *flags) as server:
             fuzzer = Fuzzer(server, keys, options.seed, options.dialects, options.stored)
             began = time.monotonic()

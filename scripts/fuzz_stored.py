@@ -1,5 +1,5 @@
 """Random calls about what the server stores: responses, also in the background, conversations, files and batches; and
-embeddings, where no model for them is served.
+about what it encodes: embeddings, scores and rankings.
 
 A call is valid, or one of its places is not: its id is unknown, another tenant's or malformed, its body has other
 values, its query makes no sense. Every answer is a 200 or a typed error, and has nothing of the other tenant's.
@@ -8,6 +8,7 @@ values, its query makes no sense. Every answer is a 200 or a typed error, and ha
 import json
 import re
 from collections import defaultdict
+from copy import deepcopy
 from random import Random
 from typing import Any, NamedTuple
 
@@ -35,6 +36,18 @@ PATHS = {  # of each kind of object: paths below its id, and the methods of each
     "batch": [("", "GET"), ("/cancel", "POST")],
 }  # fmt: skip
 ROOTS = {"response": "responses", "conversation": "conversations", "file": "files", "batch": "batches"}
+ENCODINGS: list[tuple[str, str, Json]] = [  # path, field of its texts, and other fields
+    ("/v1/embeddings", "input", {}), ("/v1/score", "text_2", {"text_1": "1 2"}),
+    ("/v2/rerank", "documents", {"query": "3"}),
+]  # fmt: skip
+TEXTS: list[Any] = [
+    "1 2 3", ["7", ""], ["1 2"] * 40, ["1"] * 2049, [5, 6], [[5], [6, 7]], [3000], "[SEP] \0 日", "1 " * 600,
+    [{"text": "4"}], [], [[]], ["a", [5]], 7,
+]  # fmt: skip
+ENCODED_FIELDS: dict[str, list[Any]] = {
+    "encoding_format": ["float", "base64", "int8"], "dimensions": [1, 384, 385, 0, None], "top_n": [1, 9, 0],
+    "user": ["u", 1], "truncate_prompt_tokens": [-1, 1, 0, 10**9], "return_documents": [True, False],
+}  # fmt: skip
 METADATA: list[Any] = [None, {}, {"a": "b"}, {"a": 1}, {"a" * 65: "b"}, {str(n): "x" for n in range(17)}, [], "x"]
 ERROR_STATUSES = {400, 404, 405, 413, 429, 503}
 
@@ -48,6 +61,7 @@ class StoredCall(NamedTuple):
     form: dict[str, Any] | None = None  # of an upload
     makes: str | None = None
     is_foreign: bool = False  # it names what another tenant has
+    encodes: str | None = None  # the field with its texts
 
 
 class StoredCalls:
@@ -59,7 +73,7 @@ class StoredCalls:
         self._known: defaultdict[str, list[str]] = defaultdict(list)
 
     def next(self) -> StoredCall:
-        match self._random.randrange(10):
+        match self._random.randrange(11):
             case 0 | 1:
                 return self._response()
             case 2:
@@ -70,14 +84,16 @@ class StoredCalls:
                 return self._upload()
             case 4:
                 return self._batch()
-            case 5:
-                return self._other()
+            case 5 | 6:
+                return self._random.choice([self._other, self._encoding])()
         return self._of_one()
 
     def judge(self, call: StoredCall, reply: httpx.Response) -> None:
         assert SECRET not in reply.text, "another tenant's"
         if reply.status_code == 200:
             assert not call.is_foreign, "another tenant's id is known"
+            if call.encodes is not None:
+                _judge_encoded(call, reply.json())
             if call.makes and reply.headers["content-type"].startswith("application/json"):
                 found = reply.json()
                 self._made(call.makes, found["id"])
@@ -135,12 +151,18 @@ class StoredCalls:
 
     def _other(self) -> StoredCall:
         random = self._random
-        path = random.choice(["/v1/files", "/v1/batches", "/v1/responses", "/v1/conversations", "/v1/embeddings"])
-        if path == "/v1/embeddings":
-            given = random.choice(["Hi", ["a"] * 2048, [["a"]], [1, 2], [], {}, None, ["x" * 9000] * 9])
-            return StoredCall("POST", path, self._mutated({"model": random.choice(["e", "embedded"]), "input": given}))
+        path = random.choice(["/v1/files", "/v1/batches", "/v1/responses", "/v1/conversations"])
         query = random.choice(QUERIES)
         return StoredCall(random.choice(["GET", "GET", "GET", "PUT", "DELETE"]), f"{path}?{query}")
+
+    def _encoding(self) -> StoredCall:
+        random = self._random
+        path, field, body = random.choice(ENCODINGS)
+        model = random.choice([*["encoder"] * 8, "embedded", "e"])
+        body = {"model": model, **body, field: deepcopy(random.choice(TEXTS))}
+        for name in random.sample([*ENCODED_FIELDS], random.choice([0, 0, 1, 2])):
+            body[name] = random.choice(ENCODED_FIELDS[name])
+        return StoredCall("POST", path, self._mutated(body), encodes=field)
 
     def _of_one(self) -> StoredCall:
         """A call about one object."""
@@ -170,6 +192,16 @@ class StoredCalls:
         if self._random.random() < 0.3:
             fuzz_dialects.mutate(self._random, body)
         return body
+
+
+def _judge_encoded(call: StoredCall, found: Json) -> None:
+    """Each text has its vector or score; of a ranking the best ones do."""
+    given = call.body[call.encodes]
+    count = 1 if isinstance(given, str) or type(given[0]) is int else len(given)
+    rows = found["data"] if "data" in found else found["results"]
+    most = min(count, call.body.get("top_n") or count) if "results" in found else count
+    places = {row["index"] for row in rows}
+    assert len(places) == len(rows) == most and places <= {*range(count)}, "another number of vectors or scores"
 
 
 def store_secrets(url: str, key: str) -> dict[str, str]:

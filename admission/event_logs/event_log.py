@@ -350,8 +350,12 @@ class _Replay:
         check_version(header)
         _, _, _, _, *further, coefficients, knee, prior_weight = header
         known = [(coefficients, knee, prior_weight), *(further[0] if further else ())]
-        model, *others = [make_model(StepTime(tuple(each), knee), weight) for each, knee, weight in known]
-        self._core, self._log = make_logged_core(*make_configs(header), model, write, others=others)
+        core, engine = make_configs(header)
+        model, *others = [
+            make_model(StepTime(tuple(each), knee, engine.expert_reads_of(number)), weight)
+            for number, (each, knee, weight) in enumerate(known)
+        ]
+        self._core, self._log = make_logged_core(core, engine, model, write, others=others)
         self._sequences = sequences
         self._names = ReplayedNames()
         self._adapters: dict[int, Adapter] = {}  # by the number of its loading

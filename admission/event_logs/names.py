@@ -63,6 +63,8 @@ ADAPTER_FIELDS = Names({name: name for name in ("max_adapter_rank", "adapter_blo
 """The fields that the log of an engine with adapters has beside."""
 SLEEP_FIELDS = Names({name: name for name in ("awake_bytes", "weight_bytes", "wake_seconds")})
 """The fields that the log of an engine whose models sleep has beside."""
+EXPERT_FIELDS = Names({"expert_reads": "expert_reads"})
+"""The fields that the log of an engine with a model of experts has beside."""
 
 CORE_FIELDS = Names(
     {
@@ -100,7 +102,9 @@ def core_entry(config: CoreConfig) -> dict[str, Any]:
 def engine_entry(config: EngineConfig) -> dict[str, Any]:
     """Return the engine's configuration as the first line of a log has it."""
     of_adapters = _entry(config, ADAPTER_FIELDS) if config.max_adapter_rank else {}
-    return _entry(config, ENGINE_FIELDS) | of_adapters | (_entry(config, SLEEP_FIELDS) if config.awake_bytes else {})
+    of_sleep = _entry(config, SLEEP_FIELDS) if config.awake_bytes else {}
+    of_experts = _entry(config, EXPERT_FIELDS) if config.expert_reads else {}
+    return _entry(config, ENGINE_FIELDS) | of_adapters | of_sleep | of_experts
 
 
 def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
@@ -110,9 +114,10 @@ def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
 
 def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
     """Read an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` if malformed."""
-    of_adapters = _values(entry, ADAPTER_FIELDS) if "max_adapter_rank" in entry else {}
-    of_sleep = _values(entry, SLEEP_FIELDS) if "awake_bytes" in entry else {}
-    return EngineConfig(**(_values(entry, ENGINE_FIELDS) | of_adapters | of_sleep))
+    values = _values(entry, ENGINE_FIELDS)
+    for fields in (ADAPTER_FIELDS, SLEEP_FIELDS, EXPERT_FIELDS):
+        values |= _values(entry, fields) if any(name in entry for name in fields) else {}
+    return EngineConfig(**values)
 
 
 def _entry(config: CoreConfig | EngineConfig, fields: Names[str]) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def _values(entry: Mapping[str, Any], fields: Names[str]) -> dict[str, Any]:
 def _meant(name: str, said: Any) -> Any:
     if name in CHOICES:
         return CHOICES[name][said]
-    return tuple(said) if isinstance(said, list) else said
+    return tuple([_meant(name, one) for one in said]) if isinstance(said, list) else said
 
 
 def policy_entry(policy: SchedulingPolicy) -> list[Any]:

@@ -5,7 +5,7 @@ outlying shapes weigh less (Huber, 1964).
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 
 from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, solve_non_negative
@@ -25,9 +25,12 @@ Amounts = tuple[int, int, int, int, int]
 class StepCalibration:
     """The times of calibration steps, by the amounts of their work."""
 
-    def __init__(self, guess: Sequence[float]) -> None:
-        """`guess`: coefficients in seconds a unit, kept where no shape has evidence of one."""
+    def __init__(self, guess: Sequence[float], read_share: Callable[[int], float]) -> None:
+        """`guess`: coefficients in seconds a unit, kept where no shape has evidence of one. `read_share`: of the
+        weights, by a step's tokens.
+        """
         self._guess = guess
+        self._read_share = read_share
         self._times: dict[Amounts, deque[float]] = {}
 
     def add(self, amounts: Amounts, seconds: float) -> None:
@@ -55,7 +58,8 @@ class StepCalibration:
         rows = []
         for amounts, times in self._times.items():
             seconds = _quartile(times)
-            rows.append([value / seconds for value in scaled_features(amounts, knee)])
+            read = self._read_share(amounts[0] + amounts[1])
+            rows.append([value / seconds for value in scaled_features(amounts, knee, read)])
         weights = [1.0] * len(rows)
         for _ in range(REWEIGHTING_ROUNDS):
             solution = self._solve(rows, weights, knee)[0]
@@ -107,10 +111,10 @@ class CalibratedFit:
         return _dot(live.moment, self._solution) / square if square > 0 else 1.0
 
 
-def scaled_features(amounts: Amounts, knee: int) -> list[float]:
+def scaled_features(amounts: Amounts, knee: int, read_share: float) -> list[float]:
     """Return the factors of the coefficients for a step, each divided by its typical value."""
     beyond = max(0, amounts[0] + amounts[1] - knee)
-    return [value / scale for value, scale in zip((1, *amounts, beyond), typical_features(knee), strict=True)]
+    return [value / scale for value, scale in zip((read_share, *amounts, beyond), typical_features(knee), strict=True)]
 
 
 def typical_features(knee: int) -> tuple[float, float, float, float, float, float, float]:

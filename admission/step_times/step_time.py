@@ -1,11 +1,12 @@
 """The step-time model predicts the seconds of a step, learned from measured steps. The ledger reports them.
 
-    t = a + b·P + c·D + d·C + e·X + f·A + g·max(0, P + D - knee)            seconds
+    t = a·R + b·P + c·D + d·C + e·X + f·A + g·max(0, P + D - knee)          seconds
 
-P prefill tokens, D decode tokens, C the decodes' context (sum over sequences), X the contexts of the prefilling
-sequences, A prefill tokens times the context each sees. The form is that of Sarathi-Serve's profiles (Agrawal et al.,
-2024), with a hinge where a device turns from memory-bound to compute-bound. All coefficients are >= 0 and the hinge is
-continuous, so more work never predicts less time.
+R the share of all weights that the step reads (1, unless the model has experts), P prefill tokens, D decode tokens, C
+the decodes' context (sum over sequences), X the contexts of the prefilling sequences, A prefill tokens times the
+context each sees. The form is that of Sarathi-Serve's profiles (Agrawal et al., 2024), with a hinge where a device
+turns from memory-bound to compute-bound. All coefficients are >= 0 and the hinge is continuous, so more work never
+predicts less time.
 """
 
 from collections import deque
@@ -76,11 +77,6 @@ class StepWork:
         )
 
 
-def prefill_work(start: int, length: int) -> StepWork:
-    """Returns the work of a chunk of `length` tokens behind `start` computed ones."""
-    return StepWork(prefill_tokens=length, prefill_context=start, prefill_pairs=prefill_pairs(start, length))
-
-
 def prefill_pairs(start: int, length: int) -> int:
     """Returns the number of pairs of a token of the chunk and a token that it attends to, itself included."""
     return length * start + length * (length + 1) // 2
@@ -95,21 +91,30 @@ class StepTime:
 
     coefficients: Coefficients
     knee: int = 512  # tokens in the step
+    expert_reads: tuple[float, float] = (0.0, 0.0)  # as `Footprint.expert_reads`
 
     def __post_init__(self) -> None:
+        if not all(0 <= share <= 1 for share in self.expert_reads):
+            raise ValueError(f"shares of the weights are from 0 to 1, got {self.expert_reads}")
         if len(self.coefficients) != NUM_COEFFICIENTS or not all(isfinite(c) and c >= 0 for c in self.coefficients):
             raise ValueError(f"{NUM_COEFFICIENTS} finite coefficients >= 0 are needed, got {self.coefficients}")
         if self.knee < 1:
             raise ValueError(f"the knee must be at least 1 token, got {self.knee}")
 
-    def __reduce__(self) -> tuple[type["StepTime"], tuple[Coefficients, int]]:
+    def __reduce__(self) -> tuple[type["StepTime"], tuple[Coefficients, int, tuple[float, float]]]:
         """Pickle by the constructor: other ways of setting fields fail for a compiled class."""
-        return StepTime, (self.coefficients, self.knee)
+        return StepTime, (self.coefficients, self.knee, self.expert_reads)
+
+    def read_share(self, tokens: int) -> float:
+        """Returns the share of all weights that a step of `tokens` reads: an expert that none of them uses is not."""
+        in_experts, unused = self.expert_reads
+        return 1.0 - in_experts * unused**tokens if in_experts else 1.0
 
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds of the whole step."""
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
-        above_knee = work.prefill_tokens + work.decode_tokens - self.knee
+        tokens = work.prefill_tokens + work.decode_tokens
+        fixed, above_knee = fixed * self.read_share(tokens), tokens - self.knee
         if above_knee <= 0 and not (work.prefill_tokens or work.prefill_context):  # most steps: the other terms are 0
             return fixed + (decode * work.decode_tokens + decode_context * work.decode_context)
         return fixed + (
@@ -187,7 +192,7 @@ class StepTimeModel:
         self._weights: list[float] = []  # of the first steps, weighed on demand
         self._had_prefill = self._was_beyond = False  # True if any of them had prefill, or tokens beyond the knee
         self._sizes = _ErrorSizes()
-        self._calibration = StepCalibration(prior.coefficients)
+        self._calibration = StepCalibration(prior.coefficients, prior.read_share)
         self._calibrated: CalibratedFit | None = None
         self.is_calibrated = False  # True once calibration steps have told the coefficients apart
         self._take_prior(prior, prior_weight)
@@ -240,10 +245,10 @@ class StepTimeModel:
         return {"coefficients": list(self.fitted.coefficients), "knee": self.fitted.knee, "steps": self.num_steps}
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> "StepTimeModel":
+    def from_json(cls, saved: Mapping[str, Any], expert_reads: tuple[float, float] = (0.0, 0.0)) -> "StepTimeModel":
         """Return a model from `to_json`'s state. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
         coefficients = tuple(float(value) for value in saved["coefficients"])
-        prior = StepTime(coefficients, int(saved["knee"]))  # type: ignore[arg-type]  # StepTime checks the length
+        prior = StepTime(coefficients, int(saved["knee"]), expert_reads)  # type: ignore[arg-type]  # it checks the length
         steps = float(saved["steps"])
         if not steps >= 0:
             raise ValueError(f"steps must be at least 0, got {steps}")
@@ -272,7 +277,7 @@ class StepTimeModel:
         self._had_prefill = self._had_prefill or any(work.prefill_tokens for work in works)
         self._was_beyond = self._was_beyond or max(tokens) > knee
         amounts: dict[int, list[float]] = {
-            0: [1.0] * len(works),
+            0: [self.fitted.read_share(count) for count in tokens],
             2: [work.decode_tokens for work in works],
             3: [work.decode_context for work in works],
         }
@@ -315,7 +320,7 @@ class StepTimeModel:
 
     def _solved(self, solution: Sequence[float], knee: int) -> StepTime:
         a, b, c, d, e, f, g = (value / scale for value, scale in zip(solution, self._scale, strict=True))
-        return StepTime((a, b, c, d, e, f, g), knee)
+        return StepTime((a, b, c, d, e, f, g), knee, self.fitted.expert_reads)
 
     def _errors(self, fitted: StepTime, steps: list[tuple[StepWork, float]]) -> list[float]:
         """Return the errors of these steps relative to their predictions; above 0 where a step took longer."""

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from backend.encoders.packed import PackedInputs
+from backend.kernels.layers import feed_forward
 from backend.kernels.ops import DecoderLayer, Ops
 from backend.kernels.reference import rotary_embedding
 from backend.model.decoder import prepare_layer, rope_table
@@ -19,7 +20,9 @@ class CausalEncoder:
         self._ops = ops
         self._embedding, self._final_norm = weights.embedding, weights.final_norm
         self._cos_sin = rope_table(config, max_tokens).to(weights.embedding.device)
-        self._layers = [prepare_layer(weights.layers.pop(0), ops, None) for _ in range(config.num_layers)]
+        self._layers = [
+            prepare_layer(weights.layers.pop(0), ops, config, None, self._cos_sin) for _ in range(config.num_layers)
+        ]
 
     def forward(self, packed: PackedInputs) -> Tensor:
         """Return the last hidden states [T, hidden], normed."""
@@ -30,7 +33,7 @@ class CausalEncoder:
         for layer in self._layers:
             x = ops.add_rms_norm(branch, residual, layer.input_norm, eps)
             x = ops.add_rms_norm(self._attention(layer, x, packed, cos, sin), residual, layer.post_attention_norm, eps)
-            branch = layer.down(ops.silu_mul(layer.gate_up(x)))
+            branch = feed_forward(ops.silu_mul, layer.feed_forward, x)
         return ops.add_rms_norm(branch, residual, self._final_norm, eps)
 
     def _attention(self, layer: DecoderLayer, x: Tensor, packed: PackedInputs, cos: Tensor, sin: Tensor) -> Tensor:

@@ -6,13 +6,20 @@ Unknown keys of the file's own architecture may change the arithmetic: they are 
 import re
 import struct
 from collections import Counter
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 from backend.gguf.reader import GgufFile, StoredTensor
 from backend.json_file import JsonFile
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_GEMMA = "gemma3"
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    _GEMMA: "Gemma3ForCausalLM",
+}
 # ggml pairs rows 0 and 1 of a head where the checkpoint pairs row 0 and the row at half of them
 _ROTATES_NEIGHBOURS = {"llama"}
 _EMBEDDING, _HEAD, _ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
@@ -30,6 +37,13 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA_NAMES = _LAYER_NAMES | {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA_KEYS = {"attention.sliding_window", "rope.freq_base_swa"}
+_GEMMA_27B_LAYERS = 62  # whose scores have a scale of their own, as in llama.cpp
 _OF_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 _KNOWN_KEYS = {
     "attention.head_count",
@@ -65,10 +79,11 @@ class Architecture:
         prefix = f"{self.name}."
         own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
         self.own = JsonFile(file.path, own, prefix)
+        known = _KNOWN_KEYS | _NEUTRAL.keys() | (_GEMMA_KEYS if self.name == _GEMMA else set())
         for key, value in own.items():
             if key in _NEUTRAL and value != _NEUTRAL[key]:
                 raise self.own.wrong(key, f"{_NEUTRAL[key]} is read")
-            if key not in _KNOWN_KEYS | _NEUTRAL.keys():
+            if key not in known:
                 raise self.own.wrong(key, "a key that is not known may change what the model computes")
 
     def config(self) -> dict[str, Any]:
@@ -101,6 +116,16 @@ class Architecture:
             "mlp_bias": "blk.0.ffn_up.bias" in tensors,
             "tie_word_embeddings": _HEAD not in tensors,
             "torch_dtype": self._dtype(),
+            **(self._of_gemma(heads, hidden, head_dim) if self.name == _GEMMA else {}),
+        }
+
+    def _of_gemma(self, heads: int, hidden: int, head_dim: int) -> dict[str, Any]:
+        own = self.own
+        return {
+            "sliding_window": own.integer("attention.sliding_window"),
+            "query_pre_attn_scalar": hidden // heads if own.integer("block_count") == _GEMMA_27B_LAYERS else head_dim,
+            "rope_theta": own.number("rope.freq_base", default=1_000_000.0),
+            "rope_local_base_freq": own.number("rope.freq_base_swa", default=10_000.0),
         }
 
     def _rope_scaling(self) -> dict[str, Any] | None:
@@ -133,7 +158,8 @@ class Architecture:
     def names(self) -> dict[str, StoredTensor]:
         """Return the tensors under their names in a checkpoint; a name without a counterpart is kept."""
         tensors = self._file.tensors
-        return {_checkpoint_name(name): tensor for name, tensor in tensors.items() if name != _ROPE_FACTORS}
+        of_layer = _GEMMA_NAMES if self.name == _GEMMA else _LAYER_NAMES
+        return {_checkpoint_name(name, of_layer): one for name, one in tensors.items() if name != _ROPE_FACTORS}
 
     def heads_of(self, name: str) -> int | None:
         """Return the number of heads over which the rows of this tensor of the checkpoint are permuted; None if they
@@ -145,8 +171,8 @@ class Architecture:
         return heads if ".q_proj." in name else self.own.integer("attention.head_count_kv", default=heads)
 
 
-def _checkpoint_name(name: str) -> str:
+def _checkpoint_name(name: str, of_layer: Mapping[str, str]) -> str:
     found = _OF_LAYER.fullmatch(name)
-    if found is None or found[2] not in _LAYER_NAMES:
+    if found is None or found[2] not in of_layer:
         return _NAMES.get(name, name)
-    return f"model.layers.{int(found[1])}.{_LAYER_NAMES[found[2]]}.{found[3]}"
+    return f"model.layers.{int(found[1])}.{of_layer[found[2]]}.{found[3]}"

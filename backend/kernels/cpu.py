@@ -12,10 +12,11 @@ from torch import Tensor
 
 from backend.errors import ConfigError
 from backend.kernels import build
+from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import IntegerWeight, StoredWeight, Weight, joined, rounded
 from backend.kernels.linear import TiledLinear, packs, widened
-from backend.kernels.native import DTYPES, NO_WINDOW, NativeLayers, PackedLinear, declare, pointer
-from backend.kernels.ops import DecoderStack, Linear, Ops, RunLayers, StepInputs
+from backend.kernels.native import DTYPES, NO_WINDOW, PRODUCTS, NativeLayers, PackedLinear, declare, pointer
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Ops, RunLayers, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.self_check import batch_dependent, disagreements
 from backend.kernels.torch_ops import TorchOps
@@ -45,7 +46,7 @@ class CpuOps:
         self._bits = bits
         self._rms_norm = library.sluice_rms_norm
         self._add_rms_norm = library.sluice_add_rms_norm
-        self._silu_mul = library.sluice_silu_mul
+        self._gate = library.sluice_gate
         self._rope_and_store = library.sluice_rope_and_store
         self._paged_attention = library.sluice_paged_attention
         self._adapt = library.sluice_adapt
@@ -62,12 +63,20 @@ class CpuOps:
         return dtype in DTYPES and fits and num_heads <= self._max_group * num_kv_heads
 
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        return self._product(weight, bias, self._bits)
+
+    def experts(self, weights: ExpertWeights) -> Linear:
+        """Experts are rounded to integers like other products; their router is not."""
+        router = self._product(weights.router, weights.router_bias, None)
+        return ExpertProducts.of(weights, router, self.linear, self.silu_mul)
+
+    def _product(self, weight: Weight, bias: Tensor | None, bits: int | None) -> Linear:
         wide = torch.float32 if weight.dtype == torch.float16 else weight.dtype
         packed: Tensor | list[IntegerWeight]
         if isinstance(weight, StoredWeight):
             packed = [joined([*same]) for _, same in groupby((part() for part in weight.parts), lambda part: part.form)]
-        elif self._bits is not None:
-            packed = [rounded(weight, self._bits)]
+        elif bits is not None:
+            packed = [rounded(weight, bits)]
         elif weight.dtype == torch.bfloat16 and build.multiplies_in_bfloat16() and packs(torch.bfloat16):
             product = TiledLinear(weight, bias)
             self.batch_invariant &= product.batch_invariant
@@ -78,7 +87,8 @@ class CpuOps:
         return linear if wide == weight.dtype else widened(linear)
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
-        packed = all(isinstance(linear, PackedLinear) for layer in stack.layers for linear in layer.linears)
+        layers = [[isinstance(linear, PackedLinear) for linear in layer.linears] for layer in stack.layers]
+        packed = all(len(each) == PRODUCTS and all(each) for each in layers)
         dtype = stack.final_norm.dtype
         if not packed or not self.supports(dtype, stack.num_heads, stack.num_kv_heads, stack.head_dim):
             return None
@@ -121,11 +131,17 @@ class CpuOps:
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(gate_up, gelu=False)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(gate_up, gelu=True)
+
+    def _gated(self, gate_up: Tensor, gelu: bool) -> Tensor:
         assert gate_up.is_contiguous()
         rows, width = gate_up.shape
         out = gate_up.new_empty((rows, width // 2))
-        self._silu_mul(
-            DTYPES[gate_up.dtype], out.data_ptr(), gate_up.data_ptr(), rows, width // 2, torch.get_num_threads()
+        self._gate(
+            DTYPES[gate_up.dtype], out.data_ptr(), gate_up.data_ptr(), rows, width // 2, gelu, torch.get_num_threads()
         )
         return out
 
@@ -175,13 +191,20 @@ class CpuOps:
         return out
 
     def paged_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: StepInputs,
+        scale: float,
+        window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         _, num_heads, head_dim = q.shape
         num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
         if not self.supports(q.dtype, num_heads, num_kv_heads, head_dim):
             self.batch_invariant = False
-            return self._torch.paged_attention(q, k_cache, v_cache, step, scale, window)
+            return self._torch.paged_attention(q, k_cache, v_cache, step, scale, window, sinks)
         assert q.is_contiguous()
         assert q.dtype == k_cache.dtype
         out = torch.empty_like(q)
@@ -205,6 +228,7 @@ class CpuOps:
             head_dim,
             scale,
             NO_WINDOW if window is None else window,
+            pointer(sinks),
             torch.get_num_threads(),
         )
         return out

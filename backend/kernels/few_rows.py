@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backend.kernels.layers import attention, run_layers
+from backend.kernels.layers import attention, feed_forward, run_layers
 from backend.kernels.ops import DecoderStack, Linear, Ops, StepInputs
 from backend.kernels.triton_lang import await_inputs, capability, dependent_launch, dot, gated, shared_memory
 
@@ -146,18 +146,23 @@ class FewRowLayers:
     def of(cls, ops: Ops, stack: DecoderStack) -> "FewRowLayers | None":
         """Return the layers; None if a weight has a shape that the kernels do not take."""
         products = [linear for layer in stack.layers for linear in layer.linears]
-        return cls(ops, stack) if all(map(_takes, products)) else None
+        is_llama = not stack.gelu and all(layer.fed_norm is None for layer in stack.layers)
+        return cls(ops, stack) if is_llama and all(map(_takes, products)) else None
 
     def __call__(self, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
         if residual.shape[0] > MAX_ROWS or step.adapters is not None:  # these add to a product before it is gated
             return run_layers(self._ops, self._stack, residual, step, blocks)
         for index, layer in enumerate(self._stack.layers):
-            qkv, output, gate_up, down = map(_product_of, layer.linears)
+            qkv, output, *products = map(_product_of, layer.linears)
             x = self._ops.rms_norm(residual, layer.input_norm, self._stack.eps)
             mixed = multiply(x.new_empty((x.shape[0], qkv.weight.shape[0])), x, qkv)
             attended = attention(self._ops, self._stack, index, mixed, step, blocks)
             multiply(residual, attended, output, adds=True)
             x = self._ops.rms_norm(residual, layer.post_attention_norm, self._stack.eps)
+            if not products:
+                residual += feed_forward(self._ops.silu_mul, layer.feed_forward, x)
+                continue
+            gate_up, down = products
             hidden = multiply(x.new_empty((x.shape[0], gate_up.weight.shape[0] // 2)), x, gate_up, gates=True)
             multiply(residual, hidden, down, adds=True)
         return self._ops.rms_norm(residual, self._stack.final_norm, self._stack.eps)

@@ -1,9 +1,11 @@
 """The layers of a decoder, operation by operation.
 
-Per layer: `x += attention(norm(x))`, then `x += mlp(norm(x))`. The running sum is called `residual`; each addition is
-fused with the norm that follows it, so a layer is handed the previous branch's output apart from the sum.
+Per layer: `x += attention(norm(x))`, then `x += mlp(norm(x))`, each branch normed once more where the family does. The
+running sum is called `residual`; each addition is fused with the norm that follows it, so a layer is handed the
+previous branch's output apart from the sum.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -17,13 +19,25 @@ def run_layers(ops: Ops, stack: DecoderStack, residual: Tensor, step: StepInputs
     branch = torch.zeros_like(residual)
     for index, layer in enumerate(stack.layers):
         x = ops.add_rms_norm(branch, residual, layer.input_norm, stack.eps)
-        qkv, output, gate_up, down = (
+        qkv, output, *products = (
             partial(_adapted, ops, linear, step, index, product) for product, linear in enumerate(layer.linears)
         )
         attended = output(attention(ops, stack, index, qkv(x), step, blocks))
+        if layer.attended_norm is not None:
+            attended = ops.rms_norm(attended, layer.attended_norm, stack.eps)
         x = ops.add_rms_norm(attended, residual, layer.post_attention_norm, stack.eps)
-        branch = down(ops.silu_mul(gate_up(x)))
+        branch = feed_forward(ops.gelu_mul if stack.gelu else ops.silu_mul, products or layer.feed_forward, x)
+        if layer.fed_norm is not None:
+            branch = ops.rms_norm(branch, layer.fed_norm, stack.eps)
     return ops.add_rms_norm(branch, residual, stack.final_norm, stack.eps)
+
+
+def feed_forward(gated: Linear, products: Sequence[Linear] | Linear, x: Tensor) -> Tensor:
+    """Return the results [T, hidden] of a layer's feed-forward network, or of its experts."""
+    if not isinstance(products, Sequence):
+        return products(x)
+    gate_up, down = products
+    return down(gated(gate_up(x)))
 
 
 def _adapted(ops: Ops, linear: Linear, step: StepInputs, layer: int, product: int, x: Tensor) -> Tensor:
@@ -41,7 +55,7 @@ def attention(ops: Ops, stack: DecoderStack, index: int, qkv: Tensor, step: Step
         qkv,
         stack.num_heads,
         stack.num_kv_heads,
-        stack.cos_sin,
+        layer.cos_sin,
         layer.q_norm,
         layer.k_norm,
         stack.eps,
@@ -49,4 +63,4 @@ def attention(ops: Ops, stack: DecoderStack, index: int, qkv: Tensor, step: Step
         v_cache,
         step,
     )
-    return ops.paged_attention(query, k_cache, v_cache, step, stack.head_dim**-0.5, layer.window).flatten(1)
+    return ops.paged_attention(query, k_cache, v_cache, step, stack.scale, layer.window, layer.sinks).flatten(1)

@@ -21,8 +21,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "sluice_rms_norm": (c_int, *(c_void_p,) * 3, c_int64, c_int64, c_float, c_int),
     # dtype, out, x, residual, weight, rows, size, eps, threads
     "sluice_add_rms_norm": (c_int, *(c_void_p,) * 4, c_int64, c_int64, c_float, c_int),
-    # dtype, out, gate_up, rows, size, threads
-    "sluice_silu_mul": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int),
+    # dtype, out, gate_up, rows, size, gelu, threads
+    "sluice_gate": (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int),
     # dtype, q_out, qkv, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, block_stride, head_stride, block_size,
     # positions, slot_mapping, tokens, num_heads, num_kv_heads, dim, threads
     "sluice_rope_and_store": (
@@ -38,7 +38,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         c_int,
     ),
     # dtype, out, q, k_cache, v_cache, block_stride, head_stride, block_size, positions, query_start, context_lens,
-    # block_tables, table_width, num_seqs, num_heads, num_kv_heads, dim, scale, window, threads
+    # block_tables, table_width, num_seqs, num_heads, num_kv_heads, dim, scale, window, sinks, threads
     "sluice_paged_attention": (
         c_int,
         *(c_void_p,) * 4,
@@ -47,6 +47,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_int64,) * 5,
         c_float,
         c_int64,
+        c_void_p,
         c_int,
     ),
     # logits, row_stride, bitmasks, words, indices, rows, vocab, threads
@@ -153,7 +154,8 @@ class PackedLinear:
 
 class _LayerStruct(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_attention_norm")),
+        *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm")),
+        *((name, c_void_p) for name in ("attended_norm", "post_attention_norm", "fed_norm", "cos_sin")),
         *((name, c_void_p) for name in ("qkv", "output", "gate_up", "down")),
         ("window", c_int64),
     )
@@ -163,11 +165,11 @@ class _StackStruct(Structure):
     _fields_ = (
         ("layers", POINTER(_LayerStruct)),
         ("final_norm", c_void_p),
-        ("cos_sin", c_void_p),
         *((name, c_int64) for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "dim")),
         ("eps", c_float),
         ("scale", c_float),
         ("dtype", c_int),
+        ("gelu", c_int),
     )
 
 
@@ -178,31 +180,31 @@ class _PoolStruct(Structure):
     )
 
 
-_PRODUCTS, _MAX_PARTS = 4, 3
+PRODUCTS, _MAX_PARTS = 4, 3  # of a layer without experts, and the most of a product
 
 
 class _AdaptersStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("rows", "vectors", "memory")),
         *((name, c_int64) for name in ("num_layers", "width", "rank")),
-        ("first", c_int64 * _PRODUCTS),
-        ("num_parts", c_int64 * _PRODUCTS),
-        ("outputs", c_int64 * _MAX_PARTS * _PRODUCTS),
+        ("first", c_int64 * PRODUCTS),
+        ("num_parts", c_int64 * PRODUCTS),
+        ("outputs", c_int64 * _MAX_PARTS * PRODUCTS),
     )
 
     @classmethod
     def of(cls, adapters: StepAdapters) -> Self:
         assert adapters.vectors.is_contiguous()
-        products, parts = range(_PRODUCTS), adapters.parts
+        products, parts = range(PRODUCTS), adapters.parts
         return cls(
             adapters.rows.data_ptr(),
             adapters.vectors.data_ptr(),
             adapters.memory.data_ptr(),
             *adapters.vectors.shape[1:],
             adapters.rank,
-            (c_int64 * _PRODUCTS)(*map(adapters.first, products)),
-            (c_int64 * _PRODUCTS)(*map(len, parts)),
-            (c_int64 * _MAX_PARTS * _PRODUCTS)(*((c_int64 * _MAX_PARTS)(*outputs) for outputs in parts)),
+            (c_int64 * PRODUCTS)(*map(adapters.first, products)),
+            (c_int64 * PRODUCTS)(*map(len, parts)),
+            (c_int64 * _MAX_PARTS * PRODUCTS)(*((c_int64 * _MAX_PARTS)(*outputs) for outputs in parts)),
         )
 
 
@@ -224,15 +226,15 @@ class NativeLayers:
         self._decoder = _StackStruct(
             self._layers,
             stack.final_norm.data_ptr(),
-            stack.cos_sin.data_ptr(),
             len(stack.layers),
             stack.final_norm.numel(),
             stack.num_heads,
             stack.num_kv_heads,
             stack.head_dim,
             stack.eps,
-            stack.head_dim**-0.5,
+            stack.scale,
             DTYPES[stack.final_norm.dtype],
+            stack.gelu,
         )
         self._of_decoder = byref(self._decoder)
 
@@ -268,10 +270,11 @@ class NativeLayers:
 
 
 def _layer(layer: DecoderLayer) -> _LayerStruct:
-    norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_attention_norm)
+    norms = (layer.input_norm, layer.q_norm, layer.k_norm)
+    others = (layer.attended_norm, layer.post_attention_norm, layer.fed_norm, layer.cos_sin)
     linears = [linear.address for linear in layer.linears if isinstance(linear, PackedLinear)]
     window = NO_WINDOW if layer.window is None else layer.window
-    return _LayerStruct(*map(pointer, norms), *linears, window)
+    return _LayerStruct(*map(pointer, norms + others), *linears, window)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -89,6 +89,21 @@ Linear = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The experts of a layer, and the router whose logits choose `per_token` of them for each token."""
+
+    router: Tensor  # [experts, hidden]
+    gate_up: Tensor  # [experts, 2 * intermediate, hidden], rows of gate, then up; with `clamp` in turns
+    down: Tensor  # [experts, hidden, intermediate]
+    per_token: int
+    normalises: bool  # True if the weights of a token's experts add up to 1
+    clamp: tuple[float, float] | None = None  # the slope and limit of gates as in `experts.clamped_mul`; None: SiLU
+    router_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None  # [experts, 2 * intermediate]
+    down_bias: Tensor | None = None  # [experts, hidden]
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """One layer's norms, and its products as the ops prepared them."""
 
@@ -97,15 +112,19 @@ class DecoderLayer:
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None
     output: Linear
+    attended_norm: Tensor | None  # [hidden], of what attention returns
     post_attention_norm: Tensor  # [hidden]
-    gate_up: Linear
-    down: Linear
+    feed_forward: tuple[Linear, Linear] | Linear  # the products gate_up and down, or all that experts do
+    fed_norm: Tensor | None  # [hidden], of what the feed-forward network returns
     window: int | None
+    cos_sin: Tensor  # [max_position, head_dim] fp32
+    sinks: Tensor | None = None  # [Hq] fp32
 
     @property
-    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
-        """The products in the order in which they are computed."""
-        return self.qkv, self.output, self.gate_up, self.down
+    def linears(self) -> tuple[Linear, ...]:
+        """The products in the order in which they are computed, experts' left out."""
+        of_all = self.feed_forward if isinstance(self.feed_forward, tuple) else ()
+        return self.qkv, self.output, *of_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +133,12 @@ class DecoderStack:
 
     layers: list[DecoderLayer]
     final_norm: Tensor  # [hidden]
-    cos_sin: Tensor  # [max_position, head_dim] fp32
     eps: float
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scale: float  # of scores
+    gelu: bool  # gates are GELU, not SiLU
 
 
 RunLayers = Callable[[Tensor, StepInputs, Tensor], Tensor]
@@ -142,6 +162,12 @@ class Ops(Protocol):
         """
         ...
 
+    def experts(self, weights: ExpertWeights) -> Linear:
+        """Take over a layer's experts; returns a function of x [rows, hidden] of the sum of each row's experts' results
+        by their weights, `down @ silu_mul(gate_up @ x)`, with biases where there are.
+        """
+        ...
+
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
         """Return a function that runs all layers at once, to the same bits as the operations one by one if they are
         `batch_invariant`. None: the implementation has no function for these layers.
@@ -153,6 +179,8 @@ class Ops(Protocol):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor: ...
 
     def rope_and_store(
         self,
@@ -169,7 +197,14 @@ class Ops(Protocol):
     ) -> Tensor: ...
 
     def paged_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: StepInputs,
+        scale: float,
+        window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor: ...
 
     def adapt(self, out: Tensor, x: Tensor, step: StepInputs, layer: int, product: int) -> None: ...

@@ -19,6 +19,7 @@ from backend.kernels.triton_lang import (
     SCAN,
     advance,
     await_inputs,
+    begun,
     capability,
     dependent_launch,
     dot,
@@ -78,6 +79,7 @@ def _decode(
     partial,  # [chunks, Hq, D] fp32
     partial_lse,  # [chunks, Hq] fp32, base 2
     q,  # [S, Hq, D]
+    sinks,  # [Hq] fp32
     k_cache,
     v_cache,
     context_lens,
@@ -96,6 +98,7 @@ def _decode(
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -126,8 +129,7 @@ def _decode(
     k_head = k_cache + head.to(tl.int64) * head_stride
     v_head = v_cache + head.to(tl.int64) * head_stride
 
-    largest = tl.full([BLOCK_G], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_G], tl.float32)
+    largest, total = begun(sinks, head * GROUP + tl.minimum(group, GROUP - 1), item == first, SINKS)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     for start in range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
@@ -219,6 +221,7 @@ def paged_decode(
     scale: float,
     window: int | None,
     kv_scales: tuple[float, float] = (1.0, 1.0),  # by which 8-bit keys and values are multiplied
+    sinks: Tensor | None = None,  # [Hq] fp32
 ) -> None:
     """Compute attention of row s over the first `context_lens[s]` keys of sequence s, for the first `num_seqs` rows."""
     _, num_heads, head_dim = q.shape
@@ -235,6 +238,7 @@ def paged_decode(
         partial,
         partial_lse,
         q,
+        q if sinks is None else sinks,
         kernel_view(k_cache),
         kernel_view(v_cache),
         context_lens,
@@ -253,6 +257,7 @@ def paged_decode(
         BLOCK_G=max(MIN_ROWS, triton.next_power_of_2(group)),
         BLOCK_D=block_d,
         BLOCK_N=shape.keys,
+        SINKS=sinks is not None,
         num_warps=shape.warps,
         num_stages=shape.stages,
         **dependent_launch(q.device),

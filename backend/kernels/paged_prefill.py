@@ -18,6 +18,7 @@ from backend.kernels.triton_lang import (
     SCAN,
     advance,
     await_inputs,
+    begun,
     capability,
     dependent_launch,
     dot,
@@ -88,6 +89,8 @@ def _place(start, offsets, BLOCK_SIZE: tl.constexpr):
 @triton.jit
 def _attend(
     query,
+    largest,
+    total,
     positions,
     begin,
     end,
@@ -104,7 +107,8 @@ def _attend(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Return sums of weights and weighted values over the keys in [begin, end), where begin is a multiple of BLOCK_N.
+    """Return sums of weights and weighted values over the keys in [begin, end), where begin is a multiple of BLOCK_N,
+    and before them as `triton_lang.begun`.
 
     Every row sees all of the keys in [plain_begin, plain_end).
 
@@ -114,8 +118,6 @@ def _attend(
     real = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
     dims = tl.arange(0, BLOCK_D)[None, :]
     offsets = tl.arange(0, BLOCK_N)
-    largest = tl.full([query.shape[0]], -float("inf"), tl.float32)
-    total = tl.zeros([query.shape[0]], tl.float32)
     acc = tl.zeros([query.shape[0], BLOCK_D], tl.float32)
     next_blocks = tl.load(table + _block(begin, offsets, BLOCK_SIZE), mask=begin + offsets < end, other=0)
     for start in range(begin, end, BLOCK_N):
@@ -143,6 +145,7 @@ def _attend(
 def _prefill(
     out,  # [T, Hq, D]
     q,  # [T, Hq, D]
+    sinks,  # [Hq] fp32
     k_cache,
     v_cache,
     query_start,
@@ -163,6 +166,7 @@ def _prefill(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP
@@ -204,9 +208,10 @@ def _prefill(
     if WINDOWED:
         begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
         plain_begin = highest - window + 1
+    largest, total = begun(sinks, head * GROUP + row % GROUP, True, SINKS)
     total, acc = _attend(
-        query, positions, begin, highest + 1, plain_begin, plain_end, k_head, v_head, table, block_stride,
-        qk_scale, window, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
+        query, largest, total, positions, begin, highest + 1, plain_begin, plain_end, k_head, v_head, table,
+        block_stride, qk_scale, window, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N,
     )  # fmt: skip
     acc = acc * (v_scale / total)[:, None]
     tl.store(out + places[:, None] + dims[None, :], acc.to(out.dtype.element_ty), mask=held)
@@ -226,6 +231,7 @@ def paged_prefill(
     scale: float,
     window: int | None,
     kv_scales: tuple[float, float] = (1.0, 1.0),  # by which 8-bit keys and values are multiplied
+    sinks: Tensor | None = None,  # [Hq] fp32
 ) -> None:
     """Compute attention of the new tokens of sequences [first_seq, num_seqs), whose own keys are in the cache.
 
@@ -241,6 +247,7 @@ def paged_prefill(
     _prefill[runs, num_kv_heads](
         out,
         q,
+        q if sinks is None else sinks,
         keys,
         values,
         query_start,
@@ -261,6 +268,7 @@ def paged_prefill(
         BLOCK_D=max(MIN_WIDTH, triton.next_power_of_2(head_dim)),
         BLOCK_N=shape.keys,
         WINDOWED=window is not None,
+        SINKS=sinks is not None,
         num_warps=shape.warps,
         num_stages=shape.stages,
         **dependent_launch(q.device),

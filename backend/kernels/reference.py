@@ -12,8 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import Weight, multiplied_out
-from backend.kernels.ops import DecoderStack, Linear, StepInputs
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, StepInputs
 
 E4M3_LARGEST = 448.0
 
@@ -35,6 +36,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """Return `silu(gate) * up` for `gate_up` [T, 2 * intermediate], gate first."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """Return `gelu(gate) * up`, by tanh (Hendrycks and Gimpel, 2016), for `gate_up` [T, 2 * intermediate]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -88,6 +95,7 @@ def paged_attention(
     step: StepInputs,
     scale: float,
     window: int | None,  # a query sees keys at distance < window (Mistral); None: all before it
+    sinks: Tensor | None = None,  # [Hq] fp32, one more score of each head, to which no value belongs (gpt-oss)
 ) -> Tensor:
     """Compute causal attention of each sequence's new tokens over its paged context; returns [T, Hq, D].
 
@@ -106,7 +114,11 @@ def paged_attention(
         scores = query @ k.unsqueeze(1).transpose(-1, -2) * scale
         distance = step.positions[start:stop].unsqueeze(1) - torch.arange(context, device=q.device)
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            more = sinks.view(-1, group, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat((scores, more), -1)
+        weights = scores.softmax(-1)[..., :context]
         out[start:stop] = (weights @ v.unsqueeze(1)).flatten(0, 1).transpose(0, 1).to(q.dtype)
     return out
 
@@ -157,6 +169,11 @@ def linear(weight: Weight, bias: Tensor | None) -> Linear:
     return partial(torch.nn.functional.linear, weight=multiplied_out(weight), bias=bias)
 
 
+def experts(weights: ExpertWeights) -> Linear:
+    """Return the sum of each row's experts' results by their weights; see `Ops.experts`."""
+    return ExpertProducts.of(weights, linear(weights.router, weights.router_bias), linear, silu_mul)
+
+
 def one_by_one(stack: DecoderStack) -> None:
     """Return None: a decoder calls the operations one by one."""
 
@@ -165,10 +182,12 @@ class ReferenceOps:
     """The functions of this module as the `Ops` that a decoder takes."""
 
     linear = staticmethod(linear)
+    experts = staticmethod(experts)
     fuse = staticmethod(one_by_one)
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)
     silu_mul = staticmethod(silu_mul)
+    gelu_mul = staticmethod(gelu_mul)
     rope_and_store = staticmethod(rope_and_store)
     paged_attention = staticmethod(paged_attention)
     adapt = staticmethod(adapt)

@@ -64,7 +64,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul(out, gate_up, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _silu_mul(out, gate_up, width, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Compute one block of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -73,15 +73,24 @@ def _silu_mul(out, gate_up, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     await_inputs(PDL)
     gate = tl.load(places, mask=real, other=0.0)
     up = tl.load(places + width, mask=real, other=0.0)
-    tl.store(out + row * width + columns, gated(gate, up), mask=real)
+    tl.store(out + row * width + columns, gated(gate, up, GELU), mask=real)
 
 
 def launch_silu_mul(gate_up: Tensor) -> Tensor:
     """Launch the kernel of `reference.silu_mul`; `gate_up` [T, 2 * intermediate] is contiguous."""
+    return _gate(gate_up, gelu=False)
+
+
+def launch_gelu_mul(gate_up: Tensor) -> Tensor:
+    """Launch the kernel of `reference.gelu_mul`, as that of `launch_silu_mul`."""
+    return _gate(gate_up, gelu=True)
+
+
+def _gate(gate_up: Tensor, gelu: bool) -> Tensor:
     assert gate_up.is_contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
     _silu_mul[rows, triton.cdiv(width, BLOCK)](
-        out, gate_up, width, BLOCK=BLOCK, num_warps=4, **dependent_launch(out.device)
+        out, gate_up, width, GELU=gelu, BLOCK=BLOCK, num_warps=4, **dependent_launch(out.device)
     )
     return out

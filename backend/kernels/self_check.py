@@ -10,7 +10,7 @@ from torch import Tensor
 
 from backend.kernels import reference
 from backend.kernels.integers import StoredWeight, rounded
-from backend.kernels.ops import Ops, StepAdapters, StepInputs
+from backend.kernels.ops import ExpertWeights, Ops, StepAdapters, StepInputs
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 4
 EPS = 1e-5
@@ -30,13 +30,16 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     def rope(by: Ops, into: Tensor) -> Tensor:
         return by.rope_and_store(qkv, HEADS, KV_HEADS, cos_sin, q_norm, k_norm, EPS, into[:, 0], into[:, 1], step)
 
-    def attend(by: Ops) -> Tensor:
-        return by.paged_attention(q, kv[:, 0], kv[:, 1], step, HEAD_DIM**-0.5, 5)
+    def attend(by: Ops, sinks: Tensor | None = None) -> Tensor:
+        return by.paged_attention(q, kv[:, 0], kv[:, 1], step, HEAD_DIM**-0.5, 5, sinks)
 
     oracle: Ops = reference.ReferenceOps()
     q, found_q = rope(oracle, kv), rope(ops, found_kv)
     x, residual, weight = draw(3, 80), draw(3, 80), draw(80)
     matrix, bias = draw(21, 80), draw(21)
+    sinks = draw(HEADS).float()
+    router = torch.eye(5, 80, dtype=dtype, device=device)  # logits are exact: all choose the same
+    experts = ExpertWeights(router, draw(5, 96, 80) / 8, draw(5, 80, 48) / 8, 2, True)
     pairs = {
         "linear": (reference.linear(matrix, bias)(x), ops.linear(matrix, bias)(x)),
         "rms_norm": (reference.rms_norm(x, weight, EPS), ops.rms_norm(x, weight, EPS)),
@@ -44,9 +47,12 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
             reference.add_rms_norm(x, residual.clone(), weight, EPS),
             ops.add_rms_norm(x, residual.clone(), weight, EPS),
         ),
+        "experts": (reference.experts(experts)(x), ops.experts(experts)(x)),
         "silu_mul": (reference.silu_mul(x), ops.silu_mul(x)),
+        "gelu_mul": (reference.gelu_mul(x), ops.gelu_mul(x)),
         "rope_and_store": (torch.cat((q.flatten(), kv.flatten())), torch.cat((found_q.flatten(), found_kv.flatten()))),
         "paged_attention": (attend(oracle), attend(ops)),
+        "paged_attention with sinks": (attend(oracle, sinks), attend(ops, sinks)),
     }
     for bits in (4, 8):
         stored, x = StoredWeight((21, 96), dtype, (partial(rounded, draw(21, 96) / 16, bits),)), draw(3, 96)
@@ -88,6 +94,7 @@ def batch_dependent(ops: Ops, dtype: torch.dtype) -> list[str]:
         "linear": ops.linear(draw(33, 70), None),
         "rms_norm": lambda x: ops.rms_norm(x, weight, EPS),
         "silu_mul": ops.silu_mul,
+        "gelu_mul": ops.gelu_mul,
         "exp": lambda x: torch.from_numpy(np.exp(x.float().numpy())),
         "log": lambda x: x.float().abs().log(),
         "cumsum": lambda x: x.float().cumsum(-1, dtype=torch.float64),

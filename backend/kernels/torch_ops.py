@@ -5,9 +5,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from backend.kernels import reference
+from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import Weight, multiplied_out
 from backend.kernels.linear import best_linear
-from backend.kernels.ops import Linear, StepInputs
+from backend.kernels.ops import ExpertWeights, Linear, StepInputs
 
 
 class TorchOps:
@@ -20,6 +21,7 @@ class TorchOps:
     rms_norm = staticmethod(reference.rms_norm)
     add_rms_norm = staticmethod(reference.add_rms_norm)
     silu_mul = staticmethod(reference.silu_mul)
+    gelu_mul = staticmethod(reference.gelu_mul)
     rope_and_store = staticmethod(reference.rope_and_store)
     adapt = staticmethod(reference.adapt)
     apply_token_bitmask = staticmethod(reference.apply_token_bitmask)
@@ -30,15 +32,25 @@ class TorchOps:
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         return best_linear(multiplied_out(weight), bias)
 
+    def experts(self, weights: ExpertWeights) -> Linear:
+        return ExpertProducts.of(weights, self.linear(weights.router, weights.router_bias), self.linear, self.silu_mul)
+
     def paged_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: StepInputs,
+        scale: float,
+        window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty_like(q)
         starts, contexts = step.query_start.tolist(), step.context_lens.tolist()
         for s in range(step.num_seqs):
             rows = slice(starts[s], starts[s + 1])
             k, v = gather_context(k_cache, v_cache, step.block_tables[s], contexts[s], rows, window)
-            out[rows] = attend(q[rows], k.to(q.dtype), v.to(q.dtype), scale, window)
+            out[rows] = attend(q[rows], k.to(q.dtype), v.to(q.dtype), scale, window, sinks)
         return out
 
 
@@ -55,10 +67,12 @@ def gather_context(
     return k, v
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, sinks: Tensor | None = None) -> Tensor:
     """Compute causal attention of q [rows, Hq, D], the last rows of the context, over k and v [Hk, seen, D]."""
     rows, num_heads, head_dim = q.shape
     group = num_heads // k.shape[0]
+    if sinks is not None:
+        return _attend_with_sinks(q, k, v, scale, window, sinks)
     if rows == 1:
         folded = q.view(1, k.shape[0], group, head_dim)
         return functional.scaled_dot_product_attention(folded, k[None], v[None], scale=scale).view_as(q)
@@ -68,6 +82,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) ->
     mask = None if causal and window is None else visible(rows, k.shape[2], window, q.device)
     result = functional.scaled_dot_product_attention(query, k, v, mask, is_causal=mask is None, scale=scale)
     return result.permute(2, 0, 1, 3).reshape(rows, num_heads, head_dim)
+
+
+def _attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, sinks: Tensor) -> Tensor:
+    """Compute `attend` with one more key of each head: 0, whose score is the mask's, and whose value is 0."""
+    rows, num_heads, _ = q.shape
+    seen, group = k.shape[1], num_heads // k.shape[0]
+    mask = torch.zeros((num_heads, rows, seen + 1), dtype=q.dtype, device=q.device)
+    mask[:, :, :seen].masked_fill_(~visible(rows, seen, window, q.device), float("-inf"))
+    mask[:, :, seen] = sinks.to(q.dtype).unsqueeze(1)
+    k, v = (functional.pad(x, (0, 0, 0, 1)).repeat_interleave(group, 0) for x in (k, v))
+    return functional.scaled_dot_product_attention(q.transpose(0, 1), k, v, mask, scale=scale).transpose(0, 1)
 
 
 def visible(rows: int, seen: int, window: int | None, device: torch.device) -> Tensor:

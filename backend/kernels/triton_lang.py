@@ -101,11 +101,25 @@ def dot(a, b, acc):
 
 
 @triton.jit
-def gated(gate, up):
-    """Return SiLU(gate) * up, rounded to their type after the activation, as the reference rounds."""
+def gated(gate, up, GELU: tl.constexpr = False):  # noqa: N803
+    """Return SiLU(gate) * up, or GELU by tanh, rounded to their type after the activation, as the reference rounds."""
     wide = gate.to(tl.float32)
-    activated = (wide / (1 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    slope = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide) if GELU else wide  # 2 sqrt(2 / pi)
+    activated = (wide / (1 + tl.exp(-slope))).to(gate.dtype).to(tl.float32)
     return (activated * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit
+def begun(sinks, heads, counts, SINKS: tl.constexpr):  # noqa: N803
+    """Return the largest score in base 2 and the sum of weights before any key, for rows of these query heads: the
+    sink's if it `counts`, else none.
+    """
+    largest = tl.full([heads.shape[0]], -float("inf"), tl.float32)
+    total = tl.zeros([heads.shape[0]], tl.float32)
+    if SINKS:
+        largest = tl.where(counts, tl.load(sinks + heads) * 1.4426950408889634, largest)  # log2(e)
+        total = tl.where(counts, 1.0, total)
+    return largest, total
 
 
 @triton.jit

@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from backend.kernels.few_rows import FewRowLayers, Product
+from backend.kernels.grouped import GroupedExperts
 from backend.kernels.integers import Weight, multiplied_out
 from backend.kernels.low_rank import launch_adapt
-from backend.kernels.ops import DecoderStack, Linear, RunLayers, StepInputs
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, RunLayers, StepInputs
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
-from backend.kernels.rowwise import launch_add_rms_norm, launch_rms_norm, launch_silu_mul
+from backend.kernels.rowwise import launch_add_rms_norm, launch_gelu_mul, launch_rms_norm, launch_silu_mul
 from backend.kernels.sampling import sample_rows
 from backend.kernels.store_kv import launch_rope_and_store
 from backend.kernels.token_bitmask import launch_apply_token_bitmask
@@ -28,6 +29,7 @@ class TritonOps:
     rms_norm = staticmethod(launch_rms_norm)
     add_rms_norm = staticmethod(launch_add_rms_norm)
     silu_mul = staticmethod(launch_silu_mul)
+    gelu_mul = staticmethod(launch_gelu_mul)
     adapt = staticmethod(launch_adapt)
     apply_token_bitmask = staticmethod(launch_apply_token_bitmask)
     sample = staticmethod(sample_rows)
@@ -37,6 +39,9 @@ class TritonOps:
 
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         return Product(multiplied_out(weight), bias)
+
+    def experts(self, weights: ExpertWeights) -> Linear:
+        return GroupedExperts(self.linear(weights.router, weights.router_bias), weights)
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
         return FewRowLayers.of(self, stack)
@@ -60,7 +65,14 @@ class TritonOps:
         )
 
     def paged_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: StepInputs, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        step: StepInputs,
+        scale: float,
+        window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute attention: leading decodes by the kernel that splits contexts, all others by the prefill kernel."""
         assert q.is_contiguous()
@@ -80,6 +92,7 @@ class TritonOps:
                 scale,
                 window,
                 self._kv_scales,
+                sinks,
             )
         if decodes < step.num_seqs:
             paged_prefill(
@@ -96,5 +109,6 @@ class TritonOps:
                 scale,
                 window,
                 self._kv_scales,
+                sinks,
             )
         return out

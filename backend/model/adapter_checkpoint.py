@@ -22,7 +22,6 @@ from backend.json_file import JsonFile
 from backend.model.model_config import ModelConfig
 from backend.model.weights import MAX_WEIGHT
 
-MAX_RANK = 256
 MAX_HEADER_BYTES = 2**22  # of a file with 4,096 layers
 ALIGNMENT_NUMBERS = 16  # of a vector's beginning in its block: kernels read whole registers
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

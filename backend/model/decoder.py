@@ -1,14 +1,15 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3: one forward pass, driven by ModelConfig."""
+"""The decoder of all families: one forward pass, driven by ModelConfig."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from backend.kernels.layers import run_layers
-from backend.kernels.ops import DecoderLayer, DecoderStack, Ops, RunLayers, StepInputs
-from backend.model.model_config import ModelConfig, RopeScaling
+from backend.kernels.ops import DecoderLayer, DecoderStack, ExpertWeights, Linear, Ops, RunLayers, StepInputs
+from backend.model.model_config import ExpertsConfig, ModelConfig, RopeScaling
 from backend.model.weights import LayerWeights, Weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.parallel.rank_group import Parallel
@@ -90,20 +91,30 @@ class Decoder:
         self.parallel = parallel
         self.embedding = weights.embedding  # [vocab, hidden], or the rows of this rank
         self.cos_sin = rope_table(config, max_position).to(weights.embedding.device)  # [max_position, head_dim]
+        local = self.cos_sin
+        if config.local_rope_theta is not None:
+            unscaled = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
+            local = rope_table(unscaled, max_position).to(self.cos_sin.device)
+        windows = [config.window(index) for index in range(config.num_layers)]
         self.layers = [
-            prepare_layer(weights.layers.pop(0), ops, config.window(index), parallel)
-            for index in range(config.num_layers)
+            prepare_layer(
+                weights.layers.pop(0), ops, config, window, self.cos_sin if window is None else local, parallel
+            )
+            for window in windows
         ]
         self.final_norm = weights.final_norm
         stack = DecoderStack(
             self.layers,
             self.final_norm,
-            self.cos_sin,
             config.rms_norm_eps,
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
+            config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
+            config.gelu,
         )
+        # rounded as transformers rounds it
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype).item()
         fused = ops.fuse(stack) if parallel is None else None  # ranks exchange sums within a layer
         self._run_layers: RunLayers = fused or partial(run_layers, ops, stack)
         self.lm_head = ops.linear(weights.lm_head, None)
@@ -131,25 +142,58 @@ class Decoder:
     def _embed(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings [tokens, hidden]."""
         if self.parallel is not None:
-            return self.parallel.embed(token_ids, self.embedding)
-        return torch.nn.functional.embedding(token_ids, self.embedding)
+            embedded = self.parallel.embed(token_ids, self.embedding)
+        else:
+            embedded = torch.nn.functional.embedding(token_ids, self.embedding)
+        return embedded if self._embedding_scale == 1 else embedded.mul_(self._embedding_scale)
 
 
 def prepare_layer(
-    weights: LayerWeights, ops: Ops, window: int | None, parallel: Parallel | None = None
+    weights: LayerWeights,
+    ops: Ops,
+    config: ModelConfig,
+    window: int | None,
+    cos_sin: Tensor,
+    parallel: Parallel | None = None,
 ) -> DecoderLayer:
-    output, down = weights.output_bias, weights.down_bias
+    output, down, sinks = weights.output_bias, weights.down_bias, weights.sinks
     if parallel is not None and parallel.shard.rank:
         output = down = None  # counted once in the sum over the ranks
-    attended, projected = ops.linear(weights.output, output), ops.linear(weights.down, down)
+
+    def summed(product: Linear) -> Linear:
+        return product if parallel is None else parallel.summed(product)
+
     return DecoderLayer(
         input_norm=weights.input_norm,
         qkv=ops.linear(weights.qkv, weights.qkv_bias),
         q_norm=weights.q_norm,
         k_norm=weights.k_norm,
-        output=attended if parallel is None else parallel.summed(attended),
+        output=summed(ops.linear(weights.output, output)),
+        attended_norm=weights.attended_norm,
         post_attention_norm=weights.post_attention_norm,
-        gate_up=ops.linear(weights.gate_up, weights.gate_up_bias),
-        down=projected if parallel is None else parallel.summed(projected),
+        feed_forward=(
+            (ops.linear(weights.gate_up, weights.gate_up_bias), summed(ops.linear(weights.down, down)))
+            if config.experts is None
+            else summed(ops.experts(_experts(weights, config.experts, down)))
+        ),
+        fed_norm=weights.fed_norm,
         window=window,
+        cos_sin=cos_sin,
+        sinks=None if sinks is None else sinks.float(),
+    )
+
+
+def _experts(weights: LayerWeights, config: ExpertsConfig, down_bias: Tensor | None) -> ExpertWeights:
+    router, gate_up, down = weights.router, weights.gate_up, weights.down
+    assert router is not None and isinstance(gate_up, Tensor) and isinstance(down, Tensor)
+    return ExpertWeights(
+        router,
+        gate_up,
+        down,
+        config.per_token,
+        config.normalises,
+        config.clamp,
+        weights.router_bias,
+        weights.gate_up_bias,
+        down_bias,
     )

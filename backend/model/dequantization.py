@@ -10,18 +10,33 @@ from backend.model.quantization import WORD_BITS, QuantizedWeight, Scheme, scale
 from backend.model.tensor_info import TensorInfo
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the neighbour that each four bits of a word hold, from the lowest
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+MXFP4_EXPONENT_BIAS = 127
 Read = Callable[[TensorInfo], Tensor]
 
 
 def dequantised(weight: QuantizedWeight, read: Read) -> Tensor:
-    """Return the weight [rows, columns] in float32. `read` returns a stored tensor. Raises `ModelLoadError` for a group
-    that has no scale.
+    """Return the weight [rows, columns] in float32, or in MXFP4 [experts, columns, rows of one] in bfloat16, exactly.
+    `read` returns a stored tensor. Raises `ModelLoadError` for a group that has no scale.
     """
     match weight.quantization.scheme:
         case Scheme.SCALED | Scheme.PACKED:
             return _scaled(weight, read)
+        case Scheme.MXFP4:
+            return _microscaled(weight, read)
         case _:
             return _grouped(weight, read)
+
+
+def _microscaled(weight: QuantizedWeight, read: Read) -> Tensor:
+    """Return numbers of one sign bit, two of the exponent and one of the fraction, the low half of a byte first."""
+    pairs, scales = read(weight.stored), read(weight.parts["scales"])  # [experts, outputs, groups, 16], without the 16
+    values = torch.empty((*pairs.shape[:3], 2 * pairs.shape[3]), dtype=torch.bfloat16)
+    of_bits = torch.tensor(E2M1, dtype=torch.bfloat16)
+    for expert, both, exponents in zip(values, pairs, scales, strict=True):  # one at a time: indices take much memory
+        expert[:, :, ::2], expert[:, :, 1::2] = of_bits[(both & 15).int()], of_bits[(both >> 4).int()]
+        expert.mul_(torch.exp2(exponents.float() - MXFP4_EXPONENT_BIAS).to(torch.bfloat16).unsqueeze(-1))
+    return values.flatten(2).transpose(1, 2)
 
 
 def _scaled(weight: QuantizedWeight, read: Read) -> Tensor:

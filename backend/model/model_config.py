@@ -5,8 +5,9 @@ The keys are those of transformers, old (`rope_theta`, `rope_scaling`, `torch_dt
 """
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,13 +34,23 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """Feed-forward networks, of which each token uses the few that a router gives the most weight."""
+
+    count: int  # in each layer
+    per_token: int
+    normalises: bool  # True if the weights of a token's experts add up to 1
+    clamp: tuple[float, float] | None = None  # the slope and the limit of clamped gates (gpt-oss), with biases
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a Llama-family decoder: everything that `weights` and `decoder` need to build it."""
 
-    architecture: str  # "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+    architecture: str  # a name in `_FAMILIES`
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of the feed-forward network, or of each expert
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -59,6 +70,13 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     full_attention_layers: frozenset[int] = frozenset()  # layers that ignore the sliding window
     dtype_said_by: Literal["config", "weights", "nothing"] = "config"
+    experts: ExpertsConfig | None = None  # None: one feed-forward network a layer
+    gelu: bool = False  # gates are GELU (by tanh), not SiLU
+    branch_norms: bool = False  # results of attention and feed-forward are normed; norms are stored less 1 (Gemma)
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
+    local_rope_theta: float | None = None  # of layers with a window, unscaled; None: as the others
+    sinks: bool = False  # each head's scores have one more, which no value belongs to
 
     def window(self, layer: int) -> int | None:
         """Return the number of positions back, itself included, that a query of `layer` sees; None: all of them."""
@@ -77,6 +95,14 @@ class _DecoderFamily:
     windowed: bool = False  # sliding_window is read
     window_switch: bool = False  # ... only under use_sliding_window
     head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    experts: bool = False
+    intermediate_key: str = "intermediate_size"
+    tied: bool = False  # where tie_word_embeddings is not mentioned
+    window_every: int = 0  # without layer_types, layers without a window are every so-manieth
+    window: int = 4096  # where sliding_window is not mentioned; null means no window
+    gpt_oss: bool = False  # sinks, clamped experts and router with biases
+    gemma: bool = False  # two rotations, norms of branches, scales of embeddings and scores, GELU
+    neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # keys beside `_NEUTRAL`
 
 
 _FAMILIES = {
@@ -86,22 +112,52 @@ _FAMILIES = {
     "Qwen3ForCausalLM": _DecoderFamily(
         "qwen3", bias_keys=True, qk_norm=True, windowed=True, window_switch=True, head_dim=128
     ),
+    "Gemma3ForCausalLM": _DecoderFamily(
+        "gemma3_text",
+        bias_keys=True,
+        qk_norm=True,
+        windowed=True,
+        window_every=6,
+        head_dim=256,
+        tied=True,
+        gemma=True,
+        neutral=dict.fromkeys(("hidden_act", "hidden_activation"), ("gelu_pytorch_tanh",)),
+    ),
+    "GptOssForCausalLM": _DecoderFamily(
+        "gpt_oss",
+        bias_keys=True,
+        windowed=True,
+        window=128,
+        window_every=2,
+        head_dim=64,
+        experts=True,
+        gpt_oss=True,
+    ),
+    "Qwen3MoeForCausalLM": _DecoderFamily(
+        "qwen3_moe",
+        bias_keys=True,
+        qk_norm=True,
+        experts=True,
+        intermediate_key="moe_intermediate_size",
+        neutral={"decoder_sparse_step": (1,), "mlp_only_layers": ([],), "use_sliding_window": (False,)},
+    ),
 }
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_WINDOW = 4096  # where a windowed family's config.json does not mention sliding_window; null means no window
 
 # Keys that change the arithmetic, and the values with which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "num_local_experts": (0,),
-    "num_experts": (0,),
     "hidden_act": ("silu", "swish"),
     "partial_rotary_factor": (1,),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
+    "use_bidirectional_attention": (False,),
 }
+
+_EXPERT_KEYS = ("num_experts", "num_local_experts")
+MAX_EXPERTS = 2**17  # of all layers; each has three tensors
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -113,39 +169,49 @@ def read_model_config(directory: Path) -> ModelConfig:
     family = _FAMILIES[architecture]
     if file.get("model_type") not in (None, family.model_type):
         raise file.wrong("model_type", f"{architecture} is a {family.model_type!r}; correct whichever is wrong")
-    for key, neutral in _NEUTRAL.items():
-        _refuse_unless_neutral(file, key, neutral)
+    neutral = {**_NEUTRAL, **({} if family.experts else dict.fromkeys(_EXPERT_KEYS, (0,))), **family.neutral}
+    for key, values in neutral.items():
+        _refuse_unless_neutral(file, key, values)
     heads, layers = file.integer("num_attention_heads"), file.integer("num_hidden_layers", below=MAX_LAYERS)
     dtype, said_by = _dtype(directory, file)
-    attention_bias = family.bias_keys and file.flag("attention_bias", default=False)
-    rope = _rope(file)
+    attention_bias = family.bias_keys and file.flag("attention_bias", default=family.gpt_oss)
+    rope, local_theta = _gemma_rope(file) if family.gemma else (_rope(file), None)
     max_position = file.integer("max_position_embeddings")
+    if family.gpt_oss and rope is None:
+        raise file.wrong("rope_scaling", "an object is expected, as in published checkpoints")
     scaling = _rope_scaling(file, rope, max_position)
     window, full_layers = _sliding_window(file, family, layers)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=file.integer("vocab_size"),
         hidden_size=file.integer("hidden_size"),
-        intermediate_size=file.integer("intermediate_size"),
+        intermediate_size=file.integer(family.intermediate_key),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=file.integer("num_key_value_heads", default=heads),
         head_dim=_head_dim(file, family, heads),
-        max_position=_stretched(max_position, scaling),
+        max_position=max_position if family.gemma else _stretched(max_position, scaling),
         rms_norm_eps=file.number("rms_norm_eps", default=1e-6),
-        rope_theta=_rope_theta(file, rope),
+        rope_theta=_rope_theta(file, rope, "rope_theta", _theta(family)),
         rope_scaling=scaling,
         sliding_window=window,
         attention_bias=family.always_qkv_bias or attention_bias,
         output_bias=attention_bias,
         mlp_bias=family.mlp_bias_key and file.flag("mlp_bias", default=False),
         qk_norm=family.qk_norm,
-        tie_word_embeddings=file.flag("tie_word_embeddings", default=False),
+        tie_word_embeddings=file.flag("tie_word_embeddings", default=family.tied),
         torch_dtype=dtype,
         bos_token_id=None if file.get("bos_token_id") is None else file.integer("bos_token_id", minimum=0),
         eos_token_ids=_eos_token_ids(directory, file),
         full_attention_layers=full_layers,
         dtype_said_by=said_by,
+        experts=_experts(file, family, layers) if family.experts else None,
+        gelu=family.gemma,
+        branch_norms=family.gemma,
+        embedding_scale=file.integer("hidden_size") ** 0.5 if family.gemma else 1.0,
+        attention_scale=file.integer("query_pre_attn_scalar", default=256) ** -0.5 if family.gemma else None,
+        local_rope_theta=local_theta,
+        sinks=family.gpt_oss,
     )
     _check_whole(file, config)
     return config
@@ -181,6 +247,20 @@ def _head_dim(file: JsonFile, family: _DecoderFamily, heads: int) -> int:
     if head_dim % 2:
         raise ModelLoadError(f"{file.path}: head_dim is {head_dim}; rotary embedding needs an even one")
     return head_dim
+
+
+def _experts(file: JsonFile, family: _DecoderFamily, layers: int) -> ExpertsConfig:
+    key, *others = [key for key in _EXPERT_KEYS if file.get(key) is not None] or _EXPERT_KEYS
+    count = file.integer(key, below=MAX_EXPERTS // layers + 1)
+    if others and file.get(others[0]) not in (None, count):
+        raise file.wrong(others[0], f"{key} says {count}: correct whichever is wrong")
+    per_token = file.integer("num_experts_per_tok")
+    if per_token > count:
+        raise file.wrong("num_experts_per_tok", f"at most the {count} of {key} are expected")
+    if not family.gpt_oss:
+        return ExpertsConfig(count, per_token, file.flag("norm_topk_prob", default=False))
+    clamp = file.number("swiglu_alpha", default=1.702), file.number("swiglu_limit", default=7.0)
+    return ExpertsConfig(count, per_token, normalises=True, clamp=clamp)
 
 
 def _check_whole(file: JsonFile, config: ModelConfig) -> None:
@@ -237,11 +317,16 @@ def _sliding_window(file: JsonFile, family: _DecoderFamily, layers: int) -> tupl
     """Return the window, and the layers that see past it."""
     switched_on = not family.window_switch or file.flag("use_sliding_window", default=False)
     denied = file.mentions("sliding_window") and file.get("sliding_window") is None
+    if denied and family.gemma:  # its layers with a window turn otherwise
+        raise file.wrong("sliding_window", "an integer is expected")
     if not family.windowed or not switched_on or denied:
         return None, frozenset()
-    window = file.integer("sliding_window", default=_WINDOW)
+    window = file.integer("sliding_window", default=family.window)
     types = file.get("layer_types")
     if types is None:
+        if family.window_every:
+            every = file.integer("sliding_window_pattern", default=family.window_every)
+            return window, frozenset(range(every - 1, layers, every))
         first = file.integer("max_window_layers", default=28, minimum=0) if family.window_switch else 0
         return window, frozenset(range(min(first, layers)))
     if not isinstance(types, list) or len(types) != layers or any(kind not in _LAYER_TYPES for kind in types):
@@ -249,12 +334,31 @@ def _sliding_window(file: JsonFile, family: _DecoderFamily, layers: int) -> tupl
     return window, frozenset(layer for layer, kind in enumerate(types) if kind == "full_attention")
 
 
-def _rope_theta(file: JsonFile, rope: JsonFile | None) -> float:
-    source = rope if rope is not None and rope.get("rope_theta") is not None else file
-    theta = source.number("rope_theta", default=10_000.0)
+def _theta(family: _DecoderFamily) -> float:
+    """Return the base where none is mentioned."""
+    return 1_000_000.0 if family.gemma else 150_000.0 if family.gpt_oss else 10_000.0
+
+
+def _rope_theta(file: JsonFile, rope: JsonFile | None, key: str, default: float) -> float:
+    """Return the base of the rope object, or the file's under `key`."""
+    if rope is not None and rope.get("rope_theta") is not None:
+        file, key = rope, "rope_theta"
+    theta = file.number(key, default=default)
     if theta <= 1:
-        raise source.wrong("rope_theta", "a base above 1 is expected")
+        raise file.wrong(key, "a base above 1 is expected")
     return theta
+
+
+def _gemma_rope(file: JsonFile) -> tuple[JsonFile | None, float]:
+    """Return the rope object of layers without a window, and the base of the others."""
+    both = file.nested("rope_parameters")
+    if both is None or all(both.get(kind) is None for kind in _LAYER_TYPES):
+        of_all, local = _rope(file), None
+    else:
+        of_all, local = (both.nested(kind) for kind in _LAYER_TYPES)
+    if local is not None and local.get("rope_type") not in (None, "default"):
+        raise local.wrong("rope_type", "default is supported")
+    return of_all, _rope_theta(file, local, "rope_local_base_freq", 10_000.0)
 
 
 def _rope(file: JsonFile) -> JsonFile | None:

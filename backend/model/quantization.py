@@ -1,7 +1,8 @@
 """Quantised checkpoints: the scheme that config.json names, and the stored tensors that make up each weight.
 
 Supported are FP8 (a scale for blocks of a weight, or for its rows), compressed-tensors (FP8 and int8 with scales, and
-integers packed into 32 bits), GPTQ (Frantar et al., 2023) and AWQ (Lin et al., 2024). Read without torch.
+integers packed into 32 bits), GPTQ (Frantar et al., 2023), AWQ (Lin et al., 2024) and MXFP4 of gpt-oss' experts (OCP
+Microscaling Formats, 1.0). Read without torch.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from backend.model.tensor_info import TensorInfo
 
 WORD_BITS = 32  # of an integer that several weights are packed into
 FLOATS = ("F16", "BF16", "F32")
+GROUP_MXFP4 = 32  # numbers that share a power of two
 
 
 class Scheme(StrEnum):
@@ -26,6 +28,7 @@ class Scheme(StrEnum):
     GPTQ = "gptq"  # packed along a column; zero points are stored less one
     GPTQ_V2 = "gptq_v2"  # with zero points as they are
     AWQ = "awq"  # packed along a column's neighbours, in AWQ's order
+    MXFP4 = "mxfp4"  # floats of 4 bits, 32 of a row with a power of two, of all experts of a layer together
 
 
 _MARKS = {
@@ -34,6 +37,7 @@ _MARKS = {
     Scheme.GPTQ: "qweight",
     Scheme.GPTQ_V2: "qweight",
     Scheme.AWQ: "qweight",
+    Scheme.MXFP4: "blocks",
 }
 """The stored name by whose last part a quantised weight is known."""
 
@@ -66,7 +70,7 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """One weight [rows, columns] in its stored parts, by their last names."""
+    """One weight [rows, columns] in its stored parts, by their last names; in MXFP4 the rows of all experts."""
 
     quantization: Quantization
     rows: int
@@ -83,10 +87,10 @@ def read_quantization(directory: Path) -> Quantization | None:
     """Read the scheme from config.json; None if the checkpoint is not quantised, or has no config.json. Raises
     `ModelLoadError` naming the key and what is supported.
     """
-    if not (directory / "config.json").is_file():
-        return None
-    config = JsonFile.read(directory / "config.json")
-    said = config.nested("quantization_config") or config.nested("compression_config")
+    path, said = directory / "config.json", None
+    if path.is_file():
+        config = JsonFile.read(path)
+        said = config.nested("quantization_config") or config.nested("compression_config")
     if said is None:
         return None
     method = said.get("quant_method") or ("compressed-tensors" if said.get("config_groups") is not None else None)
@@ -101,7 +105,9 @@ def read_quantization(directory: Path) -> Quantization | None:
             return Quantization(Scheme.AWQ, 4)
         case "compressed-tensors":
             return _compressed(said)
-    raise said.wrong("quant_method", "fp8, gptq, awq and compressed-tensors are supported")
+        case "mxfp4":
+            return Quantization(Scheme.MXFP4, 4)
+    raise said.wrong("quant_method", "fp8, gptq, awq, compressed-tensors and mxfp4 are supported")
 
 
 def _gptq(said: JsonFile) -> Quantization:
@@ -153,6 +159,8 @@ def combined(
 
     A dequantised weight has the type of most plain tensors. Raises `ModelLoadError` for parts that do not fit.
     """
+    if quantization.scheme is Scheme.MXFP4:
+        return _microscaled(stored, quantization)
     mark, wanted = _MARKS[quantization.scheme], _PARTS[quantization.scheme]
     plain = {name: info for name, info in stored.items() if not name.endswith(_OF_ACTIVATIONS)}
     weights: dict[str, QuantizedWeight] = {}
@@ -172,6 +180,28 @@ def combined(
         for name, one in weights.items()
     }
     return plain | whole, weights
+
+
+def _microscaled(
+    stored: Mapping[str, TensorInfo], quantization: Quantization
+) -> tuple[dict[str, TensorInfo], dict[str, QuantizedWeight]]:
+    """Return what `combined` returns for blocks [experts, outputs, groups, 16] with two numbers a byte: weights of
+    shape [experts, inputs, outputs], under the name before `_blocks`.
+    """
+    plain, weights = dict(stored), dict[str, QuantizedWeight]()
+    for name in [name for name in stored if name.endswith("_blocks")]:
+        info, base = plain.pop(name), name.removesuffix("_blocks")
+        if len(info.shape) != 4 or 0 in info.shape:
+            raise _unfit(info, "four dimensions of at least 1 are expected")
+        experts, outputs, groups, _ = info.shape
+        _expect(info, ("U8",), (experts, outputs, groups, GROUP_MXFP4 // 2))
+        if (scales := plain.pop(f"{base}_scales", None)) is None:
+            raise _unfit(info, f"{base}_scales is missing; download it again")
+        _expect(scales, ("U8",), (experts, outputs, groups))
+        parts = {"blocks": info, "scales": scales}
+        weights[base] = QuantizedWeight(quantization, experts * outputs, groups * GROUP_MXFP4, parts)
+        plain[base] = TensorInfo(info.shard, info.stored_as, (experts, groups * GROUP_MXFP4, outputs), "BF16")
+    return plain, weights
 
 
 def _checked(info: TensorInfo, quantization: Quantization, parts: Mapping[str, TensorInfo]) -> QuantizedWeight:

@@ -95,11 +95,16 @@ class LayerWeights:
     k_norm: Tensor | None
     output: Weight  # [hidden, Hq * D]
     output_bias: Tensor | None
+    attended_norm: Tensor | None  # [hidden], of what attention returns
     post_attention_norm: Tensor  # [hidden]
-    gate_up: Weight  # [2 * intermediate, hidden], rows of gate, then up
+    sinks: Tensor | None  # [Hq]
+    router: Tensor | None  # [experts, hidden]; with it, what follows has a first dimension of experts
+    router_bias: Tensor | None
+    gate_up: Weight  # [2 * intermediate, hidden], rows of gate, then up; of clamped experts in turns
     gate_up_bias: Tensor | None
     down: Weight  # [hidden, intermediate]
     down_bias: Tensor | None
+    fed_norm: Tensor | None  # [hidden], of what the feed-forward network returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,8 @@ def load_weights(
             if name == _EMBEDDING:
                 targets[name].copy_(kept.unpack[name]().dequantised())
         elif name in targets:
-            copy_checked(info, name, tensor, targets[name])
+            shifts = config.branch_norms and name.endswith("norm.weight") and not is_gguf(info.shard)
+            copy_checked(info, name, tensor.float() + 1 if shifts else tensor, targets[name])
         progress(prod(info.shape) * checkpoint.num_size(name))
     return weights if kept is None else kept.placed(weights, dtype)
 
@@ -176,7 +182,7 @@ class _StoredRows:
         self.unpack: dict[str, Callable[[], IntegerWeight]] = {}
 
     def _is_quantised(self, name: str) -> bool:
-        return self._infos[name].block_format is not None
+        return name in self._infos and self._infos[name].block_format is not None
 
     def _weight(self, names: list[str], dtype: torch.dtype) -> StoredWeight:
         shapes = [self._infos[name].shape for name in names]
@@ -208,11 +214,11 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, seed: int = 0, devic
     generator = torch.Generator(device).manual_seed(seed)
     weights = empty_weights(config, dtype, device)
     for name, target in checkpoint_names(config, weights):
-        if target.dim() == 2:
+        if target.dim() > 1 and not name.endswith("bias"):
             drawn = torch.empty(target.shape) if device.type == "cpu" else target
             target.copy_(drawn.normal_(std=0.02, generator=generator))
         else:
-            target.fill_(0.0 if name.endswith(".bias") else 1.0)
+            target.fill_(0.0 if name.endswith("bias") else 1.0)
     return weights
 
 
@@ -243,6 +249,8 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
 def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeights:
     hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * head_dim
+    experts = () if config.experts is None else (config.experts.count,)
+    clamped = config.experts is not None and config.experts.clamp is not None
     return LayerWeights(
         input_norm=empty(hidden),
         qkv=empty(qkv_rows, hidden),
@@ -251,11 +259,16 @@ def _empty_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeig
         k_norm=empty(head_dim) if config.qk_norm else None,
         output=empty(hidden, config.num_heads * head_dim),
         output_bias=empty(hidden) if config.output_bias else None,
+        attended_norm=empty(hidden) if config.branch_norms else None,
         post_attention_norm=empty(hidden),
-        gate_up=empty(2 * intermediate, hidden),
-        gate_up_bias=empty(2 * intermediate) if config.mlp_bias else None,
-        down=empty(hidden, intermediate),
-        down_bias=empty(hidden) if config.mlp_bias else None,
+        sinks=empty(config.num_heads) if config.sinks else None,
+        router=empty(*experts, hidden) if experts else None,
+        router_bias=empty(*experts) if clamped else None,
+        gate_up=empty(*experts, 2 * intermediate, hidden),
+        gate_up_bias=empty(*experts, 2 * intermediate) if config.mlp_bias or clamped else None,
+        down=empty(*experts, hidden, intermediate),
+        down_bias=empty(*experts, hidden) if config.mlp_bias or clamped else None,
+        fed_norm=empty(hidden) if config.branch_norms else None,
     )
 
 
@@ -279,17 +292,36 @@ def checkpoint_names(config: ModelConfig, weights: Weights, shard: Shard | None 
 def _layer_names(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor | None]]:
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     rows = {"qkv": [query, key, key], "gate_up": [config.intermediate_size] * 2}
-    for products in (("qkv", "output"), ("gate_up", "down")):
+    blocks = [("qkv", "output"), ("gate_up", "down")] if layer.router is None else [("qkv", "output")]
+    for products in blocks:
         for kind, suffix in (("weight", ""), ("bias", "_bias")):
             for product in products:
                 fused = getattr(layer, product + suffix)
                 if isinstance(fused, Tensor):
                     parts = fused.split(rows[product]) if product in rows else [fused]
                     yield from zip((f"{name}.{kind}" for name in _FUSED[product]), parts, strict=True)
+    yield "self_attn.sinks", layer.sinks
+    if layer.router is not None:
+        yield "mlp.gate.weight" if layer.router_bias is None else "mlp.router.weight", layer.router
+        yield "mlp.router.bias", layer.router_bias
+        assert isinstance(layer.gate_up, Tensor) and isinstance(layer.down, Tensor)  # files of integers have none
+        if layer.router_bias is not None:  # stored as [experts, inputs, outputs], of all experts together
+            yield "mlp.experts.gate_up_proj", layer.gate_up.transpose(1, 2)
+            yield "mlp.experts.gate_up_proj_bias", layer.gate_up_bias
+            yield "mlp.experts.down_proj", layer.down.transpose(1, 2)
+            yield "mlp.experts.down_proj_bias", layer.down_bias
+        for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
+            if layer.router_bias is not None:
+                break
+            names = (f"mlp.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+            yield from zip(names, (*gate_up.chunk(2), down), strict=True)
     yield "self_attn.q_norm.weight", layer.q_norm
     yield "self_attn.k_norm.weight", layer.k_norm
     yield "input_layernorm.weight", layer.input_norm
-    yield "post_attention_layernorm.weight", layer.post_attention_norm
+    before = "pre_feedforward" if config.branch_norms else "post_attention"
+    yield f"{before}_layernorm.weight", layer.post_attention_norm
+    yield "post_attention_layernorm.weight", layer.attended_norm
+    yield "post_feedforward_layernorm.weight", layer.fed_norm
 
 
 def _check(checkpoint: Checkpoint, config: ModelConfig) -> None:

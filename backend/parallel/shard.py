@@ -88,6 +88,16 @@ class Shard:
         by_input = {"o_proj": heads, "down_proj": intermediate} if kind == "weight" else {}
         if module in by_output:
             return (by_output[module],)
+        if kind == "sinks":
+            return (_slice(self.heads),)
+        if module == "experts":  # of all experts together, gates and what they multiply in turns
+            in_turns, whole = _slice(self.intermediate, 2), slice(None)
+            return {
+                "gate_up_proj": (whole, whole, in_turns),
+                "gate_up_proj_bias": (whole, in_turns),
+                "down_proj": (whole, intermediate, whole),
+                "down_proj_bias": (),
+            }[kind]
         return (slice(None), by_input[module]) if module in by_input else ()
 
 

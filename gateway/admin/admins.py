@@ -115,11 +115,6 @@ class AdminKeys:
         self._by_digest: Mapping[bytes, Admin] = {digest: self._owner}
         self.signed_in: Callable[[bytes], Admin | None] = lambda _: None  # finds the admin of a sign-in's key
 
-    @property
-    def fingerprint(self) -> str:
-        """The first digits of the owner's key's digest, which the audit log shows."""
-        return self._owner.digest.hex()[:FINGERPRINT_DIGITS]
-
     def admin(self, authorization: bytes | None) -> Admin:
         """The admin whose key this is. Raises `InvalidApiKey` for any other key, and for all but the owner's while the
         file cannot be read.

@@ -19,6 +19,7 @@ from starlette.datastructures import QueryParams
 
 from admission.outcome import Outcome
 from gateway import sse
+from gateway.api.body_reader import RoundRobinLock
 from gateway.api.endpoint import Call, StoredEndpoint
 from gateway.api.frontend import Frontend
 from gateway.errors import BadRequest, ConcurrencyExceeded, ResponseNotFound
@@ -255,6 +256,7 @@ class ResponseEndpoint(_ResponseEndpoint):
     def __init__(self, frontend: Frontend) -> None:
         super().__init__(frontend)
         self._followed = Counter[str]()  # open event streams, by tenant
+        self._opening = RoundRobinLock()  # a flood of streams waits for itself
 
     async def answer(self, call: Call) -> Outcome:
         asked = QueryParams(call.scope["query_string"])
@@ -267,9 +269,11 @@ class ResponseEndpoint(_ResponseEndpoint):
             raise BadRequest(
                 f"starting_after must be the sequence number of an event, got {quoted(after, 40)}.", "starting_after"
             )
-        with closing(await self.charge(call, policy, in_passing=True)) as charge:
-            await self._stored.read(policy.name, name)
-            charge.was_served = True
+        async with self._opening.hold(policy.name):
+            self._check_followed(policy)
+            with closing(await self.charge(call, policy, in_passing=True)) as charge:
+                await self._stored.read(policy.name, name)
+                charge.was_served = True
         return await self._stream(call, policy, self._stored.events(policy.name, name, int(after)))
 
     def _check_followed(self, policy: EffectivePolicy) -> None:

@@ -1,6 +1,7 @@
 """Answers /v1/files and /v1/batches. A call counts as a request and spends no tokens."""
 
 import asyncio
+import logging
 import time
 from contextlib import aclosing, closing
 from functools import partial
@@ -29,11 +30,20 @@ from gateway.batches.objects import (
     sealed_record,
     window_seconds,
 )
-from gateway.errors import BadRequest, BatchNotFound, RequestTooLarge, StoredFileNotFound, Unsatisfiable
+from gateway.errors import (
+    BadRequest,
+    BatchNotFound,
+    FilesUnavailable,
+    RequestTooLarge,
+    StoredFileNotFound,
+    Unsatisfiable,
+)
 from gateway.http.request_scope import BodyParts
 from gateway.http.responses import encode_headers
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.units import show_size
+
+log = logging.getLogger(__name__)
 
 BODY_SECONDS = 60.0  # between two parts of an upload
 MAX_FORM_BYTES = 2**16  # of an upload beside its file
@@ -128,6 +138,9 @@ class FilesEndpoint(_StoreEndpoint):
             self.frontend.files.delete(policy.name, upload.name)
             if isinstance(error, RequestTooLarge):
                 raise _too_many_bytes(most, left) from None
+            if isinstance(error, OSError):
+                log.error("an upload was not kept: %s", error)
+                raise FilesUnavailable from None
             raise
         finally:
             self.frontend.files.uploaded[policy.name] -= upload.size

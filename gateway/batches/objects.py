@@ -21,7 +21,6 @@ Fields = dict[str, str]  # of a batch, as the store has them
 
 MAX_LISTED = 100  # files or batches of a page
 
-LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 MAX_WINDOW_S = 7 * 86400
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86400  # that a client may ask for, as OpenAI's API has them
 FILE_ID, BATCH_ID = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"batch_[0-9a-f]{32}")

@@ -24,6 +24,7 @@ from backend.roofline import (
     MemoryPlan,
     Peaks,
     Roofline,
+    expert_reads,
     show_bytes,
 )
 from gateway.cli.arguments import argument
@@ -159,11 +160,11 @@ def step_time_of(roofline: Roofline) -> StepTime:
     from the first one on, of which the products are 60 (Llama-3-8B: Agrawal et al., 2024).
     """
     footprint, model = roofline.footprint, roofline.footprint.model
-    weights = footprint.num_multiplied * footprint.item_bytes / roofline.peaks.bandwidth
+    weights = footprint.num_read * footprint.item_bytes / roofline.peaks.bandwidth
     token = 2 * footprint.num_multiplied / roofline.rate + roofline.exchange(1)
     context = footprint.kv_bytes_per_token / roofline.peaks.bandwidth
     pair = 4 * model.num_layers * model.num_heads * model.head_dim / roofline.rate
-    return StepTime((weights, token, token, context, 0.0, pair, 0.0))
+    return StepTime((weights, token, token, context, 0.0, pair, 0.0), expert_reads=expert_reads(model))
 
 
 def _save(step_time: StepTime, plan: MemoryPlan, path: Path) -> None:
@@ -171,6 +172,7 @@ def _save(step_time: StepTime, plan: MemoryPlan, path: Path) -> None:
     entry = {
         "coefficients": step_time.coefficients,
         "knee": step_time.knee,
+        "expert_reads": step_time.expert_reads,
         "kv_tokens": plan.kv_tokens,
         "kv_bytes_per_token": plan.footprint.kv_bytes_per_token,
     }
@@ -213,7 +215,7 @@ def _memory(name: str, plan: MemoryPlan, context: int) -> str:
         (
             "weights",
             show_bytes(footprint.weight_bytes),
-            f"{footprint.num_weights / 1e6:,.1f} M x {footprint.item_bytes} B",
+            f"{footprint.num_weights / 1e6:,.1f} M x {footprint.item_bytes} B{_of_a_token(footprint)}",
         ),
         (
             "activations",
@@ -234,6 +236,12 @@ def _memory(name: str, plan: MemoryPlan, context: int) -> str:
     ]
     heading = (f"{name}, {footprint.dtype}", "bytes", "")
     return table(heading, rows, frozenset({"bytes"}))
+
+
+def _of_a_token(footprint: Footprint) -> str:
+    if footprint.model.experts is None:
+        return ""
+    return f", of which a token is multiplied with {footprint.num_multiplied / 1e6:,.1f} M"
 
 
 def _steps(roofline: Roofline, plan: MemoryPlan, context: int) -> str:

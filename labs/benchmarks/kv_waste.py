@@ -63,14 +63,16 @@ class Allocation:
     block_size: int = 16
     is_contiguous: bool = False
     max_tokens: int = MAX_TOKENS  # that each request declares; 0: what it will have
+    kv_tokens: int = DEVICE.kv_tokens
 
     @property
     def settings(self) -> str:
-        size, tokens = self.block_size, DEVICE.kv_tokens
+        size, tokens = self.block_size, self.kv_tokens
         if self.is_contiguous:
-            return f"block_size={size},kv_allocation=contiguous"
+            return f"kv_tokens={tokens},block_size={size},kv_allocation=contiguous"
         copy = size * TOKEN_BYTES / BANDWIDTH
-        return f"block_size={size},num_host_blocks={tokens // 2 // size},block_copy_seconds={copy}"
+        host = f"num_host_blocks={tokens // 2 // size},block_copy_seconds={copy}"
+        return f"kv_tokens={tokens},block_size={size},{host}"
 
 
 BLOCKS_OF_16 = Allocation("blocks of 16")

@@ -75,10 +75,12 @@ class Traffic:
         return cls("short", drawn_trace(prompts=SHORT_PROMPTS), MAX_TOKENS)
 
     @classmethod
+    @cache
     def conversations(cls) -> "Traffic":
         return cls("conversations", drawn_trace(), MAX_TOKENS)
 
     @classmethod
+    @cache
     def code(cls) -> "Traffic":
         return cls("code", drawn_trace(prompts=CODE_PROMPTS, outputs=CODE_OUTPUTS), 2048, is_code=True)
 

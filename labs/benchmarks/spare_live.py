@@ -33,7 +33,7 @@ TENANT = "people"
 CHATS_PER_SECOND = 6.0
 MOST = 1.05  # of the time without a batch, at the 99th percentile
 LINES, LINE_TOKENS = 4000, 100  # more than a window computes
-BUSY = re.compile(r"^sluice_device_busy_seconds_total (\S+)$", re.MULTILINE)
+BUSY = re.compile(r"^sluice_device_busy_seconds_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
 class Times(NamedTuple):

@@ -1,6 +1,7 @@
 """The capacity part of `sluice plan`: from a trace, a rate and a target to lengths, replicas and cost.
 
-Replicas are simulated on the roofline that the command prints, so that queues and bursts count."""
+Replicas are simulated, so that queues and bursts count: on the roofline that the command prints, or on steps that were
+measured."""
 
 import re
 from argparse import ArgumentParser, Namespace
@@ -11,12 +12,13 @@ from admission.step_times.step_time import StepTime
 from backend.roofline import MemoryPlan
 from gateway.cli.arguments import argument, duration
 from gateway.table import table
+from gateway.telemetry.event_log_file import read_event_log
 from labs.cli.simulation_inputs import progress
 from labs.simulation.arrival import Arrival
-from labs.simulation.device import planned_device
+from labs.simulation.device import Device, planned_device
 from labs.simulation.errors import OptionError
 from labs.simulation.metrics import format_duration, format_number, format_percent
-from labs.simulation.policy import parse_simulated_policy
+from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy, recorded_policy
 from labs.simulation.recorder import Objective
 from labs.simulation.search.replicas import (
     CHANGE,
@@ -56,6 +58,10 @@ def add_capacity_flags(plan: ArgumentParser) -> None:
         "--requests", metavar="N", type=argument(units.count), default=DEFAULT_REQUESTS,
         help=f"requests of each simulation, at least (default: {DEFAULT_REQUESTS:,})",
     )  # fmt: skip
+    group.add_argument(
+        "--device", metavar="LOG", type=Path,
+        help="an event log of a server: its step times and settings, in place of the roofline's",
+    )  # fmt: skip
     plan.set_defaults(capacity=plan_capacity)
 
 
@@ -71,16 +77,19 @@ class _Fleet:
 def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> str:
     """Return the text of the capacity part; empty without a trace. Raises `OptionError`, `TraceError`."""
     if namespace.trace is None:
-        for option in ("rate", "ttft", "price"):
+        for option in ("rate", "ttft", "price", "device"):
             if getattr(namespace, option) is not None:
                 raise OptionError(f"--{option}", getattr(namespace, option), "is of a trace's requests: give --trace")
         return ""
     if namespace.rate is None or namespace.ttft is None:
         raise OptionError("--trace", str(namespace.trace), "needs --rate and --ttft")
-    arrivals = read_traffic(namespace.trace).arrivals
+    arrivals = read_traffic(namespace.trace, log_lines=read_event_log).arrivals
     fleet = _Fleet(namespace.rate, namespace.tensor_parallel, namespace.price)
     objective = Objective(namespace.ttft, namespace.per_token)
-    replica = _replica(arrivals, memory, steps, objective, namespace.requests)
+    if namespace.device is None:
+        replica = planned_replica(arrivals, memory, steps, objective, namespace.requests)
+    else:
+        replica = measured_replica(arrivals, namespace.device, objective, namespace.requests)
     runs = 1 + NUM_HALVINGS + 2 * len(SENSITIVITIES) * (1 + NUM_NEAR_HALVINGS)
     with progress("simulating", "requests", runs * replica.requests) as bar:
         knee = replica.knee(bar.update)
@@ -94,7 +103,7 @@ def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> 
     return "\n".join(
         [
             _lengths(arrivals),
-            _advice(arrivals, memory),
+            _advice(arrivals, memory.footprint.model.max_position, replica.policy.engine.max_model_len),
             "",
             _knee(replica, knee, fleet),
             _sensitivity(knee, changed, fleet),
@@ -102,9 +111,10 @@ def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> 
     )
 
 
-def _replica(
+def planned_replica(
     arrivals: list[Arrival], memory: MemoryPlan, steps: StepTime, objective: Objective, requests: int
 ) -> Replica:
+    """Return a replica of this memory and these step times. Raises `OptionError`."""
     device = planned_device("planned", steps, memory.kv_tokens, memory.footprint.kv_bytes_per_token)
     settings = {
         "max_num_seqs": memory.max_num_seqs,
@@ -112,9 +122,28 @@ def _replica(
         "max_num_batched_tokens": memory.max_num_batched_tokens,
     }
     policy = parse_simulated_policy(",".join(f"{name}={value}" for name, value in settings.items()), device)
-    fitting = tuple(one.alike for one in arrivals if fits(one, memory.max_model_len))
+    return _replica(policy, device, arrivals, objective, requests)
+
+
+def measured_replica(arrivals: list[Arrival], log: Path, objective: Objective, requests: int) -> Replica:
+    """Return a replica with the step times, the host times and the settings of an event log. Raises `OptionError`,
+    `TraceError`.
+    """
+    device = read_traffic(log, log_lines=read_event_log).device
+    if device is None or device.served is None:
+        raise OptionError(
+            "--device", str(log), "is no event log: start a server with --event-log, and send it requests"
+        )
+    return _replica(recorded_policy(device.served), device, arrivals, objective, requests)
+
+
+def _replica(
+    policy: SimulatedPolicy, device: Device, arrivals: list[Arrival], objective: Objective, requests: int
+) -> Replica:
+    longest = policy.engine.max_model_len
+    fitting = tuple(one.alike for one in arrivals if fits(one, longest))
     if not fitting:
-        raise OptionError("--max-model-len", memory.max_model_len, "no request of the trace fits: raise it")
+        raise OptionError("--max-model-len", longest, "no request of the trace fits: raise it")
     return Replica(policy, device, fitting, objective, requests)
 
 
@@ -132,16 +161,15 @@ def _lengths(arrivals: list[Arrival]) -> str:
     return f"{len(arrivals):,} requests of the trace\n{table(heading, rows, frozenset(heading[1:]))}"
 
 
-def _advice(arrivals: list[Arrival], memory: MemoryPlan) -> str:
-    longest = memory.footprint.model.max_position
+def _advice(arrivals: list[Arrival], longest: int, planned: int) -> str:
     wanted = recommended_len(arrivals, longest, FITTING_SHARE)
-    left_out = sum(not fits(one, memory.max_model_len) for one in arrivals) / len(arrivals)
+    left_out = sum(not fits(one, planned) for one in arrivals) / len(arrivals)
     line = f"--max-model-len {wanted} holds {format_percent(FITTING_SHARE)} of them"
     if wanted == longest:
         line = f"--max-model-len {wanted}, all that the model has, holds "
         line += f"{format_percent(sum(fits(one, wanted) for one in arrivals) / len(arrivals))} of them"
     if left_out:
-        line += f"; planned here is {memory.max_model_len:,}, which refuses {format_percent(left_out)}"
+        line += f"; planned here is {planned:,}, which refuses {format_percent(left_out)}"
     return line
 
 

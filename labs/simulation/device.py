@@ -93,7 +93,8 @@ _LLAMA3_8B_A100 = Published(
 
 def find_device(name: str) -> Device:
     """Returns one of `DEVICES`, or the device of a JSON file `{"coefficients": [7 of StepTime], "knee": 512,
-    "kv_tokens": 430000}`, with `kv_bytes_per_token` where limits on KV memory are to be simulated, and with the times
+    "kv_tokens": 430000}`, with `kv_bytes_per_token` where limits on KV memory are to be simulated, with `expert_reads`
+    (`backend.roofline`) where the model has experts, and with the times
     of its `host`, where it has any: `{"step": 3e-4, "row": 5e-5, "request": 4e-4}`.
 
     Raises `OptionError`.
@@ -119,7 +120,8 @@ def device_of(
 
 def _device_of(path: Path) -> Device:
     entry = json.loads(path.read_text(encoding="utf-8"))
-    model = StepTime(tuple(entry["coefficients"]), int(entry.get("knee", 512)))
+    in_experts, unused = entry.get("expert_reads", (0.0, 0.0))
+    model = StepTime(tuple(entry["coefficients"]), int(entry.get("knee", 512)), (float(in_experts), float(unused)))
     token_bytes = float(entry["kv_bytes_per_token"]) if "kv_bytes_per_token" in entry else None
     host = HostTime(**{name: float(seconds) for name, seconds in entry.get("host", {}).items()})
     return replace(planned_device(path.stem, model, int(entry["kv_tokens"]), token_bytes), host=host)

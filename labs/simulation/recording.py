@@ -94,9 +94,12 @@ class _Timed:
         self._seconds = 0.0
         self._work = StepWork()
         self._num_tokens_beyond = 0  # the knee, of each step
+        self._read_shares = 0.0  # of the weights, of each step
 
     def _observed(self, work: StepWork, seconds: float) -> None:
-        self._num_tokens_beyond += max(0, work.prefill_tokens + work.decode_tokens - self.model.fitted.knee)
+        tokens, fitted = work.prefill_tokens + work.decode_tokens, self.model.fitted
+        self._num_tokens_beyond += max(0, tokens - fitted.knee)
+        self._read_shares += fitted.read_share(tokens)
         self._work += work
         self._seconds += seconds
 
@@ -108,12 +111,12 @@ class _Timed:
         fitted = self.model.fitted
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = fitted.coefficients
         linear = StepTime((0.0, prefill, decode, decode_context, prefill_context, pairs, 0.0))
-        predicted = fixed * self.model.num_steps + linear.seconds(self._work) + beyond * self._num_tokens_beyond
+        predicted = fixed * self._read_shares + linear.seconds(self._work) + beyond * self._num_tokens_beyond
         longer = self._seconds / predicted if predicted > 0 else 1.0
         if abs(longer - 1) < FIT_TOLERANCE_SHARE:
             return fitted
         times = tuple(longer * rate for rate in fitted.coefficients)
-        return StepTime(times, fitted.knee)  # type: ignore[arg-type]  # as many as before
+        return StepTime(times, fitted.knee, fitted.expert_reads)  # type: ignore[arg-type]  # as many as before
 
 
 def read_recording(path: Path, lines: Iterable[str]) -> Recording:
@@ -151,9 +154,11 @@ def _facts(log: _Log) -> TraceFacts:
 def _served(log: _Log) -> Served:
     """The settings, from the header, the last policy and the arrivals."""
     *_, coefficients, knee, prior_weight = log.header
+    core, engine = make_configs(log.header)
     return Served(
-        *make_configs(log.header),
-        prior=(StepTime(tuple(coefficients), knee), prior_weight),
+        core,
+        engine,
+        prior=(StepTime(tuple(coefficients), knee, engine.expert_reads_of(0)), prior_weight),
         scheduling_policy=read_scheduling_policy(log.policy[2]) if log.policy else None,
         targets=_targets([entry for _, entry in log.arrived.values()]),
     )

@@ -120,6 +120,8 @@ class EmbeddedStore:
         while not self._stopping.wait(LOG_CHECK_SECONDS, connection):
             server.bound_log()
         connection.close()
+        if not self._stopping and not server.is_ours:
+            log.warning("store: the gateway that ran it in %s has ended; one that is left runs it anew", self._path)
 
     def _note(self, error: EmbeddedStoreError) -> None:
         log.error("store: %s; trying again", error)

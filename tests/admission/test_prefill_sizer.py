@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.prefill_sizer import CAUTION_MEAN_ERRORS, LONGEST_STEP_S, MIN_PREFILL_SHARE, PrefillSizer
-from admission.step_times.step_time import CopyTime, Pipeline, StepTime, StepTimeModel, StepWork, prefill_work
+from admission.step_times.step_time import CopyTime, Pipeline, StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
 
 CONFIG = EngineConfig(num_blocks=1000, max_model_len=4096, max_num_batched_tokens=512)
@@ -44,20 +44,24 @@ def test_the_step_keeps_the_promise_or_carries_one_block(
         fits = budget.fits(start, length)
         if fits:
             budget.spend(start, fits)
-            step, taken = step + prefill_work(start, fits), taken + fits
+            step, taken = step + StepWork().with_prefill(start, fits), taken + fits
         assert 0 <= fits <= length and taken <= most
         assert taken <= CONFIG.block_size or MODEL.fitted.seconds(step) <= allowed * (1 + 1e-9)
-        more = step + prefill_work(start + fits, 1)
+        more = step + StepWork().with_prefill(start + fits, 1)
         assert fits == length or taken == most or MODEL.fitted.seconds(more) > allowed * (1 - 1e-9)
 
 
 def test_a_late_chunk_of_a_long_prompt_is_bounded_by_the_longest_step() -> None:
     sizer = PrefillSizer(CONFIG, MODEL, NO_COPIES)
-    assert MODEL.fitted.seconds(prefill_work(0, 512)) < LONGEST_STEP_S
+    assert MODEL.fitted.seconds(StepWork().with_prefill(0, 512)) < LONGEST_STEP_S
     late = 1_000_000
     fits = sizer.prefill_budget(0, 0, None, 512).fits(late, 512)
     seconds = MODEL.fitted.seconds
-    assert seconds(prefill_work(late, fits)) <= LONGEST_STEP_S < seconds(prefill_work(late, fits + 1))
+    assert (
+        seconds(StepWork().with_prefill(late, fits))
+        <= LONGEST_STEP_S
+        < seconds(StepWork().with_prefill(late, fits + 1))
+    )
 
 
 def test_a_chunk_that_attends_to_more_is_shorter() -> None:

@@ -8,12 +8,15 @@ import tokenizers
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 _SHAPE: dict[str, Any] = {
@@ -27,6 +30,7 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
+_GEMMA = _SHAPE | {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "pad_token_id": None}
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -56,6 +60,32 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHAPE, use_sliding_window=True, sliding_window=9, max_window_layers=1, tie_word_embeddings=True
     ),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=32),
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **_SHAPE, head_dim=16, moe_intermediate_size=40, num_experts=7, num_experts_per_tok=3, norm_topk_prob=True
+    ),
+    "qwen3-moe-unnormalised": lambda: Qwen3MoeConfig(
+        **_SHAPE, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=1, tie_word_embeddings=True
+    ),
+    "gemma3": lambda: Gemma3TextConfig(**(_GEMMA | {"num_hidden_layers": 6, "query_pre_attn_scalar": 16})),
+    "gemma3-scaling": lambda: Gemma3TextConfig(
+        **_GEMMA,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        attention_bias=True,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+        },
+    ),
+    "gpt-oss": lambda: GptOssConfig(
+        **(_SHAPE | {"intermediate_size": 64}),
+        head_dim=16,
+        sliding_window=7,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        swiglu_limit=1.5,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 150_000.0, **_YARN, "truncate": False},
+    ),
     "qwen3-biases-tied": lambda: Qwen3Config(**_SHAPE, head_dim=16, attention_bias=True, tie_word_embeddings=True),
 }
 
@@ -67,9 +97,9 @@ def random_model(family: str) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(len(family))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5, generator=generator)
-            elif name.endswith(".bias"):
+            if parameter.dim() > 1:
+                parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5, generator=generator)
+            elif name.endswith(("bias", "sinks")):
                 parameter.normal_(std=0.5, generator=generator)
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)

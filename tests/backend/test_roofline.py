@@ -8,7 +8,7 @@ import torch
 
 from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B, QWEN3_06B
-from backend.model.model_config import ModelConfig, read_model_config
+from backend.model.model_config import ExpertsConfig, ModelConfig, read_model_config
 from backend.model.weights import empty_weights
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import GPUS, RUNTIME_BYTES, Footprint, MemoryPlan, Roofline
@@ -21,7 +21,7 @@ LLAMA = Footprint(LLAMA_3_8B, "bfloat16")
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "dynamic" not in name])
 def test_weights_are_counted_as_they_are_made(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family]()
-    config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+    config.architectures = [type(config).__name__.replace("Text", "").replace("Config", "ForCausalLM")]
     config.save_pretrained(tmp_path)
     model = read_model_config(tmp_path)
     made = empty_weights(model, torch.float32, torch.device("meta"))
@@ -54,6 +54,25 @@ def test_the_floor_of_a_decode_step_on_an_h200(
 @pytest.mark.parametrize(("model", "milliseconds"), [(LLAMA_3_8B, 19.46), (QWEN3_06B, 1.545)])
 def test_the_floor_of_a_prefill_on_an_h200(model: ModelConfig, milliseconds: float) -> None:
     assert Roofline(Footprint(model, "bfloat16"), H200).prefill(1024) * 1e3 == pytest.approx(milliseconds, rel=1e-3)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_use() -> None:
+    moe = replace(  # Qwen3-30B-A3B
+        QWEN3_06B,
+        hidden_size=2048,
+        intermediate_size=768,
+        num_layers=48,
+        num_heads=32,
+        num_kv_heads=4,
+        tie_word_embeddings=False,
+        experts=ExpertsConfig(128, 8, normalises=True),
+    )
+    footprint = Footprint(moe, "bfloat16")
+    assert footprint.num_weights == pytest.approx(30.53e9, rel=1e-3)
+    assert footprint.num_multiplied + 2048 * 151_936 == pytest.approx(3.35e9, rel=2e-3)
+    assert footprint.bytes_read(1) == pytest.approx(2 * footprint.num_multiplied)
+    assert footprint.bytes_read(16) == pytest.approx(2 * (1.23e9 + 28.99e9 * 0.644), rel=2e-3)  # 82 of 128 experts
+    assert footprint.bytes_read(4096) == pytest.approx(2 * footprint.num_read)
 
 
 def test_the_ridge_is_where_products_take_as_long_as_reading_the_weights() -> None:

@@ -28,6 +28,7 @@ tenants:
   globex: {price: {input: 1/1M, output: 2/1M, currency: EUR, batch: 0.5}}
   small: {batches: {file_bytes: 20kB, lines: 3, open: 1}}
   none: {batches: {file_bytes: 0B}}
+  away: {}
 """
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -331,6 +332,17 @@ def test_what_is_stored_is_sealed_and_private(site: TenantSite) -> None:
     )
     (path,) = folder.glob(f"*/{file}")
     assert path.stat().st_mode & 0o777 == 0o600 and b"secret" not in path.read_bytes()
+
+
+def test_a_disk_that_takes_no_file_is_told(site: TenantSite) -> None:
+    folder = site.policy.parent / "state" / "files"
+    folder.mkdir(exist_ok=True)
+    (folder / "t-away").symlink_to("/nowhere")
+    with site.client("away") as client, pytest.raises(openai.InternalServerError) as refused:
+        upload(client, line("a"))
+    assert (refused.value.status_code, refused.value.code) == (503, "files_unavailable")
+    assert site.get("away", "/v1/files").json()["data"] == []
+    (folder / "t-away").unlink()
 
 
 def test_all_that_is_stored_is_told_of_upgrades(site: TenantSite) -> None:

@@ -53,6 +53,7 @@ TABLE = [
     (errors.Preempted(), 503, UNAVAILABLE, "preempted", "1", "true"),
     (errors.CancelledByAdmin(), 503, UNAVAILABLE, "cancelled", None, "false"),
     (errors.GuardrailUnavailable("m", retry_after=1), 503, UNAVAILABLE, "guardrail_unavailable", "1", None),
+    (errors.FilesUnavailable(), 503, UNAVAILABLE, "files_unavailable", "60", None),
     (errors.QuotaUnverifiable("m", retry_after=5), 503, UNAVAILABLE, "quota_unverifiable", "5", None),
     (grammar_errors.NoTokenAllowed(), 400, INVALID, "no_token_allowed", None, None),
     (grammar_errors.GrammarsUnavailable("m", retry_after=1), 503, UNAVAILABLE, "grammars_unavailable", "1", "true"),

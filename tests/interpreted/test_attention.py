@@ -17,12 +17,14 @@ PREFILLS = [(1, 1), (17, 17), (9, 70), (33, 34)]
 MIXED = [(1, 77), (1, 3), (3, 3), (20, 53), (1, 40), (2, 64)]
 
 
-def compared(case: Ragged, window: int | None = None, num_decodes: int = 0) -> tuple[Tensor, Tensor]:
+def compared(
+    case: Ragged, window: int | None = None, num_decodes: int = 0, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """What the kernels and the reference make of random queries."""
     heads = case.heads
     q = case.normal(case.step.positions.numel(), heads.queries, heads.dim)
     step = replace(case.step, num_decodes=num_decodes)
-    arguments = (q, case.k_cache, case.v_cache, step, heads.dim**-0.5, window)
+    arguments = (q, case.k_cache, case.v_cache, step, heads.dim**-0.5, window, sinks)
     return TritonOps().paged_attention(*arguments), reference.paged_attention(*arguments)
 
 
@@ -97,6 +99,14 @@ def test_more_sequences_than_one_scan_are_found(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_long_context_is_split_and_joined_again() -> None:
     found, expected = compared(ragged([(1, 2900), (1, 5)], Heads(2, 1, 16), 16))
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("spans", [[(1, 2900), (1, 5)], [(1, 40), (9, 33)]])
+def test_a_sink_is_one_more_score_of_a_head(spans: list[tuple[int, int]]) -> None:
+    """Counted once, where a context is split as well."""
+    sinks = torch.tensor([3.0, -2.0, 0.5, 1.0])
+    found, expected = compared(ragged(spans, Heads(4, 2, 16), 16), window=2000, num_decodes=1, sinks=sinks)
     assert_close(found, expected)
 
 

@@ -35,6 +35,7 @@ struct Shape {
     int64_t block_stride, head_stride, block_size, table_width;
     int64_t window;  // keys at distance < window are seen
     float scale;
+    const float* sinks;  // of each query head one more score, to which no value belongs; or null
 };
 
 template <class T>
@@ -255,8 +256,11 @@ void begin(Scratch& work, const Tensors<T>& tensors, const Shape& shape, const T
         for (int64_t d = 0; d < shape.dim; ++d) work.q[r * shape.dim + d] = widen(q[d]) * shape.scale;
     }
     std::fill(work.out, work.out + rows * shape.dim, 0.0f);
-    std::fill(work.largest, work.largest + rows, -FLT_MAX);
-    std::fill(work.total, work.total + rows, 0.0f);
+    const int64_t group = shape.num_heads / shape.num_kv_heads;
+    for (int r = 0; r < rows; ++r) {
+        work.largest[r] = shape.sinks ? shape.sinks[tile.head * group + r % group] : -FLT_MAX;
+        work.total[r] = shape.sinks ? 1.0f : 0.0f;
+    }
 }
 
 template <class T>
@@ -360,8 +364,9 @@ void sluice_paged_attention(
     int dtype, void* out, const void* q, const void* k_cache, const void* v_cache, int64_t block_stride,
     int64_t head_stride, int64_t block_size, const int64_t* positions, const int32_t* query_start,
     const int32_t* context_lens, const int32_t* block_tables, int64_t table_width, int64_t num_seqs, int64_t num_heads,
-    int64_t num_kv_heads, int64_t dim, float scale, int64_t window, int threads) {
-    const Shape shape{num_heads, num_kv_heads, dim, block_stride, head_stride, block_size, table_width, window, scale};
+    int64_t num_kv_heads, int64_t dim, float scale, int64_t window, const float* sinks, int threads) {
+    const Shape shape{num_heads, num_kv_heads, dim, block_stride, head_stride, block_size, table_width, window, scale,
+                      sinks};
     const std::vector<Tile> tiles = cut(query_start, num_seqs, shape);
     with_storage(dtype, [&](auto* storage) {
         using T = std::remove_pointer_t<decltype(storage)>;

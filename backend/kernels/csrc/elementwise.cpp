@@ -27,13 +27,16 @@ void add(T* sum, const T* x, int64_t size) {
     for (int64_t i = 0; i < size; ++i) sum[i] = narrow<T>(widen(sum[i]) + widen(x[i]));
 }
 
-template <class T>
+constexpr float TWO_ROOT_TWO_OVER_PI = 1.5957691216057308f;  // GELU by tanh is x times the sigmoid of a polynomial
+
+template <bool gelu, class T>
 void gate(T* out, const T* gate_up, int64_t size) {
     const T* up = gate_up + size;
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) {
         const float x = widen(gate_up[i]);
-        out[i] = narrow<T>(rounded<T>(x / (1.0f + exponential(-x))) * widen(up[i]));
+        const float slope = gelu ? TWO_ROOT_TWO_OVER_PI * (x + 0.044715f * x * x * x) : x;
+        out[i] = narrow<T>(rounded<T>(x / (1.0f + exponential(-slope))) * widen(up[i]));
     }
 }
 
@@ -119,11 +122,13 @@ void sluice_add_rms_norm(
     });
 }
 
-void sluice_silu_mul(int dtype, void* out, const void* gate_up, int64_t rows, int64_t size, int threads) {
+void sluice_gate(int dtype, void* out, const void* gate_up, int64_t rows, int64_t size, int gelu, int threads) {
     with_storage(dtype, [&](auto* storage) {
         using T = std::remove_pointer_t<decltype(storage)>;
         parallel_for(rows, team(2 * rows * size, threads), [&](int64_t row) {
-            gate((T*)out + row * size, (const T*)gate_up + row * 2 * size, size);
+            T* to = (T*)out + row * size;
+            const T* from = (const T*)gate_up + row * 2 * size;
+            gelu ? gate<true>(to, from, size) : gate<false>(to, from, size);
         });
     });
 }

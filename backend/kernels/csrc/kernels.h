@@ -14,7 +14,8 @@ void sluice_add_rms_norm(
     int dtype, void* out, const void* x, void* residual, const void* weight, int64_t rows, int64_t size, float eps,
     int threads);
 
-void sluice_silu_mul(int dtype, void* out, const void* gate_up, int64_t rows, int64_t size, int threads);
+// SiLU of the first half of each row times the second, or GELU by tanh.
+void sluice_gate(int dtype, void* out, const void* gate_up, int64_t rows, int64_t size, int gelu, int threads);
 
 void sluice_rope_and_store(
     int dtype, void* q_out, const void* qkv, const float* cos_sin, const void* q_norm, const void* k_norm, float eps,
@@ -22,12 +23,13 @@ void sluice_rope_and_store(
     const int64_t* positions, const int64_t* slot_mapping, int64_t tokens, int64_t num_heads, int64_t num_kv_heads,
     int64_t dim, int threads);
 
-// Query heads of one KV head must be no more than `max_group`; `dim` must be a multiple of `head_dim_multiple`.
+// Query heads of one KV head must be no more than `max_group`; `dim` must be a multiple of `head_dim_multiple`. `sinks`,
+// unless null, has one more score of each head, to which no value belongs.
 void sluice_paged_attention(
     int dtype, void* out, const void* q, const void* k_cache, const void* v_cache, int64_t block_stride,
     int64_t head_stride, int64_t block_size, const int64_t* positions, const int32_t* query_start,
     const int32_t* context_lens, const int32_t* block_tables, int64_t table_width, int64_t num_seqs, int64_t num_heads,
-    int64_t num_kv_heads, int64_t dim, float scale, int64_t window, int threads);
+    int64_t num_kv_heads, int64_t dim, float scale, int64_t window, const float* sinks, int threads);
 int sluice_max_group();
 int sluice_max_head_dim();
 int sluice_head_dim_multiple();

@@ -16,7 +16,9 @@ namespace {
 constexpr int64_t CACHE_LINE = 64;
 
 struct Layer {
-    const void *input_norm, *q_norm, *k_norm, *post_attention_norm;
+    const void *input_norm, *q_norm, *k_norm;
+    const void *attended_norm, *post_attention_norm, *fed_norm;  // the first and the last may be null
+    const float* cos_sin;
     const PackedLinear *qkv, *output, *gate_up, *down;
     int64_t window;
 };
@@ -24,10 +26,9 @@ struct Layer {
 struct Stack {
     const Layer* layers;
     const void* final_norm;
-    const float* cos_sin;
     int64_t num_layers, hidden, num_heads, num_kv_heads, dim;
     float eps, scale;
-    int dtype;
+    int dtype, gelu;
 };
 
 // Strides are in elements: of a block, of a layer in it, from a layer's keys to its values, and of a head in those.
@@ -107,25 +108,34 @@ struct Run {
             decoder.dtype, x, scratch.branch, residual, weight, step.tokens, decoder.hidden, decoder.eps, threads);
     }
 
+    void norm_branch(const void* weight) const {
+        if (weight == nullptr) return;
+        char* branch = scratch.branch;
+        sluice_rms_norm(decoder.dtype, branch, branch, weight, step.tokens, decoder.hidden, decoder.eps, threads);
+    }
+
     void attend(const Layer& layer, int64_t index) const {
         char* keys = static_cast<char*>(pool.blocks) + index * pool.layer_stride * item_bytes(decoder);
         char* values = keys + pool.value_stride * item_bytes(decoder);
         multiply(layer.qkv, index, QKV, scratch.qkv, x);
         sluice_rope_and_store(
-            decoder.dtype, scratch.query, scratch.qkv, decoder.cos_sin, layer.q_norm, layer.k_norm, decoder.eps, keys,
+            decoder.dtype, scratch.query, scratch.qkv, layer.cos_sin, layer.q_norm, layer.k_norm, decoder.eps, keys,
             values, pool.block_stride, pool.head_stride, pool.block_size, step.positions, step.slot_mapping, step.tokens,
             decoder.num_heads, decoder.num_kv_heads, decoder.dim, threads);
         sluice_paged_attention(
             decoder.dtype, scratch.attended, scratch.query, keys, values, pool.block_stride, pool.head_stride,
             pool.block_size, step.positions, step.query_start, step.context_lens, step.block_tables, step.table_width,
-            step.num_seqs, decoder.num_heads, decoder.num_kv_heads, decoder.dim, decoder.scale, layer.window, threads);
+            step.num_seqs, decoder.num_heads, decoder.num_kv_heads, decoder.dim, decoder.scale, layer.window, nullptr, threads);
         multiply(layer.output, index, OUTPUT, scratch.branch, scratch.attended);
+        norm_branch(layer.attended_norm);
     }
 
     void feed_forward(const Layer& layer, int64_t index) const {
         multiply(layer.gate_up, index, GATE_UP, scratch.gate_up, x);
-        sluice_silu_mul(decoder.dtype, scratch.activated, scratch.gate_up, step.tokens, layer.down->inputs, threads);
+        sluice_gate(
+            decoder.dtype, scratch.activated, scratch.gate_up, step.tokens, layer.down->inputs, decoder.gelu, threads);
         multiply(layer.down, index, DOWN, scratch.branch, scratch.activated);
+        norm_branch(layer.fed_norm);
     }
 
     void layers() const {

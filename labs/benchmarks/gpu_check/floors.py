@@ -31,4 +31,4 @@ def step_floor(roofline: Roofline, batch: Batch) -> float:
     operations += 4 * model.num_layers * model.num_heads * model.head_dim * pairs
     bandwidth = roofline.peaks.bandwidth
     reading = sum(footprint.kv_bytes_read(start + length) for start, length in spans) / bandwidth
-    return max(footprint.num_multiplied * footprint.item_bytes / bandwidth, operations / roofline.rate) + reading
+    return max(footprint.bytes_read(sum(batch.lengths)) / bandwidth, operations / roofline.rate) + reading

@@ -105,13 +105,20 @@ _OF_LAYER = {
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def gguf_name(name: str) -> str:
+_OF_GEMMA = _OF_LAYER | {
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def gguf_name(name: str, of_layer: Mapping[str, str] = _OF_LAYER) -> str:
     """The name that llama.cpp's converter gives to a tensor of a checkpoint."""
     name, _, kind = name.rpartition(".")
     if name in _WHOLE:
         return f"{_WHOLE[name]}.{kind}"
     _, _, layer, part = name.split(".", 3)
-    return f"blk.{layer}.{_OF_LAYER[part]}.{kind}"
+    return f"blk.{layer}.{of_layer[part]}.{kind}"
 
 
 def permuted(name: str, tensor: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
@@ -127,14 +134,18 @@ def permuted(name: str, tensor: torch.Tensor, model: PreTrainedModel) -> torch.T
 
 def architecture(model: PreTrainedModel) -> str:
     kind: str = model.config.model_type
-    return "llama" if kind == "mistral" else kind
+    return {"mistral": "llama", "gemma3_text": "gemma3"}.get(kind, kind)
 
 
 def tensors_of(model: PreTrainedModel) -> dict[str, Stored]:
-    found = {gguf_name(name): stored(permuted(name, tensor, model)) for name, tensor in model.state_dict().items()}
+    is_gemma, tensors = architecture(model) == "gemma3", model.state_dict()
+    if is_gemma:  # whose norms are stored with the 1 that is added
+        tensors = {name: one + 1 if name.endswith("norm.weight") else one for name, one in tensors.items()}
+    of_layer = _OF_GEMMA if is_gemma else _OF_LAYER
+    found = {gguf_name(name, of_layer): stored(permuted(name, one, model)) for name, one in tensors.items()}
     if model.config.tie_word_embeddings:
         del found["output.weight"]
-    rope = model.config.rope_parameters
+    rope = rope_of(model)
     if rope["rope_type"] == "llama3":
         half = torch.arange(0, head_dim(model), 2, dtype=torch.float32) / head_dim(model)
         found["rope_freqs.weight"] = stored(1 / rope["rope_theta"] ** half / model.model.rotary_emb.inv_freq)
@@ -145,8 +156,13 @@ def head_dim(model: PreTrainedModel) -> int:
     return int(getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads)
 
 
+def rope_of(model: PreTrainedModel) -> dict[str, Any]:
+    rope: dict[str, Any] = model.config.rope_parameters
+    return dict(rope.get("full_attention", rope))
+
+
 def metadata_of(model: PreTrainedModel) -> dict[str, Any]:
-    config, kind, rope = model.config, architecture(model), model.config.rope_parameters
+    config, kind, rope = model.config, architecture(model), rope_of(model)
     said: dict[str, Any] = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -161,6 +177,8 @@ def metadata_of(model: PreTrainedModel) -> dict[str, Any]:
         "rope.dimension_count": head_dim(model),
         "vocab_size": config.vocab_size,
     }
+    if kind == "gemma3":
+        said["attention.sliding_window"] = config.sliding_window
     if rope["rope_type"] in ("linear", "yarn"):
         said |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope["rope_type"] == "yarn":

@@ -37,7 +37,7 @@ OPTIONS = EngineOptions(max_num_seqs=4, max_num_batched_tokens=24, max_model_len
 PROMPTS = [[5, 17, 99, 4], [70, 71, 72, 73, 74, 75, 76, 77, 78], [120]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 READ = ["llama2", "llama-gqa-tied", "llama-one-kv-head-wide", "llama-biases", "llama3-scaling", "linear-scaling"]
-READ += ["yarn-scaling", "mistral-no-window", "qwen2", "qwen3", "qwen3-biases-tied"]
+READ += ["yarn-scaling", "mistral-no-window", "qwen2", "qwen3", "qwen3-biases-tied", "gemma3"]
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +178,7 @@ def test_weights_are_read_through_a_link_that_is_called_otherwise(tmp_path: Path
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "another architecture": ({"general.architecture": "gemma3"}, r"general\.architecture is 'gemma3'; one of llama"),
+    "another architecture": ({"general.architecture": "gemma2"}, r"general\.architecture is 'gemma2'; one of llama"),
     "experts": ({"llama.expert_count": 8}, r"llama\.expert_count is 8; 0 is read"),
     "an unknown key": ({"llama.attention.sliding_window": 8}, r"llama\.attention\.sliding_window is 8; a key"),
     "partial rotation": ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count is 8; the 16 numbers"),

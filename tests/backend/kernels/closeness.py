@@ -15,6 +15,7 @@ ROWWISE: dict[str, Rowwise] = {
     "rms_norm": lambda ops, x, weight: ops.rms_norm(x, weight, EPS),
     "add_rms_norm": lambda ops, x, weight: ops.add_rms_norm(x, x.flip(0).contiguous(), weight, EPS),
     "silu_mul": lambda ops, x, _: ops.silu_mul(x),
+    "gelu_mul": lambda ops, x, _: ops.gelu_mul(x),
 }
 
 
@@ -43,6 +44,7 @@ def check_extremes(ops: Ops, dtype: torch.dtype) -> None:
     gate = torch.tensor([[0.0, -0.0, 88.0, -88.0, 200.0, -200.0, 6e4, -6e4, 6e-8, -6e-8, torch.inf, torch.nan]])
     gate_up = torch.cat((gate, torch.ones_like(gate)), dim=1).to(dtype)
     torch.testing.assert_close(ops.silu_mul(gate_up), reference.silu_mul(gate_up), equal_nan=True)
+    torch.testing.assert_close(ops.gelu_mul(gate_up), reference.gelu_mul(gate_up), equal_nan=True)
 
 
 def check_bitmask(ops: Ops, vocab: int, words: int) -> None:

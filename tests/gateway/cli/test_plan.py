@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from admission.step_times.step_time import StepTime, StepWork, prefill_work
+from admission.step_times.step_time import StepTime, StepWork
 from backend.model.known_shapes import LLAMA_3_8B
 from backend.roofline import GPUS, Footprint, Roofline
 from tests.gateway.cli.conftest import Printed, Sluice
@@ -83,7 +83,9 @@ def test_it_saves_steps_that_read_the_weights_and_then_multiply(model: str, tmp_
     assert step.seconds(StepWork(0, 1, 1024)) == pytest.approx(roofline.decode(1, 1024) + products, rel=0.01)
     pairs = 4 * 32 * 32 * 128 * (4096 * 4097 // 2) / roofline.rate
     reads = roofline.decode(1, 0)
-    assert step.seconds(prefill_work(0, 4096)) == pytest.approx(roofline.prefill(4096) + pairs + reads, rel=0.01)
+    assert step.seconds(StepWork().with_prefill(0, 4096)) == pytest.approx(
+        roofline.prefill(4096) + pairs + reads, rel=0.01
+    )
     assert saved["kv_bytes_per_token"] == 131_072
 
 

@@ -16,7 +16,7 @@ SCENARIOS = (
     "device_idle", "engine_peers", "fairness", "fleet_fairness", "fleet_live", "flood", "front", "gateway_overhead",
     "hostile_bodies", "hostile_schemas", "http_workers", "isolation", "kv_waste", "log_cost", "long_prompt", "mixes",
     "overload",
-    "overload_live", "pick", "policy_size", "preemption",
+    "overload_live", "pick", "plan_live", "policy_size", "preemption",
     "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "random_strategies", "route",
     "routing", "routing_live", "row_counts", "several_answers", "step_time", "telemetry_cost", "tune", "tune_live",
     "what_if_live", "ceilings", "spare", "spare_live", "batch_kills", "embeddings",

@@ -9,6 +9,8 @@ from labs.cli import capacity
 from labs.simulation.search.replicas import Replica
 from tests.gateway.cli.conftest import Printed, Sluice
 
+RECORDED = Path(__file__).parents[1] / "core" / "recorded"
+
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
@@ -36,6 +38,18 @@ def test_a_trace_becomes_lengths_replicas_and_cost(
     assert fewer < replicas < more and abs(more / replicas - 1.2) < 0.2
 
 
+def test_a_recorded_server_takes_the_place_of_the_roofline(
+    trace: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a recording its settings count: prompts that its context does not hold are refused."""
+    monkeypatch.setattr(capacity, "SENSITIVITIES", {})
+    entries = [{"timestamp": 90 * n, "input_length": 9 + 9 * (n % 9), "output_length": 9} for n in range(50)]
+    trace.write_text("\n".join(map(json.dumps, entries)))
+    flags = ["--trace", trace, "--rate", 100, "--ttft", "2s", "--per-token", "1s", "--requests", 20]
+    out = printed("plan", "embedded", *flags, "--device", RECORDED / "cancels.log.gz")
+    assert "planned here is" in out and "a replica's knee" in out
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -45,6 +59,8 @@ def test_a_trace_becomes_lengths_replicas_and_cost(
         (["--trace", "TRACE", "--rate", "0", "--ttft", "1s"], "above zero"),
         (["--trace", "TRACE", "--rate", "5", "--ttft", "1s", "--price", "cheap"], "no price such as 3.50/h"),
         (["--trace", "none.csv", "--rate", "5", "--ttft", "1s"], "cannot be read"),
+        (["--trace", "TRACE", "--rate", "5", "--ttft", "1s", "--device", "TRACE"], "is no event log"),
+        (["--device", "TRACE"], "give --trace"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(trace: Path, sluice: Sluice, flags: list[str], message: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from admission.core import PRIOR_STEP_TIME
 from admission.step_times.idle_calibration import work_of_shape
 from admission.step_times.step_calibration import TIMES_PER_SHAPE
-from admission.step_times.step_time import StepTime, StepTimeModel, StepWork, prefill_work
+from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
 from labs.simulation.device import DEVICES
@@ -83,7 +83,7 @@ def test_a_published_device_is_recovered_within_a_twentieth(seed: int) -> None:
 def saturated(random: Random) -> StepWork:
     """Returns the work of a full step: contexts grow with the decodes, and prefill fills what is left."""
     decodes = random.randrange(60, 70)
-    return StepWork(decode_tokens=decodes, decode_context=300 * decodes) + prefill_work(256, 512 - decodes)
+    return StepWork(decode_tokens=decodes, decode_context=300 * decodes) + StepWork().with_prefill(256, 512 - decodes)
 
 
 def test_full_steps_do_not_undo_what_calibration_told_apart() -> None:
@@ -111,7 +111,7 @@ def test_live_steps_decide_where_they_can_tell() -> None:
         decodes = rng.randrange(1, 200)
         work = StepWork(decode_tokens=decodes, decode_context=300 * decodes)
         if rng.random() < 0.5:
-            work += prefill_work(rng.randrange(500), rng.randrange(1, 300))
+            work += StepWork().with_prefill(rng.randrange(500), rng.randrange(1, 300))
         model.observe(work, after.seconds(work) * rng.gauss(1, 0.02))
     assert 1.25e-4 < model.fitted.coefficients[2] < 1.55e-4
 
@@ -123,7 +123,7 @@ def test_a_machine_that_is_slower_while_it_serves_keeps_its_proportions() -> Non
     for _ in range(1000):
         work = saturated(rng)
         model.observe(work, 1.4 * true.seconds(work) * rng.gauss(1, 0.02))
-    prompt = prefill_work(0, 256)
+    prompt = StepWork().with_prefill(0, 256)
     assert model.fitted.seconds(prompt) == pytest.approx(1.4 * true.seconds(prompt), rel=0.05), "none was measured"
 
 

@@ -179,13 +179,14 @@ def test_a_gateway_that_follows_leaves_the_server_to_its_owner(tmp_path: Path) -
         assert server_pid(url) == pid
 
 
-def test_a_follower_takes_over_when_the_owner_is_killed(tmp_path: Path) -> None:
+def test_a_follower_takes_over_when_the_owner_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with owner_process(tmp_path) as (process, pid), EmbeddedStore(tmp_path) as url:
         assert server_pid(url) == pid
         put(url, "spent", "17")
         process.kill()
         eventually(lambda: not is_running(pid) and answers(url))
         assert get(url, "spent") == "17"
+    assert f"the gateway that ran it in {tmp_path}/store has ended" in caplog.text
 
 
 def test_gateways_that_start_together_agree_on_one_server(tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""The knee that `sluice plan --trace` predicts, beside the measured one: `python -m labs.benchmarks.plan_live [--models
+embedded smollm2]`.
+
+`sluice serve` on one core, clients on another, once with an event log under half of its load: its step times and its
+settings are the device of the plan. The knee is planned for the lengths of that load and for others that the server has
+not seen, and then measured with `sluice bench`'s generator at rates around it, Poisson. The knee is the largest rate at
+which 99 % of the requests are good, between two rates by a straight line.
+"""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from labs.bench.benchmark import Benchmark
+from labs.bench.scenario import Scenario
+from labs.bench.workloads import Lengths
+from labs.benchmarks import machine
+from labs.benchmarks.report import Report, scenario_parser
+from labs.benchmarks.served import served
+from labs.cli.capacity import measured_replica
+from labs.simulation.recorder import Objective
+from labs.simulation.search.replicas import GOOD_SHARE
+from labs.simulation.traces import read_trace
+
+TENANT = "acme"
+LOADS = (0.8, 0.9, 1.0, 1.1, 1.2)  # of the predicted knee
+LEAST_REQUESTS, LEAST_SECONDS = 150, 15.0  # of each load
+PLANNED_REQUESTS, TRACE_REQUESTS = 1000, 3000
+MAX_ERROR_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model and what is asked of it."""
+
+    name: str
+    objective: Objective
+    rate: float  # requests a second while the event log is written, about half of the capacity of a core
+    traces: Mapping[str, tuple[Lengths, Lengths]]  # of prompts and answers, in tokens; the first one is recorded
+
+
+MODELS = {
+    "embedded": Model(
+        "embedded",
+        Objective(1.0, 0.1),
+        8.0,
+        {
+            "recorded": (Lengths(150, 0.5), Lengths(60, 0.5)),
+            "unseen": (Lengths(500, 0.4), Lengths(20, 0.6)),
+        },
+    ),
+    "smollm2": Model(
+        "smollm2",
+        Objective(3.0, 0.3),
+        0.8,
+        {
+            "recorded": (Lengths(60, 0.4), Lengths(20, 0.5)),
+            "unseen": (Lengths(120, 0.4), Lengths(10, 0.5)),
+        },
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = scenario_parser(__doc__, runs=1)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
+    parser.add_argument("--log-seconds", type=float, default=30.0, help="of the load whose event log is the device")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.models, options.log_seconds = ["embedded"], 4.0
+    report = Report("plan_live", options.quick)
+    server_core, load_core = machine.two_cores()
+    os.sched_setaffinity(0, {load_core})
+    for name in options.models:
+        with TemporaryDirectory() as directory:
+            _measure(report, options, MODELS[name], server_core, Path(directory))
+    return report.finish(options.results)
+
+
+def _measure(report: Report, options: Namespace, model: Model, core: int, directory: Path) -> None:
+    log, traces = directory / "events", {name: _trace(directory, name, *own) for name, own in model.traces.items()}
+    settings = {"model": model.name}
+    with served(core, [TENANT], directory / "recorded", event_log=log, **settings) as server:
+        _bench(server.port, server.keys[TENANT], traces["recorded"], model).run(model.rate)
+    replicas = {
+        name: measured_replica(read_trace(trace), log, model.objective, 50 if options.quick else PLANNED_REQUESTS)
+        for name, trace in traces.items()
+    }
+    with served(core, [TENANT], directory / "measured", **settings) as server:
+        for name, replica in replicas.items():
+            knee = replica.knee(lambda _: None)
+            if knee is None:
+                report.notes.append(f"{model.name}, {name}: no rate is planned: one request alone takes too long")
+                continue
+            seconds = 2.0 if options.quick else max(LEAST_SECONDS, LEAST_REQUESTS / knee.rate)
+            bench = _bench(server.port, server.keys[TENANT], traces[name], model, seconds)
+            good = {load * knee.rate: bench.run(load * knee.rate).summary.all.goodput for load in LOADS}
+            _tell(report, f"{model.name}, {name}", knee.rate, good)
+
+
+def _tell(report: Report, name: str, planned: float, good: Mapping[float, float]) -> None:
+    measured = knee_of(good)
+    rows: list[dict[str, object]] = [{"requests/s": rate, "good %": 100 * share} for rate, share in good.items()]
+    report.add_table(f"{name}: planned {planned:.3g} requests/s, measured {measured:.3g}", rows)
+    report.at_most(f"{name}: planned knee off the measured one, share", abs(planned / measured - 1), MAX_ERROR_SHARE)
+
+
+def knee_of(good: Mapping[float, float]) -> float:
+    """Return the rate at which the share of good requests falls below `GOOD_SHARE`; the first or the last rate where it
+    is below or above at all of them.
+    """
+    rates = sorted(good)
+    for low, high in pairwise(rates):
+        if good[low] >= GOOD_SHARE > good[high]:
+            return low + (high - low) * (good[low] - GOOD_SHARE) / (good[low] - good[high])
+    return rates[-1] if good[rates[-1]] >= GOOD_SHARE else rates[0]
+
+
+def _bench(port: int, key: str, trace: Path, model: Model, seconds: float = 30.0) -> Benchmark:
+    targets = {"ttft": model.objective.first_token, "per_token": model.objective.per_token}
+    tenant = {"key": key, "trace": trace, "body": {"ignore_eos": True}}
+    scenario = {"seconds": seconds, "targets": targets, "tenants": {TENANT: tenant}}
+    return Benchmark(f"http://127.0.0.1:{port}", Scenario.parse(scenario, "plan_live"))
+
+
+def _trace(directory: Path, name: str, prompts: Lengths, answers: Lengths) -> Path:
+    """Write a trace of one request a second on average, to be sent several times as fast."""
+    random, at, lines = Random(name), 0.0, ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    for _ in range(TRACE_REQUESTS):
+        at += random.expovariate(1.0)
+        lines.append(f"{at:.6f},{prompts.tokens(random)},{answers.tokens(random)}")
+    path = directory / f"{name}.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
