@@ -79,7 +79,7 @@ class Footprint:
         return self._num_of_layers(1.0) + self.model.hidden_size * self.model.vocab_size
 
     def bytes_read(self, tokens: int) -> float:
-        """Return the bytes of weights that a step reads, of experts those that its tokens use, drawn at random."""
+        """Return the bytes of weights that a step reads, of experts the share that its tokens use, drawn at random."""
         in_experts, unused = expert_reads(self.model)
         return self.num_read * (1 - in_experts * unused**tokens) * self.item_bytes
 

@@ -43,7 +43,7 @@ OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
 UNAVAILABLE = frozenset({503, OVERLOADED})
 _ERRORS: list[type[ApiError]] = [*with_subclasses(ApiError), NoTokenAllowed]
 _OUTCOMES = {kind.code or kind.type: kind.outcome for kind in _ERRORS}
-"""Of a stream that ends with an error, by its code, or its type where it has no code; others are failures."""
+"""Outcomes of streams that end with an error, by its code, or its type where it has no code; others are failures."""
 
 
 class Relayed(NamedTuple):

@@ -27,7 +27,7 @@ def clamped_mul(gate_up: Tensor, clamp: tuple[float, float]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ExpertProducts:
-    """What `Ops.experts` returns, by the operations' own products; results are added in fp32, first expert first."""
+    """The result of `Ops.experts`, by the operations' own products; results are added in fp32, first expert first."""
 
     router: Linear
     products: list[tuple[Linear, Linear]]  # gate_up and down of each expert

@@ -126,7 +126,7 @@ def _multiply_groups(
 
 @dataclass(frozen=True, slots=True)
 class GroupedExperts:
-    """What `Ops.experts` returns on a GPU."""
+    """The result of `Ops.experts` on a GPU."""
 
     router: Linear
     weights: ExpertWeights

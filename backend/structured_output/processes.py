@@ -277,7 +277,7 @@ class GrammarProcesses:
             return status
 
     def _fork(self, command: dict[str, Any], num_links: int, *fds: int) -> tuple[int, list[socket.socket]]:
-        """Fork a process; if the forking process is gone, with all its forks, by its reserve or one that is started."""
+        """Fork a process; if the forking process is gone, with all its forks, by its reserve or a newly started one."""
         for _ in range(3):
             try:
                 self.start_forking()

@@ -81,7 +81,7 @@ class AdminEndpoint:
 
 
 def actor_of(admin: Admin, scope: Scope) -> str:
-    """Who asks from where, for the audit log."""
+    """The asker and its address, for the audit log."""
     host, port = scope.get("client") or ("unknown", 0)
     return f"{admin.name} from {host}:{port}"
 

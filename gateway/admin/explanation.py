@@ -1,4 +1,4 @@
-"""Why a request waited, was refused or was preempted: `sluice explain` on the event log, in a process of its own."""
+"""Tells why a request waited, was refused or was preempted: `sluice explain` on the event log, in a process apart."""
 
 from pathlib import Path
 

@@ -59,7 +59,7 @@ class SignInFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a provider says of itself (OpenID Connect Discovery 1.0), and its keys."""
+    """A provider's metadata (OpenID Connect Discovery 1.0), and its keys."""
 
     authorization: str
     token: str
@@ -220,11 +220,11 @@ class SignIn:
         self._seal = Fernet(Fernet.generate_key())
 
     def paths(self) -> Mapping[str, Answer]:
-        """What answers at each path, without a key."""
+        """The endpoints by path, which need no key."""
         return {"/oidc/login": self.login, "/oidc/callback": self.callback, "/oidc/session": self.session}
 
     def admin(self, key: bytes) -> Admin | None:
-        """Whose key this is; None if it is not one of ours, or too old."""
+        """The admin whose key this is; None if it is not one of ours, or too old."""
         try:
             kind, name, role = orjson.loads(self._seal.decrypt(key, SESSION_SECONDS))
         except (InvalidToken, ValueError):
@@ -261,7 +261,7 @@ class SignIn:
         return answer
 
     async def _signed_in(self, request: Request) -> Admin:
-        """Who has come back from the provider, on record. Raises `SignInFailed` and `AuditUnavailable`."""
+        """The admin who has come back from the provider, on record. Raises `SignInFailed` and `AuditUnavailable`."""
         given = request.query_params
         try:
             sealed = request.cookies.get(LOGIN, "").encode()

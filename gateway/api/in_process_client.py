@@ -399,7 +399,7 @@ class InProcessClient:
 
 
 async def _said(asked: Awaitable[T]) -> T:
-    """What the store says. Raises `ApiError`."""
+    """The store's answer. Raises `ApiError`."""
     try:
         return await asked
     except QuotaError as error:

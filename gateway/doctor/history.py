@@ -1,4 +1,4 @@
-"""What the last minutes of a running engine tell: how near its steps came to the device's roofline, and for whom.
+"""Judges the last minutes of a running engine: how near its steps came to the device's roofline, and for whom.
 
 A pure function of two sets of metrics, minutes apart."""
 

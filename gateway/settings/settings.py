@@ -37,7 +37,7 @@ class Settings(SettingFields):
     @property
     def models(self) -> dict[str, str]:
         """The directories, files or names of the models, by their names in the API; a directory or a file goes by its
-        own name, not by its path. The first is the one that requests without a model get.
+        own name, not by its path. The first serves requests without a model.
         """
         named = {(name or _own_name(path)): path for name, path in map(_named, self.model)}
         if self.served_model_name:

@@ -145,8 +145,8 @@ class EffectivePolicy:
         return self.models is None or model in self.models
 
     def models_of(self, model: str | None) -> list[str | None]:
-        """The models to try for a request, in order: of an alias its models, those with weights behind one that is
-        drawn by them. Raises `ModelNotFound` for an alias that the tenant may not use.
+        """The models to try for a request, in order: of an alias its models, one drawn by the weights first where
+        they have some. Raises `ModelNotFound` for an alias that the tenant may not use.
         """
         if model is None or (aliased := self._policy.aliases.get(model)) is None:
             return [model]

@@ -133,7 +133,7 @@ def _last_words(said: list[str]) -> str:
 
 
 def _is_full(path: Path) -> bool:
-    """Whether no block or no inode is left; a file system without inodes of its own tells of none."""
+    """True if no block or no inode is left; a file system without inodes of its own tells of none."""
     with suppress(OSError):
         disk = os.statvfs(path)
         return disk.f_bavail == 0 or (disk.f_files > 0 and disk.f_favail == 0)

@@ -1,4 +1,4 @@
-"""What is left of the budgets of many tenants, keys and teams, from hashes that are read without a script.
+"""The rest of the budgets of many tenants, keys and teams, from hashes that are read without a script.
 
 A script for each of 10,000 tenants would take the store and this process seconds. Only an owner of whose state a lost
 replica may hold a part is left to the scripts, which settle that part first.

@@ -1,5 +1,6 @@
 """Everything that an event log may have to say has a name in it, which no renaming in the code changes."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import fields
 from enum import Enum
@@ -103,7 +104,8 @@ def test_a_configuration_written_by_names_is_read_again() -> None:
             else:
                 core = CoreConfig(weights={"a": 2.0}, max_waiting=None, **{CORE_FIELDS[choice]: value})
                 assert read_core_config(core_entry(core)) == core
-    config = EngineConfig(40, 120, max_adapter_rank=8, adapter_block_seconds=(1e-6, 2e-7, 3e-5))
-    assert read_engine_config(engine_entry(config)) == config
+    of_adapters = EngineConfig(40, 120, max_adapter_rank=8, adapter_block_seconds=(1e-6, 2e-7, 3e-5))
+    for config in (of_adapters, EngineConfig(40, 120, expert_reads=((0.9, 0.5), (0.0, 0.0)))):
+        assert read_engine_config(json.loads(json.dumps(engine_entry(config)))) == config
     policy = SchedulingPolicy({"a": 2.0}, (0.0, 1.0), (QueueBounds(1, 2, 3, 4.0), QueueBounds()), {"": 3})
     assert read_scheduling_policy(policy_entry(policy)) == policy
