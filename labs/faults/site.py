@@ -323,4 +323,5 @@ def _faked(clock: Path) -> dict[str, str]:
         "FAKETIME_CACHE_DURATION": "1",  # second, or each call would read the file
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # or each wait for Python's lock ends at once
     }
