@@ -39,7 +39,7 @@ def large_kv(*_: object) -> Figures:
     token = Footprint(LLAMA_3_70B, "bfloat16").kv_bytes_per_token
     return {
         "GB for a sequence of 8,192 tokens": 8192 * token / 1e9,
-        "GB for 1,000 tokens": 1024 * token / 1e9,
+        "GB for 1,024 tokens": 1024 * token / 1e9,
         "s at 100 Gb/s": 1024 * token * 8 / 100e9,
     }
 

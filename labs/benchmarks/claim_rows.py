@@ -190,7 +190,7 @@ ROWS = (
         "1,000 tokens of KV of a 70B model are 4 GB, 0.3 s at 100 Gb/s",
         "guides",
         "no source; 335 MB, 27 ms",
-        {"GB for 1,000 tokens": (4.0, 4.0), "s at 100 Gb/s": (0.3, 0.3)},
+        {"GB for 1,024 tokens": (4.0, 4.0), "s at 100 Gb/s": (0.3, 0.3)},
         arithmetic.large_kv,
         "arithmetic: 8 KV heads, not 64",
     ),

@@ -273,7 +273,8 @@ def reason(number: int, seconds: float) -> dict[str, object]:
     drawn = [world._replace(draw=draw) for draw in OTHER_DRAWS]
     others = ratio_of([{order: run(one, order) for order in (FAIR, *PLAIN)} for one in drawn])
     ample = ratio_of([compare(World.drawn(number, seconds, is_ample=True))])
-    asked = max(world.share_asked(one) for one in world.tenants if one.tenant in world.within_share())
+    within = [one for one in world.tenants if one.tenant in world.within_share()]
+    asked = max(map(world.share_asked, within), default=0.0)
     is_near = asked >= NEARLY and sum(one.load for one in world.tenants) > 1.0
     chance, scarce = others >= LEAST_OF_BEST, ample >= LEAST_OF_BEST
     named = "chance" if chance else "scarce" if scarce else "near its share" if is_near else "order"
@@ -289,7 +290,8 @@ def show(report: Report, found: Mapping[int, Mapping[str, Outcome]], seconds: fl
         if ratios[-1] < LEAST_OF_BEST or fair.idle or fair.open:
             shown = {order: f"{one.good_within:.3f} / {one.good:.3f}" for order, one in outcomes.items()}
             row = {"world": number, "ratio": ratios[-1], **shown, "idle": fair.idle, "open": fair.open}
-            rows.append(row | (reason(number, seconds) if not report.quick else {}))
+            is_explained = ratios[-1] < LEAST_OF_BEST and not report.quick
+            rows.append(row | (reason(number, seconds) if is_explained else {}))
     compared = [outcomes for outcomes in found.values() if len(outcomes) > 1]
     numbers = {"worlds": len(found), "of which compared": len(compared)}
     report.add_table(

@@ -87,7 +87,7 @@ def _measure(report: Report, options: Namespace, model: Model, core: int, direct
     log, traces = directory / "events", {name: _trace(directory, name, *own) for name, own in model.traces.items()}
     settings = {"model": model.name}
     with served(core, [TENANT], directory / "recorded", event_log=log, **settings) as server:
-        _bench(server.port, server.keys[TENANT], traces["recorded"], model).run(model.rate)
+        _bench(server.port, server.keys[TENANT], traces["recorded"], model, options.log_seconds).run(model.rate)
     replicas = {
         name: measured_replica(read_trace(trace), log, model.objective, 50 if options.quick else PLANNED_REQUESTS)
         for name, trace in traces.items()
@@ -122,7 +122,7 @@ def knee_of(good: Mapping[float, float]) -> float:
     return rates[-1] if good[rates[-1]] >= GOOD_SHARE else rates[0]
 
 
-def _bench(port: int, key: str, trace: Path, model: Model, seconds: float = 30.0) -> Benchmark:
+def _bench(port: int, key: str, trace: Path, model: Model, seconds: float) -> Benchmark:
     targets = {"ttft": model.objective.first_token, "per_token": model.objective.per_token}
     tenant = {"key": key, "trace": trace, "body": {"ignore_eos": True}}
     scenario = {"seconds": seconds, "targets": targets, "tenants": {TENANT: tenant}}
