@@ -40,8 +40,8 @@ def test_a_figure_is_judged_by_all_its_seeds(claimed: tuple[float, float], seeds
 def test_a_row_of_two_figures_of_which_one_holds_is_partly_right() -> None:
     measure = claim_measures.kv_use
     claim = Claim("c", "s", "s", {"x a": (1.0, 1.0), "x b": (1.0, 1.0)}, measure, "d")
-    for b, said in ((1.0, "yes"), (9.0, "partly")):
-        found = {"kv_use": {"x a": Spread.of([1.0]), "x b": Spread.of([b])}}
+    for a, b, said in ((1.0, 1.0, "yes"), (1.0, 9.0, "partly"), (1.5, 9.0, "no")):
+        found = {"kv_use": {"x a": Spread.of([a]), "x b": Spread.of([b])}}
         assert claims.verdict(claim, found) == said
     assert claims.verdict(Claim("c", "s", "s", claim.claimed, measure, "d", is_another=True), {}) == "another claim"
 
