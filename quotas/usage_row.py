@@ -76,6 +76,11 @@ def model_of(name: str | None) -> str:
     return "" if name is None else row_of(name.rpartition(" ")[2]).model
 
 
+def as_kept(text: str) -> str:
+    """A part of a row as it is read back from the row's name: a long one is cut."""
+    return unquote(_encoded(text))
+
+
 def _encoded(text: str) -> str:
     encoded = quote(text, safe="", errors="replace")
     if len(encoded) <= MAX_PART_CHARS:

@@ -298,7 +298,7 @@ class InProcessClient:
 
     async def _refuse_spent(self, policy: EffectivePolicy) -> None:
         try:
-            await self.service.quotas.refuse_spent(policy.name, policy.key, policy.charged, MINIMUM_ASK)
+            await self.service.quotas.refuse_spent(policy.name, policy.key, policy.charged_unread, MINIMUM_ASK)
         except StoreUnavailable as error:
             log.debug("whether a limit is spent is not known: %s", error)
 

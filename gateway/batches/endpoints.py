@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from functools import partial
 from typing import Any
 
@@ -135,7 +135,8 @@ class FilesEndpoint(_StoreEndpoint):
                     await upload.take(part)
             return await upload.record()
         except BaseException as error:
-            self.frontend.files.delete(policy.name, upload.name)
+            with suppress(OSError):
+                self.frontend.files.delete(policy.name, upload.name)
             if isinstance(error, RequestTooLarge):
                 raise _too_many_bytes(most, left) from None
             if isinstance(error, OSError):

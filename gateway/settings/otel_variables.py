@@ -61,7 +61,7 @@ def ignored(environ: Mapping[str, str]) -> list[str]:
     """A line for each variable of OpenTelemetry that has no effect."""
     asked = [(name, value.strip()) for name, value in sorted(environ.items()) if name.startswith("OTEL_")]
     return [
-        f"{name}={value:.40} is not obeyed: docs/tracing.md lists the variables and the values that are"
+        f"{name}{_shown(name, value)} is not obeyed: docs/tracing.md lists the variables and the values that are"
         for name, value in asked
         if value and not _is_obeyed(name, value)
     ]
@@ -71,6 +71,11 @@ def _is_obeyed(name: str, value: str) -> bool:
     if name in _NUMBERS:
         return _number(value) is not None
     return name in _OBEYED or value in _OBEYED_VALUES.get(name, ())
+
+
+def _shown(name: str, value: str) -> str:
+    """The value, where it cannot be a secret, such as headers with an API key are."""
+    return f"={value:.40}" if name in _NUMBERS or name in _OBEYED_VALUES else ""
 
 
 def _number(text: str) -> float | None:

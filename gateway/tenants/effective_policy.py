@@ -109,6 +109,13 @@ class EffectivePolicy:
         digest = sha256(session.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
         return limits.charged + tuple(replace(limit, session=digest) for limit in limits.of_session)
 
+    @property
+    def charged_unread(self) -> tuple[Limit, ...]:
+        """The limits that are spent for a request of any model: none of cost where models have prices of their own."""
+        if not self._by_model:
+            return self.charged
+        return tuple(limit for limit in self.charged if limit.resource is not Resource.COST)
+
     def limits_of(self, model: str | None) -> tuple[Limit, ...]:
         """All limits, at the prices of the model."""
         return self._by_model.get(model, self._own).every

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Literal
 
 from quotas.policy.limit import NANOS, UTC_CALENDAR, Budget, Calendar, Limit, Resource, TokenPrices
+from quotas.usage_row import as_kept
 
 SERVICE_TIERS = ("flex", "scale", "priority", "fast")  # of OpenAI's API; auto and default are a tenant's default class
 SCOPES = ("inference", "limits")
@@ -67,11 +68,16 @@ class Price:
     cached_input: Decimal
     currency: str  # ISO 4217
     batch: Decimal = Decimal(1)  # share of each price that a token costs in a batch
-    models: tuple[tuple[str, "Price"], ...] = field(default=(), repr=False)  # by name, which have prices of their own
+    models: tuple[tuple[str, "Price"], ...] = field(default=(), repr=False, hash=False)  # by name: prices of their own
+    _by_model: dict[str, "Price"] = field(init=False, compare=False, repr=False)  # by whole names, and the ledger's
+
+    def __post_init__(self) -> None:
+        named = {known: price for name, price in self.models for known in (as_kept(name), name)}
+        object.__setattr__(self, "_by_model", named)
 
     def of(self, model: str | None) -> "Price":
-        """The price of a token of this model."""
-        return next((price for name, price in self.models if name == model), self)
+        """The price of a token of this model, whose name may be as the ledger keeps it."""
+        return self if model is None else self._by_model.get(model, self)
 
     @property
     def in_batches(self) -> "Price":

@@ -6,7 +6,7 @@ from gateway.errors import RouteNotFound
 from gateway.telemetry.request_record import RequestRecord
 from gateway.telemetry.tracing.span_tree import Attributes
 
-_IDS = re.compile(r"^(/v1/models)/.+|(?<=^/v1/)(responses|conversations|files|batches)/[^/]+|(?<=/items)/[^/]+")
+_IDS = re.compile(r"^(/v1/models)/[\s\S]+|(?<=^/v1/)(responses|conversations|files|batches)/[^/]+|(?<=/items)/[^/]+")
 
 
 def route_of(record: RequestRecord) -> str:

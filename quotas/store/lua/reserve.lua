@@ -7,7 +7,7 @@ if record then return reply('OK', before) end
 if not fits then
   if was_set_back then -- a refusal writes it, too: from then on a rate refills
     for unit in pairs(cost) do cost[unit] = 0 end
-    write((charged()))
+    write((charged()), true)
   end
   append(before, asides)
   return reply('REFUSED', before)

@@ -15,7 +15,7 @@ from gateway.batches.endpoints import FilesEndpoint, _page, _seconds, _Upload
 from gateway.batches.file_bytes import FileBytes
 from gateway.batches.multipart import FormPart
 from gateway.batches.objects import MAX_EXPIRY_S, file_object, new_id, sealed_record
-from gateway.errors import BadRequest, Unsatisfiable
+from gateway.errors import BadRequest, FilesUnavailable, Unsatisfiable
 from gateway.tenants.sealer import Sealer
 
 SEALER = Sealer([b"secret"])
@@ -78,6 +78,26 @@ async def test_an_upload_waits_for_the_disk_on_a_thread(tmp_path: Path, monkeypa
     upload = new_upload(files := FileBytes(tmp_path, SEALER), 100)
     await upload.take(FormPart("file", "f", chunks(b"{}")))
     assert files.read("t", upload.name) == b"{}" and threads and threading.get_ident() not in threads
+
+
+async def test_an_upload_that_the_disk_neither_keeps_nor_deletes_is_unavailable(tmp_path: Path) -> None:
+    upload: Any = new_upload(FileBytes(tmp_path, SEALER), 100)
+    upload._policy.name = "t" * 300  # longer than a file's name may be
+    body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n{}\r\n--b--\r\n'
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": body}
+
+    async def ask(what: str, tenant: str) -> int:
+        return 0
+
+    endpoint: Any = FilesEndpoint(upload._frontend)
+    endpoint.ask = ask
+    response = SimpleNamespace(request_headers={b"content-type": b"multipart/form-data; boundary=b"})
+    scope = {"type": "http", "method": "POST", "headers": []}
+    call: Any = SimpleNamespace(scope=scope, receive=receive, response=response, record=SimpleNamespace())
+    with pytest.raises(FilesUnavailable):
+        await endpoint.told(call, upload._policy)
 
 
 async def test_uploads_at_once_are_together_within_the_bytes_of_their_tenant(tmp_path: Path) -> None:

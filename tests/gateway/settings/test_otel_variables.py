@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from opentelemetry.sdk import environment_variables
 
@@ -83,7 +85,7 @@ def test_batches_of_spans_are_as_the_variables_say(monkeypatch: pytest.MonkeyPat
 
 def test_every_variable_of_the_sdk_is_obeyed_or_named() -> None:
     every = {name: "1" for name in vars(environment_variables) if name.startswith("OTEL_")}
-    named = {line.partition("=")[0] for line in otel_variables.ignored(every)}
+    named = {re.split("[= ]", line)[0] for line in otel_variables.ignored(every)}
     assert {"OTEL_SPAN_LINK_COUNT_LIMIT", "OTEL_TRACES_SAMPLER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} <= named
     assert not named & {"OTEL_BSP_SCHEDULE_DELAY", "OTEL_SERVICE_NAME", "OTEL_EXPORTER_OTLP_ENDPOINT"}
 
@@ -93,13 +95,18 @@ def test_every_variable_of_the_sdk_is_obeyed_or_named() -> None:
     [
         ("OTEL_TRACES_SAMPLER", "xray"),
         ("OTEL_BSP_SCHEDULE_DELAY", "soon"),
-        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://a"),
         ("OTEL_TRACES_EXPORTER", "zipkin"),
     ],
 )
 def test_a_variable_that_is_not_obeyed_is_named_with_what_is(name: str, value: str) -> None:
     (line,) = otel_variables.ignored({name: value})
     assert line.startswith(f"{name}={value} is not obeyed") and "docs/tracing.md" in line
+
+
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"])
+def test_no_value_that_may_be_a_secret_is_told(name: str) -> None:
+    (line,) = otel_variables.ignored({name: "api-key=s3cret"})
+    assert line.startswith(f"{name} is not obeyed") and "s3cret" not in line
 
 
 def test_a_variable_that_asks_for_the_present_behaviour_is_not_named() -> None:

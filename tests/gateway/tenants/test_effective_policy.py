@@ -101,6 +101,16 @@ def test_a_request_is_charged_to_all_limits_but_queues_and_kv_memory() -> None:
     assert limited.charged == (running, of_key)
 
 
+def test_what_a_model_cannot_cost_refuses_no_request_unread() -> None:
+    text = "price: {input: 1/1M, output: 2/1M, currency: USD%s}, limits: {cost: 1/day, concurrent_requests: 2}"
+    names = []
+    for models in ("", ", models: {free: {input: 0/1M, output: 0/1M}}"):
+        policy = parsed("tenants: {acme: {" + text % models + "}}")
+        limits = EffectivePolicy(policy, Principal("acme", "k1", SCOPES)).charged_unread
+        names.append([limit.resource for limit in limits])
+    assert names == [[Resource.COST, Resource.CONCURRENT_REQUESTS], [Resource.CONCURRENT_REQUESTS]]
+
+
 def test_an_answer_of_undeclared_length_begins_with_what_is_expected_and_fits() -> None:
     assert effective().reservable(100, expected=50) is None
     tokens = Limit(Resource.TOKENS, 1000, Rate(60, 130))

@@ -22,6 +22,7 @@ from quotas.errors import (
 )
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource, TokenPrices
 from quotas.reservation import Ask, Attempt, Delivered, Usage
+from quotas.store.account import state_key
 from quotas.store.budget_states import BudgetOwner
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import Script, ScriptRunner
@@ -100,6 +101,24 @@ def test_a_rate_refills_after_the_clock_was_set_back(loop_and_runner: tuple[asyn
         assert [await ask(-7200, (rate,)) for _ in range(2)] == [False, False]
         assert [await ask(-7200 + 2, (rate, budget)) for _ in range(2)] == [True, False]
         assert not await ask(-3600, (rate, budget)), "a budget keeps what was spent on the day before"
+
+    loop.run(live())
+
+
+def test_a_tenant_refused_while_the_clock_is_set_back_is_forgotten_in_time(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+) -> None:
+    loop, runner = loop_and_runner
+    teams = (Limit(Resource.REQUESTS, 1, Rate(60, 1), team=uuid4().hex),)
+
+    async def live() -> None:
+        store, tenant = RedisStore(runner, LEASE), uuid4().hex
+        await runner.client.execute(b"SET", b"test:clock", b"%d" % 10**15)
+        await store.reserve(uuid4().hex, None, teams, Ask(1, 1, 1))
+        await runner.client.execute(b"SET", b"test:clock", b"%d" % (10**15 - 7200 * SECOND))
+        with pytest.raises(QuotaRefused):
+            await store.reserve(tenant, None, teams, Ask(1, 1, 1))
+        assert await runner.client.execute(b"PTTL", state_key(tenant).encode()) != -1
 
     loop.run(live())
 

@@ -330,7 +330,7 @@ def test_a_request_of_many_prompts_is_bounded() -> None:
 
 def test_clients_cannot_make_new_names_of_spans() -> None:
     asked = {"method": "GET", "operation": None, "timelines": [], "reserving": None, "reserved": None, "grant": None}
-    root = spans(None, path="/v1/models/" + "x" * 5000, **asked)["GET /v1/models/{id}"]
+    root = spans(None, path="/v1/models/\n" + "x" * 5000, **asked)["GET /v1/models/{id}"]
     assert attributes(root)["http.route"] == "/v1/models/{id}"
     assert len(attributes(root)["url.path"]) == MAX_TEXT_CHARS
     stranger = spans(None, path="/" + "x" * 5000, error=RouteNotFound(""), **asked)["GET {unknown}"]
