@@ -8,6 +8,7 @@ attend to; meanwhile it multiplies. Its floor is the roofline of Williams et al.
 because products overlap reading with arithmetic, while attention to a long context mostly reads.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -88,7 +89,7 @@ class Footprint:
         """The count of numbers that a token is multiplied with, its logits' among them."""
         return self.num_multiplied_by_token + self.model.hidden_size * self.model.vocab_size
 
-    @property
+    @cached_property
     def num_multiplied_by_token(self) -> int:
         """The count of numbers that every token is multiplied with: the head makes logits of sampled rows alone."""
         experts = self.model.experts
@@ -111,6 +112,12 @@ class Footprint:
     def kv_bytes_per_token(self) -> int:
         model = self.model
         return 2 * model.num_layers * model.num_kv_heads * model.head_dim * (self.kv_item_bytes or self.item_bytes)
+
+    @cached_property
+    def windowed_share(self) -> float:
+        """The share of layers that see a window alone."""
+        model = self.model
+        return sum(model.window(layer) is not None for layer in range(model.num_layers)) / model.num_layers
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes of keys and values of one sequence, in whole blocks."""
@@ -195,7 +202,7 @@ class Roofline:
     def decode(self, batch: int, context: int) -> float:
         """Return the seconds of a step of `batch` decodes that each attend to `context` tokens."""
         reading = batch * self.footprint.kv_bytes_read(context) / self.peaks.bandwidth
-        return self._products(batch) + reading + self.exchange(batch)
+        return self._products(batch, batch) + reading + self.exchange(batch)
 
     def prefill(self, tokens: int) -> float:
         """Return the seconds of the products over `tokens` of a prompt, each with its logits; attention within it is
@@ -203,16 +210,31 @@ class Roofline:
 
         An engine that makes logits of the last token alone may be faster.
         """
-        return self._products(tokens) + self.exchange(tokens)
+        return self._products(tokens, tokens) + self.exchange(tokens)
 
-    def step(self, tokens: int, context: int, pairs: int) -> float:
-        """Return the least seconds of a step of `tokens`, whose sequences have `context` tokens before it and whose
-        prefills see `pairs` of tokens. Windows of attention and the exchange of ranks are not counted.
+    def step(self, tokens: int, sampled: int, context: int, pairs: int, beyond: tuple[int, int] = (0, 0)) -> float:
+        """Return the least seconds of a step of `tokens` with the logits of `sampled` rows, whose sequences have
+        `context` tokens before it and whose prefills see `pairs` of tokens, of which as many as `beyond` tells lie
+        `beyond_window`. The exchange of ranks is not counted.
         """
-        model = self.footprint.model
-        reading = context * self.footprint.kv_bytes_per_token / self.peaks.bandwidth
-        attention = 4 * model.num_layers * model.num_heads * model.head_dim * pairs / self.rate
-        return self._products(tokens) + reading + attention
+        model, windowed = self.footprint.model, self.footprint.windowed_share
+        reading = (context - windowed * beyond[0]) * self.footprint.kv_bytes_per_token / self.peaks.bandwidth
+        pair = 4 * model.num_layers * model.num_heads * model.head_dim / self.rate
+        return self._products(tokens, sampled) + reading + pair * (pairs - windowed * beyond[1])
+
+    def beyond_window(self, decodes: Iterable[int], prefills: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        """Return the tokens of the context, and the pairs of prefills, that layers with a window do not see, in time
+        proportional to the rows. `decodes`: the tokens before each; `prefills`: those before each, and its own.
+        """
+        if (window := self.footprint.model.sliding_window) is None:
+            return 0, 0
+        context = sum([start + 1 - window for start in decodes if start >= window])
+        pairs = 0
+        for start, length in prefills:
+            before, after = max(0, start - window), max(0, start + length - window)
+            context += before
+            pairs += (after * (after + 1) - before * (before + 1)) // 2
+        return context, pairs
 
     def exchange(self, tokens: int) -> float:
         """Return the seconds in which ranks exchange the sums of a step of `tokens`, two a layer and one for the
@@ -224,9 +246,12 @@ class Roofline:
         num_bytes = (2 * model.num_layers + 1) * tokens * model.hidden_size * self.footprint.item_bytes
         return 2 * (self.num_ranks - 1) / self.num_ranks * num_bytes / self.peaks.link
 
-    def _products(self, tokens: int) -> float:
-        reading = self.footprint.bytes_read(tokens) / self.peaks.bandwidth
-        return max(reading, 2 * self.footprint.num_multiplied * tokens / self.rate)
+    def _products(self, tokens: int, sampled: int) -> float:
+        """Return the seconds of the products over `tokens`, and of the head's over `sampled` of them."""
+        footprint = self.footprint
+        reading = footprint.bytes_read(tokens) / self.peaks.bandwidth
+        head = footprint.num_multiplied - footprint.num_multiplied_by_token
+        return max(reading, 2 * (footprint.num_multiplied_by_token * tokens + head * sampled) / self.rate)
 
 
 @dataclass(frozen=True, slots=True)

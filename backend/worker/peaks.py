@@ -9,12 +9,24 @@ from backend.roofline import Peaks
 
 MAX_READ_BYTES = 2**28  # of one read; smaller models are read as a whole, from the cache that holds them
 MIN_READ_BYTES = 2**20
-PRODUCT_SIZE = {"cpu": 768, "cuda": 8192}  # rows and columns of the two matrices
+PRODUCT_SIZE = {"cpu": 768, "cuda": 4096}  # rows and columns of the two matrices
 NUM_TRIES = 4  # of which the fastest counts: others on the machine only make it slower
 
 
-def measured_peaks(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Peaks:
-    """Measure the bytes a second of reading as many bytes as the weights have, and the FLOP/s of a large product."""
+def measured_peaks(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Peaks | None:
+    """Measure the bytes a second of reading as many bytes as the weights have, and the FLOP/s of a large product; None:
+    the device has no memory left for it.
+    """
+    try:
+        return _measured(device, dtype, weight_bytes)
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _measured(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Peaks:
     size = PRODUCT_SIZE[device.type]
     num_bytes = max(MIN_READ_BYTES, min(weight_bytes, MAX_READ_BYTES))
     data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)

@@ -60,7 +60,9 @@ class Diagnosis:
         return {"findings": [finding.to_json() for finding in self._found]}
 
     async def history(self, seconds: float) -> Json:
-        """Return the troubles and the figures of the last `seconds`, as far as metrics were kept."""
+        """Return the troubles and the figures of the last `seconds`, as far as metrics were kept; no figures: none
+        were.
+        """
         now = await self._snapshot()
 
         def told() -> Json:
@@ -87,9 +89,14 @@ class Diagnosis:
         return ranked(found + [past for past in past_findings(*kept, after) if past.name not in known])
 
     def _kept(self, now: float, seconds: float) -> tuple[float, Samples] | None:
-        """Return the oldest metrics of the last `seconds` with their moment; None: there are none to compare with."""
-        at, text = next(((at, text) for at, text in self._past if now - at <= seconds), (now, b""))
-        return None if now - at <= WINDOW_SECONDS else (at, Samples.parse(_inflated(text).decode()))
+        """Return the oldest metrics of the last `seconds` with their moment, else the newest older ones; None: there
+        are none to compare with, which are `WINDOW_SECONDS` old.
+        """
+        comparable = [one for one in self._past if now - one[0] > WINDOW_SECONDS]
+        if not comparable:
+            return None
+        at, text = next((one for one in comparable if now - one[0] <= seconds), comparable[-1])
+        return at, Samples.parse(_inflated(text).decode())
 
     async def _before(self) -> Snapshot:
         """Return the last snapshot if it is recent enough, else take one and wait `WINDOW_SECONDS`."""

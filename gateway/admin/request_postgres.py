@@ -4,6 +4,7 @@
 of the schema and the bytes of all requests.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from gateway.admin.request_storage import (
 CONNECT_SECONDS = 5
 WRITE_SECONDS = 10
 ROW_BYTES = 600  # of a row beside its summary: copies of its ids, and its entries in indexes
+COUNT_INTERVAL_SECONDS = 3600.0  # a count goes through the table, and nobody writes meanwhile
 LOCK = 7_585_123  # of transactions that make the tables
 
 _SCHEMA = f"""
@@ -86,7 +88,7 @@ class PostgresStorage:
         self.name = f"the database {parts.path[1:]} at {parts.hostname or 'its socket'}"
         self._url, self._max_bytes = url, max_bytes
         self._connection: psycopg.Connection | None = None
-        self._has_counted = False
+        self._counted = -COUNT_INTERVAL_SECONDS  # moment of the last count, on the monotonic clock
 
     def write(self, rows: str) -> None:
         with self._transaction() as transaction:
@@ -96,8 +98,8 @@ class PostgresStorage:
         used, deleted = self._delete_oldest(before)
         while deleted == ROWS_PER_EVICTION:
             used, deleted = self._delete_oldest(before)
-        if used > self._max_bytes and not self._has_counted:  # an operator may have deleted rows
-            self._has_counted = True
+        if used > self._max_bytes and time.monotonic() - self._counted >= COUNT_INTERVAL_SECONDS:
+            self._counted = time.monotonic()  # an operator may have deleted rows
             with suppress(SearchTimeout):  # else as many bytes as were told
                 used = self._count()
         deleted = ROWS_PER_EVICTION

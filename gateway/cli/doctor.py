@@ -93,7 +93,7 @@ def _checks(namespace: Namespace) -> list[Check]:
 def _diagnose(namespace: Namespace) -> int:
     from gateway.doctor.live import LiveGateway  # noqa: PLC0415 - brings an HTTP client
 
-    figures = list[Figure]()
+    figures, seen = list[Figure](), f"{WINDOW_SECONDS:g} s and the metrics of the last minutes show"
     with LiveGateway(namespace.live, _admin_key(namespace)) as gateway:
         if gateway.is_router():
             if namespace.last is not None:
@@ -101,6 +101,9 @@ def _diagnose(namespace: Namespace) -> int:
             found = gateway.own_findings()
         elif namespace.last is not None:
             found, figures = gateway.history(namespace.last)
+            seen = "the metrics of that time show"
+            if not figures:
+                raise DoctorError(f"no metrics are kept yet: ask again in {show_wait(MIN_LAST_SECONDS)}")
         else:
             before = gateway.snapshot()
             time.sleep(WINDOW_SECONDS)
@@ -111,15 +114,13 @@ def _diagnose(namespace: Namespace) -> int:
         {"figures": [one._asdict() for one in figures]} if figures else {}
     )
     shown = (f"{name:24}{value:>10}  {meaning}" for name, value, meaning in figures)
-    _print(namespace.json, told, [*shown, *_told(found)])
+    _print(namespace.json, told, [*shown, *_told(found, seen)])
     return int(any(finding.severity is Severity.SERIOUS for finding in found))
 
 
-def _told(found: Iterable[Finding]) -> Iterable[str]:
+def _told(found: Iterable[Finding], seen: str) -> Iterable[str]:
     lines = [_as_consequence(finding) if finding.cause else _as_cause(finding) for finding in found]
-    return lines or [
-        f"ok       nothing is wrong, as far as {WINDOW_SECONDS:g} s and the metrics of the last minutes show"
-    ]
+    return lines or [f"ok       nothing is wrong, as far as {seen}"]
 
 
 def _as_cause(finding: Finding) -> str:

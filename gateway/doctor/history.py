@@ -50,7 +50,7 @@ def _figures(window: Window) -> Iterator[tuple[str, str, str]]:
         if median := window.quantile(0.5, histogram):
             p99 = window.quantile(0.99, histogram)
             yield name, show_wait(median), f"median; p99 {show_wait(p99)}, {p99 / median:.1f} times as long"
-    recomputed, late, padding = (window.increase(name) / max(1.0, _tokens(window)) for name in WASTE)
+    recomputed, late, padding = (window.increase(name) / max(1.0, _computed(window)) for name in WASTE)
     yield (
         "wasted tokens",
         f"{recomputed + late + padding:.1%}",
@@ -89,12 +89,12 @@ def uneven_answers(window: Window) -> Finding | None:
 
 def wasted_work(window: Window) -> Finding | None:
     wasted = sum(map(window.increase, WASTE))
-    if window.count(STEP) < MIN_JUDGED_STEPS or wasted < WASTED_SHARE * _tokens(window):
+    if window.count(STEP) < MIN_JUDGED_STEPS or wasted < WASTED_SHARE * _computed(window):
         return None
     return Finding(
         "wasted_work",
         "much of what the device computes is thrown away",
-        f"{wasted:,.0f} of {_tokens(window):,.0f} tokens were recomputed, late or padding",
+        f"{wasted:,.0f} of {_computed(window):,.0f} tokens were recomputed, late or padding",
         "recomputed: lower --max-num-seqs or give KV memory more; late: answers of a few tokens have two in vain; "
         "padding: leave --batching continuous",
     )
@@ -102,3 +102,7 @@ def wasted_work(window: Window) -> Finding | None:
 
 def _tokens(window: Window) -> float:
     return window.increase("sluice_prefill_tokens_total") + window.increase("sluice_decode_tokens_total")
+
+
+def _computed(window: Window) -> float:
+    return _tokens(window) + window.increase("sluice_padding_tokens_total")

@@ -123,6 +123,25 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
 
 def test_a_step_of_decodes_alone_has_the_floor_of_decodes_and_a_prompt_adds_its_pairs() -> None:
     roofline = Roofline(LLAMA, H200)
-    assert roofline.step(64, 64 * 1024, 0) == pytest.approx(roofline.decode(64, 1024))
-    attention = roofline.step(1024, 0, 1024 * 1025 // 2) - roofline.prefill(1024)
+    assert roofline.step(64, 64, 64 * 1024, 0) == pytest.approx(roofline.decode(64, 1024))
+    attention = roofline.step(1024, 1024, 0, 1024 * 1025 // 2) - roofline.prefill(1024)
     assert attention == pytest.approx(4 * 32 * 32 * 128 * 524_800 / 790e12)
+
+
+def test_a_step_makes_logits_of_sampled_rows_alone() -> None:
+    roofline = Roofline(LLAMA, H200)
+    saved = roofline.prefill(1024) - roofline.step(1024, 1, 0, 0)
+    assert saved == pytest.approx(2 * 4096 * 128_256 * 1023 / 790e12)
+
+
+def test_a_step_sees_no_more_than_windows_let_it() -> None:
+    windowed = replace(LLAMA_3_8B, sliding_window=512, full_attention_layers=frozenset(range(16)))
+    roofline = Roofline(Footprint(windowed, "bfloat16"), H200)
+    beyond = roofline.beyond_window([2047, 99], [])
+    step = roofline.step(2, 2, 2048 + 100, 0, beyond)
+    read = sum(map(roofline.footprint.kv_bytes_read, (2048, 100)))
+    assert step - roofline.step(2, 2, 0, 0) == pytest.approx(read / H200.bandwidth)
+    seen = sum(min(position + 1, 512) for position in range(300, 1324))
+    assert roofline.beyond_window([], [(300, 1024)]) == (0, sum(range(301, 1325)) - seen)
+    assert roofline.beyond_window([], [(700, 8)]) == (188, sum(range(701, 709)) - 8 * 512)
+    assert Roofline(LLAMA, H200).beyond_window([9000], [(9000, 8)]) == (0, 0)

@@ -7,6 +7,7 @@ from admission.ledger import work_of
 from admission.outcome import Outcome
 from admission.step_times.step_time import StepTimeModel, StepWork
 from backend.roofline import Roofline
+from backend.scheduler.batch import Batch
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.scheduler import Scheduler
 from gateway.replica.reader import ReplicaReader
@@ -32,7 +33,7 @@ class EngineMetrics:
         memory: Callable[[], Mapping[str, float]],
         roofline: Roofline | None = None,
     ) -> None:
-        self._scheduler, self._step_time, self._roofline = core.scheduler, core.step_time, roofline
+        self._scheduler, self._step_times, self._roofline = core.scheduler, core.step_times, roofline
         self._busy = self._floor = 0.0
         self._of_mixed = {"prefill": 0.0, "decode": 0.0}  # seconds
         self._completed, self._decodes = 0.0, 0  # of the last step
@@ -85,7 +86,7 @@ class EngineMetrics:
         return [((cause,), count) for cause, count in counts]
 
     def stepped(self, step: CompletedStep) -> None:
-        """Count a completed step, in O(1) but for summing the lengths of its prefills."""
+        """Count a completed step, in O(1) but for summing the lengths of its prefills, and what windows hide."""
         batch, elapsed = step.scheduled.batch, step.elapsed
         decodes, rows = batch.num_decodes, len(batch.slots)
         self._planning.observe(step.planning)
@@ -98,22 +99,24 @@ class EngineMetrics:
             (self._mixed if decodes else self._prefill).observe(elapsed)
             self._chunks.value += rows - decodes
             self._prefill_tokens.value += step.prefill_tokens
-        self._count_work(work_of(step.scheduled), elapsed, is_mixed=0 < decodes < rows)
+        self._count_work(batch, work_of(step.scheduled), elapsed)
         if decodes:
             self._note_gap(step.completed, decodes)
         else:  # rows that sat out a step of prefills alone have the longer gap
             self._decodes = max(0, min(self._decodes, len(self._scheduler.running) - rows))
 
-    def _count_work(self, work: StepWork, elapsed: float, is_mixed: bool) -> None:
+    def _count_work(self, batch: Batch, work: StepWork, elapsed: float) -> None:
         """Add the step's floor, and divide a mixed step's time by what its prompts and its answers cost apart."""
+        decodes = batch.num_decodes
         if self._roofline is not None:
-            tokens = work.prefill_tokens + work.decode_tokens
-            self._floor += self._roofline.step(tokens, work.decode_context + work.prefill_context, work.prefill_pairs)
-        if is_mixed:
-            _, prefill, decode, context, prefill_context, pairs, _ = self._step_time.fitted.coefficients
-            prompts = prefill * work.prefill_tokens + prefill_context * work.prefill_context
-            prompts += pairs * work.prefill_pairs
-            both = prompts + decode * work.decode_tokens + context * work.decode_context
+            tokens, context = work.prefill_tokens + work.decode_tokens, work.decode_context + work.prefill_context
+            prefills = zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True)
+            beyond = self._roofline.beyond_window(batch.starts[:decodes], prefills)
+            self._floor += self._roofline.step(tokens, len(batch.sampled), context, work.prefill_pairs, beyond)
+        if 0 < decodes < len(batch.slots):
+            fitted = self._step_times[batch.model].fitted
+            alone = fitted.seconds(StepWork(0, work.decode_tokens, work.decode_context))
+            prompts, both = (fitted.seconds(work) - least for least in (alone, fitted.seconds(StepWork())))
             share = prompts / both if both else 0.5
             self._of_mixed["prefill"] += share * elapsed
             self._of_mixed["decode"] += (1 - share) * elapsed

@@ -216,11 +216,12 @@ def memory_by_use(model: LoadedModel) -> dict[str, float]:
 
 def roofline_of(model: LoadedModel, quantization: str) -> Roofline | None:
     """Return the least times of the model's steps on its device, by rates that are measured now; None if its weights
-    are kept in fewer bits than its dtype has.
+    are kept in fewer bits than its dtype has, or the device has no memory left for measuring.
     """
     keeps_integers = model.runner.device.type == "cpu" and any(model.directory.glob("*.gguf"))
     if quantization not in ("auto", "none") or (quantization == "auto" and keeps_integers):
         return None
     part = model.config if model.shard is None else model.shard.stored(model.config)
     footprint = Footprint(part, str(model.dtype).removeprefix("torch."), model.runner.kv.dtype.itemsize)
-    return Roofline(footprint, measured_peaks(model.runner.device, model.dtype, footprint.weight_bytes))
+    peaks = measured_peaks(model.runner.device, model.dtype, footprint.weight_bytes)
+    return None if peaks is None else Roofline(footprint, peaks)

@@ -195,6 +195,13 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     assert name.startswith("usage-2026-09-01-")
 
 
+def test_budgets_are_shown_where_the_usage_is_not_answered(gateway: FakeGateway, open_board: PageMaker) -> None:
+    del gateway.answers["usage"]
+    page = open_board("usage")
+    page.until_shown("#usage-budgets tbody tr")
+    assert "Not answered" in page.text("#usage-problem")
+
+
 def test_a_late_answer_does_not_replace_a_newer_one(gateway: FakeGateway, open_board: PageMaker) -> None:
     budgets = gateway.answers["budgets"]
     is_read = gateway.held["budgets"] = threading.Event()

@@ -118,3 +118,14 @@ async def test_the_last_minutes_are_told_by_the_oldest_metrics_within_them(site:
     looks.cancel()
     (steps,) = (await site.diagnosis.history(60.0))["figures"]
     assert steps["name"] == "steps" and "in 60 s" in steps["meaning"]
+
+
+async def test_where_the_metrics_within_the_time_are_too_new_the_newest_before_them_tell(site: Site) -> None:
+    looks = asyncio.create_task(site.diagnosis.watch())
+    while site.clock.now < 1000.0:
+        await REAL_SLEEP(0)
+    looks.cancel()
+    kept = [at for at, _ in site.diagnosis._past]
+    site.clock.now = kept[-1] + 1.0
+    (steps,) = (await site.diagnosis.history(15.0))["figures"]
+    assert "in 16 s" in steps["meaning"]

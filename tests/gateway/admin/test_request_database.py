@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,6 +190,19 @@ async def test_the_table_is_counted_only_when_it_seems_full(postgres_site: Site)
             assert await site.names() == []
             assert connection.execute("SELECT bytes FROM sluice.request_log").fetchone() == (counted,)
     await site.database.close()
+
+
+def test_the_table_is_counted_again_after_an_hour(postgres_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, counts = list[float](), list[float]()
+    storage: Any = postgres_site.storage(MIB)
+    clock = SimpleNamespace(monotonic=lambda: moments[-1])
+    monkeypatch.setattr("gateway.admin.request_postgres.time", clock)
+    monkeypatch.setattr(storage, "_delete_oldest", lambda before: (2 * MIB, 0))
+    monkeypatch.setattr(storage, "_count", lambda: counts.append(moments[-1]) or 0)
+    for moment in (10.0, 20.0, 3609.0, 3610.0):
+        moments.append(moment)
+        storage.evict(0.0)
+    assert counts == [10.0, 3610.0]
 
 
 async def test_a_page_has_no_texts_and_one_request_has_its_own(site: Site) -> None:

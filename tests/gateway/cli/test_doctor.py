@@ -91,6 +91,7 @@ class Gateway:
     def __init__(self, metrics: dict[str, float], **overview: Any) -> None:
         self.metrics = metrics
         self.past: list[dict[str, str]] = []  # what it says of itself
+        self.figures: list[dict[str, str]] = []
         self.answers = answers(**overview)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -99,7 +100,7 @@ class Gateway:
         if request.url.path == "/metrics":
             return httpx.Response(200, text=exposition(self.metrics))
         if request.url.path == "/admin/v1/diagnosis":
-            return httpx.Response(200, json={"findings": self.past})
+            return httpx.Response(200, json={"findings": self.past, "figures": self.figures})
         answer = self.answers.get(request.url.path.removeprefix("/admin/v1/"))
         return httpx.Response(200, json=answer) if answer is not None else httpx.Response(404)
 
@@ -130,6 +131,21 @@ def test_a_gateway_that_is_well(serve: Any, key: str, printed: Printed) -> None:
     out = printed("doctor", "--live", "http://gateway:8001", "--key-file", key)
     said = "ok       nothing is wrong, as far as 3 s and the metrics of the last minutes show\n"
     assert out == said
+
+
+def test_the_last_minutes_of_a_gateway_are_no_better_known_than_its_metrics(
+    serve: Any, key: str, sluice: Sluice
+) -> None:
+    gateway = Gateway(HEALTHY)
+    serve(gateway)
+    done = sluice("doctor", "--live", "--last", "15s", "--key-file", key)
+    assert (done.status, done.out, "no metrics are kept yet" in done.err) == (1, "", True)
+    gateway.figures = [{"name": "steps", "value": "9", "meaning": "in 16 s"}]
+    done = sluice("doctor", "--live", "--last", "15s", "--key-file", key)
+    assert (done.status, done.out.splitlines()[1:]) == (
+        0,
+        ["ok       nothing is wrong, as far as the metrics of that time show"],
+    )
 
 
 def test_a_gateway_that_was_in_trouble_a_minute_ago(serve: Any, key: str, printed: Printed) -> None:

@@ -54,6 +54,10 @@ def test_waste_and_promises() -> None:
     assert shown["promises kept"][0] == "95%"
 
 
+def test_padding_is_computed_too() -> None:
+    assert told(sluice_padding_tokens_total=19_600.0)["wasted tokens"][0] == "66.7%"
+
+
 def test_an_engine_that_did_nothing_tells_only_that() -> None:
     assert [name for name, _, _ in figures(window(BEFORE, steps=0))] == ["steps"]
 

@@ -53,25 +53,31 @@ export class UsageView {
       if (number !== this.#asked) throw LATE;
       return answered;
     };
-    this.#due = Infinity; // until all is answered
-    try {
-      await this.#askAll(answer);
-    } catch (error) {
+    const explain = (error) => {
       if (number === this.#asked) this.#explain(error);
-    }
+    };
+    this.#due = Infinity; // until all is answered
+    const { daysQuery } = this.period;
+    const report = await this.#askUsage(answer).catch(explain);
+    if (number !== this.#asked) return;
+    await this.#askBudgets(answer).catch(explain);
+    if (number !== this.#asked) return;
+    if (report?.has_bill) await answer(`bill${daysQuery}`).then((bill) => this.bill.update(bill)).catch(explain);
     if (number === this.#asked) this.#due = performance.now() + Math.max(PERIOD, PAUSE * (performance.now() - began));
   }
 
-  async #askAll(answer) {
-    const { daysQuery } = this.period;
+  async #askUsage(answer) {
     const report = await answer(`usage${this.period.query}${this.#rows.ask("&")}`);
     this.#rows.answered(report.truncated);
     this.#show(report);
     byId("bill-panel").hidden = !report.has_bill;
+    return report;
+  }
+
+  async #askBudgets(answer) {
     const { budgets, truncated } = await answer(`budgets${this.#budgets.ask()}`);
     this.#budgets.answered(truncated);
     this.budgets.update(budgets, truncated);
-    if (report.has_bill) this.bill.update(await answer(`bill${daysQuery}`));
   }
 
   #show({ total, rows, truncated, days, model, by }) {

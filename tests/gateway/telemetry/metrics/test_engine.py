@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 
 from admission.outcome import Outcome
+from admission.step_times.step_time import StepTime
 from backend.model.known_shapes import LLAMA_3_8B
 from backend.roofline import GPUS, Footprint, Roofline
 from backend.scheduler.batch import Batch
@@ -44,6 +47,17 @@ def test_steps_have_a_floor_and_mixed_ones_are_divided_by_what_their_phases_cost
     prompts, answers = (page.value("sluice_mixed_steps_seconds_total", phase=phase) for phase in ("prefill", "decode"))
     assert prompts + answers == pytest.approx(STEP)
     assert prompts > answers > 0, "eight tokens beside one"
+
+
+def test_prompts_of_a_mixed_step_cost_what_its_model_takes_longer_for_them(rig: Rig) -> None:
+    flat, kneed = StepTime((1.0,) + (0.0,) * 6), StepTime((1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0), knee=10)
+    rig.metrics._engine._step_times = [SimpleNamespace(fitted=one) for one in (flat, kneed)]  # type: ignore[assignment]
+    batch = Batch(0, 1, [0, 1], [5, 0], [1, 12], model=1)
+    for tell in rig.core_telemetry.on_step:
+        tell(CompletedStep(ScheduledStep(batch), 1.0, 1.0, 0.4, 0.0))
+    assert rig.value("sluice_mixed_steps_seconds_total", phase="prefill") == pytest.approx(0.3), (
+        "3 tokens beyond the knee, beside one"
+    )
 
 
 def test_the_batch_and_its_churn(rig: Rig) -> None:
