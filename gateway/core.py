@@ -21,6 +21,7 @@ from backend.config import EngineConfig, EngineOptions
 from backend.errors import ConfigError
 from backend.extensions import extensions
 from backend.loader import LoadedModel
+from backend.model.model_config import ModelConfig
 from backend.roofline import expert_reads
 from backend.scheduler.batching import RULES
 from backend.scheduler.block_tables import POOLS
@@ -30,6 +31,7 @@ from gateway.api.prompt_names import PromptNames
 from gateway.settings.settings import Settings
 from gateway.telemetry.event_log_file import EventLogFile
 
+_FIELDS_ALWAYS_SAID = 23  # of a `ModelConfig`, up to `dtype_said_by`, which the oldest files' names cover
 log = logging.getLogger(__name__)
 
 
@@ -111,10 +113,16 @@ def _file_name(model: LoadedModel, settings: Settings) -> str:
     It begins with the name of the model's folder, for people.
     """
     dtype = str(model.dtype).removeprefix("torch.")
-    said = json.dumps([asdict(model.config), settings.kernels], sort_keys=True, default=sorted)
+    said = json.dumps([_shape(model.config), settings.kernels], sort_keys=True, default=sorted)
     digest = sha256(said.encode()).hexdigest()[:8]
     name = model.directory.resolve().name
     return f"{name}-{digest}-{dtype}-{model.runner.device.type}-{settings.threads}"
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    """The fields without those at their defaults, so that a field of a new version renames no file."""
+    later = {field.name: field.default for field in fields(config)[_FIELDS_ALWAYS_SAID:]}
+    return {name: value for name, value in asdict(config).items() if name not in later or value != later[name]}
 
 
 def _load(path: Path, expert_reads: tuple[float, float]) -> StepTimeModel:

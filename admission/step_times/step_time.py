@@ -303,7 +303,7 @@ class StepTimeModel:
         if abs(_common(self._errors(fitted, self._steps))) > DRIFT_RELATIVE_ERROR:
             factor = max(1 + _median(self._errors(self.fitted, self._steps)), 1 / MAX_SLOWDOWN_FACTOR)
             fitted, evidence = self._fit(factor)
-            self._sizes.mean = min(self._sizes.mean, PRIOR_RELATIVE_ERROR)  # not less: it may change again
+            self._sizes.mean = min(self._sizes.mean, PRIOR_RELATIVE_ERROR)  # capped, not reset: it may drift again
         self.fitted, self._evidence = fitted, evidence
         self._newer, self._steps, self._weights = Evidence(), [], []
         self._had_prefill = self._was_beyond = False

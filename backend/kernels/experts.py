@@ -9,6 +9,8 @@ from torch import Tensor
 
 from backend.kernels.ops import ExpertWeights, Linear
 
+_NO_GATE = -1e4  # its sigmoid is 0 in every type, and its product with a slope is finite
+
 
 def route(logits: Tensor, per_token: int, normalises: bool) -> tuple[Tensor, Tensor]:
     """Return the weights [T, per_token] of each token's experts, and the experts, for router logits [T, experts]."""
@@ -18,11 +20,14 @@ def route(logits: Tensor, per_token: int, normalises: bool) -> tuple[Tensor, Ten
     return weights.to(logits.dtype), chosen
 
 
-def clamped_mul(gate_up: Tensor, clamp: tuple[float, float]) -> Tensor:
-    """Return gpt-oss' gated activation of `gate_up` [T, 2 * intermediate], gates and what they multiply in turns."""
+def clamped_mul(gate_up: Tensor, clamp: tuple[float, float], silu_mul: Linear) -> Tensor:
+    """Return gpt-oss' gated activation of `gate_up` [T, 2 * intermediate], gates and what they multiply in turns.
+
+    `gate * sigmoid(slope * gate)` is `silu(slope * gate) / slope`: torch's sigmoid differs in bits by a number's place.
+    """
     slope, limit = clamp
-    gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * slope))
+    gate, up = gate_up[:, ::2].clamp(_NO_GATE, limit), gate_up[:, 1::2].clamp(-limit, limit)
+    return silu_mul(torch.cat((gate * slope, up + 1), 1)) / slope
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class ExpertProducts:
         up_biases, down_biases = (none if one is None else one for one in (weights.gate_up_bias, weights.down_bias))
         each = zip(weights.gate_up, up_biases, weights.down, down_biases, strict=True)
         products = [(linear(gate_up, up_bias), linear(down, bias)) for gate_up, up_bias, down, bias in each]
-        gated = silu_mul if weights.clamp is None else partial(clamped_mul, clamp=weights.clamp)
+        gated = silu_mul if weights.clamp is None else partial(clamped_mul, clamp=weights.clamp, silu_mul=silu_mul)
         return cls(router, products, gated, weights.per_token, weights.normalises)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -146,8 +146,8 @@ class FewRowLayers:
     def of(cls, ops: Ops, stack: DecoderStack) -> "FewRowLayers | None":
         """Return the layers; None if a weight has a shape that the kernels do not take."""
         products = [linear for layer in stack.layers for linear in layer.linears]
-        is_llama = not stack.gelu and all(layer.fed_norm is None for layer in stack.layers)
-        return cls(ops, stack) if is_llama and all(map(_takes, products)) else None
+        has_plain_branches = not stack.gelu and all(layer.fed_norm is None for layer in stack.layers)
+        return cls(ops, stack) if has_plain_branches and all(map(_takes, products)) else None
 
     def __call__(self, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
         if residual.shape[0] > MAX_ROWS or step.adapters is not None:  # these add to a product before it is gated

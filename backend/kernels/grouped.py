@@ -37,11 +37,12 @@ def _choose(
     row = tl.load(logits + token * EXPERTS + columns, mask=is_expert, other=-float("inf")).to(tl.float32)
     shares = tl.where(is_expert, tl.exp(row - tl.max(row, 0)), -1.0)
     total = tl.sum(tl.where(is_expert, shares, 0.0), 0)
+    shares = tl.where(shares >= -1.0, shares, 0.0)  # a row of NaN takes each expert once, as others do
     chosen = tl.zeros([BLOCK_N], tl.int32)
     found = tl.zeros([BLOCK_N], tl.float32)
     for n in range(PER_TOKEN):
         largest = tl.max(shares, 0)
-        best = tl.min(tl.where(shares == largest, columns, EXPERTS - 1), 0)  # a row of NaN has the last expert
+        best = tl.min(tl.where(shares == largest, columns, EXPERTS - 1), 0)
         chosen = tl.where(places == n, best, chosen)
         found = tl.where(places == n, largest / total, found)
         shares = tl.where(columns == best, -1.0, shares)
@@ -50,8 +51,7 @@ def _choose(
     is_place = places < PER_TOKEN
     tl.store(weights + token * PER_TOKEN + places, found.to(weights.dtype.element_ty), mask=is_place)
     rank = tl.atomic_add(counts + chosen, 1, mask=is_place)
-    held = is_place & (rank < num_tokens)  # rows of NaN choose an expert twice
-    tl.store(members + chosen.to(tl.int64) * num_tokens + rank, token * PER_TOKEN + places, mask=held)
+    tl.store(members + chosen.to(tl.int64) * num_tokens + rank, token * PER_TOKEN + places, mask=is_place)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "slope", "limit"])
@@ -80,7 +80,7 @@ def _multiply_groups(
 ):
     """Compute some columns of the results of up to BLOCK_M choices of one expert."""
     tile, experts = tl.program_id(1), tl.arange(0, BLOCK_E)
-    members_of = tl.minimum(tl.load(counts + experts, mask=experts < EXPERTS, other=0), num_tokens)
+    members_of = tl.load(counts + experts, mask=experts < EXPERTS, other=0)
     tiles = (members_of + BLOCK_M - 1) // BLOCK_M
     ends = tl.cumsum(tiles, 0)
     expert = tl.sum((ends <= tile).to(tl.int32), 0)

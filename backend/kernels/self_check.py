@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels import reference
+from backend.kernels.experts import clamped_mul
 from backend.kernels.integers import StoredWeight, rounded
 from backend.kernels.ops import ExpertWeights, Ops, StepAdapters, StepInputs
 
@@ -95,6 +96,7 @@ def batch_dependent(ops: Ops, dtype: torch.dtype) -> list[str]:
         "rms_norm": lambda x: ops.rms_norm(x, weight, EPS),
         "silu_mul": ops.silu_mul,
         "gelu_mul": ops.gelu_mul,
+        "clamped_mul": partial(clamped_mul, clamp=(1.702, 7.0), silu_mul=ops.silu_mul),
         "exp": lambda x: torch.from_numpy(np.exp(x.float().numpy())),
         "log": lambda x: x.float().abs().log(),
         "cumsum": lambda x: x.float().cumsum(-1, dtype=torch.float64),

@@ -98,7 +98,7 @@ class _DecoderFamily:
     experts: bool = False
     intermediate_key: str = "intermediate_size"
     tied: bool = False  # where tie_word_embeddings is not mentioned
-    window_every: int = 0  # without layer_types, layers without a window are every so-manieth
+    window_every: int = 0  # without layer_types, every `window_every`-th layer has none
     window: int = 4096  # where sliding_window is not mentioned; null means no window
     gpt_oss: bool = False  # sinks, clamped experts and router with biases
     gemma: bool = False  # two rotations, norms of branches, scales of embeddings and scores, GELU

@@ -96,8 +96,7 @@ class Shard:
                 "gate_up_proj": (whole, whole, in_turns),
                 "gate_up_proj_bias": (whole, in_turns),
                 "down_proj": (whole, intermediate, whole),
-                "down_proj_bias": (),
-            }[kind]
+            }.get(kind, ())
         return (slice(None), by_input[module]) if module in by_input else ()
 
 

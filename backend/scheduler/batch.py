@@ -25,7 +25,8 @@ class Batch:
     """One step as a structure of arrays: a row for each sequence, decodes first, each part in the order of admission.
 
     Row i computes tokens [starts[i], starts[i] + lengths[i]) of its sequence. A decode computes the token that its
-    slot sampled last, which the host may not know yet; `token_ids` holds the prefill tokens, row after row.
+    slot sampled last, which the host may not know yet; `token_ids` holds the prefill tokens, row after row, and before
+    them those of decodes if the step only is timed.
     `sampled` lists the rows whose last token is followed by a sampled one: all decodes, and prefills that are complete.
     A row is listed again for each fork, an answer of another slot to the same prompt, and `forks` says which slot; the
     last block of the prompt, if it is not full, is copied for it after the step's rows.

@@ -16,6 +16,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 
 REPEATS_PER_SHAPE = 5  # of each shape, if there is time
+TOKEN_STRIDE = 7919  # between token ids: other tokens choose other experts
 CALIBRATION_READ_BYTES = (
     64 * 2**20
 )  # keys and values read on a CPU, more than its caches hold: other pages stay untouched
@@ -25,10 +26,15 @@ Measured = list[tuple[CalibrationStep, float]]
 
 
 def batch_of(
-    step: CalibrationStep, config: EngineConfig, num_blocks: int, adapters: Sequence[tuple[int, list[int]]] = ()
+    step: CalibrationStep,
+    config: EngineConfig,
+    num_blocks: int,
+    adapters: Sequence[tuple[int, list[int]]] = (),
+    vocab_size: int = 1,
 ) -> Batch:
     """Return the step's batch, with step number 0. It reads the first `num_blocks` blocks, each once while there are
-    enough. Its decodes sample from the whole vocabulary. Its rows have these `adapters`, the later ones none.
+    enough. Its decodes sample from the whole vocabulary. Its rows have these `adapters`, the later ones none,
+    and its tokens are spread over a vocabulary of `vocab_size`.
     """
     decodes, rows = step.num_decodes, step.num_decodes + step.num_prefills
     starts = [step.context - 1] * decodes + [step.start] * step.num_prefills
@@ -41,7 +47,7 @@ def batch_of(
     # no state of the slots' former sequences is left
     adapted = chain(adapters, repeat(None))
     admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1, next(adapted)) for slot in range(rows)]
-    sampled, token_ids = list(range(decodes)), [0] * (step.num_prefills * step.length)
+    sampled, token_ids = list(range(decodes)), [n * TOKEN_STRIDE % vocab_size for n in range(sum(lengths))]
     return Batch(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted, stores=False)
 
 

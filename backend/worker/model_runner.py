@@ -221,7 +221,9 @@ class ModelRunner:
 
     def calibration_batch(self, step: CalibrationStep) -> Batch:
         """Return the batch of a step that is run while no sequence has a slot."""
-        return calibration.batch_of(step, self.config, self._num_calibration_blocks)
+        return calibration.batch_of(
+            step, self.config, self._num_calibration_blocks, vocab_size=self.decoder.config.vocab_size
+        )
 
     @property
     def _num_calibration_blocks(self) -> int:

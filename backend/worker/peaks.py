@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from backend.kernels import build
 from backend.roofline import Peaks
 
 MAX_READ_BYTES = 2**28  # of one read; smaller models are read as a whole, from the cache that holds them
@@ -30,10 +31,16 @@ def _measured(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Pe
     size = PRODUCT_SIZE[device.type]
     num_bytes = max(MIN_READ_BYTES, min(weight_bytes, MAX_READ_BYTES))
     data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
-    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    a, b = (torch.ones(size, size, dtype=_multiplied(device, dtype), device=device) for _ in range(2))
     bandwidth = num_bytes / _fastest(device, data.sum)
     flops = 2 * size**3 / _fastest(device, lambda: a @ b)
     return Peaks(bandwidth, flops, flops)
+
+
+def _multiplied(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which the device multiplies numbers of `dtype`: a CPU may widen them first."""
+    narrow = device.type == "cpu" and not (dtype == torch.bfloat16 and build.multiplies_in_bfloat16())
+    return torch.float32 if narrow else dtype
 
 
 def _fastest(device: torch.device, run: Callable[[], object]) -> float:

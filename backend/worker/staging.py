@@ -220,7 +220,7 @@ class Stager:
 
     @staticmethod
     def _place_token_ids(numbers: Numbers, batch: Batch) -> None:
-        first = batch.num_decodes
+        first = batch.num_decodes if batch.stores else 0
         numbers.token_ids[:first] = -1
         numbers.token_ids[first : first + len(batch.token_ids)] = batch.token_ids
 

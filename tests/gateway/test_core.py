@@ -108,3 +108,8 @@ def test_step_times_are_kept_for_what_a_model_is_and_not_for_what_its_folder_is_
     assert run(tmp_path, Path("/models/b/model"), config) == first
     assert len({first, run(tmp_path, Path("/models/b/model"), larger)}) == 2
     assert len({first, run(tmp_path, Path("/models/a/model"), config, "reference")}) == 2
+
+
+def test_step_times_learned_by_an_earlier_version_are_found(tmp_path: Path) -> None:
+    config = read_model_config(resolve_model("embedded"))
+    assert "47b7c581" in run(tmp_path, Path("/models/a/model"), config)

@@ -21,7 +21,7 @@ def test_the_check_at_load_names_what_depends_on_the_batch(native: CpuOps, monke
     plain = native.paged_attention
     monkeypatch.setattr(native, "silu_mul", lambda x: x + x.shape[0])
     monkeypatch.setattr(native, "paged_attention", lambda q, *others: plain(q, *others) * (1 + q.shape[0] % 2))
-    assert batch_dependent(native, torch.float32) == ["silu_mul", "paged_attention"]
+    assert batch_dependent(native, torch.float32) == ["silu_mul", "clamped_mul", "paged_attention"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -61,3 +61,4 @@ def test_products_are_cut_by_outputs_into_a_block_and_by_inputs_out_of_it() -> N
     for whole in ("self_attn.o_proj.bias", "mlp.down_proj.bias", "input_layernorm.weight", "self_attn.q_norm.weight"):
         assert shard.slices(layer + whole, config) == ()
     assert shard.slices("model.norm.weight", config) == ()
+    assert shard.slices(layer + "mlp.experts.unknown", config) == ()

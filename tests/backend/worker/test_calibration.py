@@ -1,12 +1,17 @@
 from dataclasses import replace
 
+import pytest
 import torch
+from torch import Tensor
 
 from backend.calibration_steps import CalibrationStep, calibration_series
 from backend.config import EngineConfig
+from backend.kernels import experts
+from backend.model.model_config import ExpertsConfig
 from backend.sampling_params import SamplingParams
 from backend.worker.calibration import REPEATS_PER_SHAPE, batch_of, measure
-from tests.backend.runners import CONFIG, generate, make_runner
+from tests.backend import runners
+from tests.backend.runners import CONFIG, MODEL, generate, make_runner
 
 SERIES = [[CalibrationStep(4**n, 16) for n in range(4)], [CalibrationStep(0, 0, 1, 0, 4**n) for n in range(4)]]
 STEPS = [step for series in SERIES for step in series]
@@ -50,7 +55,7 @@ def test_a_batch_has_the_rows_of_its_shape_over_blocks_of_their_own() -> None:
     batch = batch_of(CalibrationStep(2, 9, 3, 8, 5), config, config.num_blocks)
     assert (batch.num_decodes, batch.slots) == (2, [0, 1, 2, 3, 4])
     assert (batch.starts, batch.lengths) == ([8, 8, 8, 8, 8], [1, 1, 5, 5, 5])
-    assert not batch.stores and batch.sampled == [0, 1] and len(batch.token_ids) == 15
+    assert not batch.stores and batch.sampled == [0, 1] and len(batch.token_ids) == 17
     blocks = [block for _, _, table in batch.new_blocks for block in table]
     assert [len(table) for _, _, table in batch.new_blocks] == [3, 3, 4, 4, 4] and len(set(blocks)) == 18
 
@@ -80,3 +85,20 @@ def test_a_runner_measures_what_it_has_time_for() -> None:
     runner = make_runner(config=replace(CONFIG, max_num_seqs=4))
     measured = runner.calibrate(0.2)
     assert measured and all(seconds > 0 for _, seconds in measured)
+
+
+@pytest.mark.parametrize("step", [CalibrationStep(8, 16), CalibrationStep(0, 0, 1, 0, 16)])
+def test_tokens_of_a_step_choose_experts_of_their_own(step: CalibrationStep, monkeypatch: pytest.MonkeyPatch) -> None:
+    route, numbers = experts.route, list[int]()
+
+    def counted(logits: Tensor, per_token: int, normalises: bool) -> tuple[Tensor, Tensor]:
+        weights, chosen = route(logits, per_token, normalises)
+        numbers.append(len(chosen.unique()))
+        return weights, chosen
+
+    monkeypatch.setattr(experts, "route", counted)
+    monkeypatch.setattr(runners, "MODEL", replace(MODEL, experts=ExpertsConfig(16, 2, normalises=True)))
+    runner = make_runner()
+    runner.kv.blocks.zero_()
+    runner.launch(runner.calibration_batch(step)).wait()
+    assert numbers and min(numbers) > 4
