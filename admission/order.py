@@ -536,16 +536,18 @@ class DueOrder:
         """Return a tenant's debt beyond `DEBT_TOLERANCE_S` as a share of `DEBT_RAMP_S`, from 0 to 1."""
         return max(0.0, min(1.0, (self.share.behind_best(account) - DEBT_TOLERANCE_S) / DEBT_RAMP_S))
 
-    def makes_way_for(self, newcomer: Sequence) -> Callable[[Sequence], bool]:
+    def makes_way_for(self, newcomer: Sequence, for_debts: bool, for_classes: bool) -> Callable[[Sequence], bool]:
         """Return a test of other requests: True if admission refuses the other rather than a newcomer, whose tenant is
-        not in debt, because the other's tenant is, or because it is of a lower class of the same tenant: classes are no
-        shares.
+        not in debt, because the other's tenant is (`for_debts`), or because it is of a lower class of the same tenant
+        (`for_classes`): classes are no shares.
         """
         tenant, level, debtors = newcomer.tenant, newcomer.request.priority_class, dict[str, bool]()
 
         def makes_way(other: Sequence) -> bool:
             if other.tenant == tenant:
-                return other.request.priority_class > level
+                return for_classes and other.request.priority_class > level
+            if not for_debts:
+                return False
             owes = debtors.get(other.tenant)
             if owes is None:
                 owes = debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0

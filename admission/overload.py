@@ -5,10 +5,11 @@ becomes late by it (the admission test of earliest deadline first: Liu and Layla
 given up for another.
 
 Room. A tenant in debt must leave a part of its slack free for the others, and a lower class for the higher classes of
-its tenant. The part grows with the debt (`DueOrder.ramp`) up to a guard, which is learned: it rises when a request of a
-tenant without debt is refused that would be in time without the work of debtors and of its tenant's lower classes, and
-falls when a request is admitted, so that `WRONGED_SHARE_OF_REQUESTS` of them are refused for that work. While no
-request is wronged, the guard is 0.
+its tenant. A debtor's part grows with the debt (`DueOrder.ramp`) up to a guard of its class. Guards are learned, that
+of debtors by class, that of lower classes by tenant and class: each rises when a request of a tenant without debt is
+refused that would be in time without that work, and falls when one is admitted, so that `WRONGED_SHARE_OF_REQUESTS` of
+them are refused for that work. While no request is wronged, debtors' guard falls from `FIRST_GUARD_SHARE` to 0 in some
+50 admissions, and that of lower classes is 0.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ taken, and would hold up all later arrivals.
 """
 WRONGED_SHARE_OF_REQUESTS = 0.02  # of tenants without debt, refused for debtors and their own lower classes
 GUARD_STEP_SHARE = 0.25  # by which the guard moves for a wronged request
-FIRST_GUARD_SHARE = 0.25  # the initial guard of a class
+FIRST_GUARD_SHARE = 0.25  # the initial guard that debtors leave for a class
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +54,42 @@ class OverloadConfig:
 
 
 class LearnedGuard:
-    """The part of their slack that debtors and lower classes leave free, by the class protected."""
+    """The parts of their slack that debtors leave free, by the class protected, and a tenant's lower classes for its
+    higher ones.
+    """
 
     def __init__(self) -> None:
-        self._parts: dict[int, float] = {}
-        self._learned_at: dict[tuple[str, int], float] = {}  # by tenant and class, within `ASKING_S`, the oldest first
+        self._parts: dict[int, float] = {}  # that debtors leave
+        # By tenant and class protected, what its lower classes leave, above 0, and when it was learned: within
+        # `ASKING_S`, the oldest first.
+        self._own_parts: dict[tuple[str, int], tuple[float, float]] = {}
 
     def kept_for(self, tenant: str, priority_class: int, ramp: float, now: float) -> float:
         """Return the part of its slack that a newcomer of the class with a deadline leaves, `ramp` being its tenant's
         debt (`DueOrder.ramp`). A higher class counts while requests of it, of the same tenant, are admitted or wronged:
         otherwise no request needs the room.
         """
-        own, learned_at = ramp * self._parts.get(priority_class, FIRST_GUARD_SHARE), self._learned_at
-        asked = [level for level in range(priority_class) if now - learned_at.get((tenant, level), -inf) < ASKING_S]
-        return max([own, *[self._parts[level] for level in asked]])
+        owed = ramp * self._parts.get(priority_class, FIRST_GUARD_SHARE)
+        higher = [self._own_parts.get((tenant, level), (0.0, -inf)) for level in range(priority_class)]
+        return max([owed, *[part for part, learned_at in higher if now - learned_at < ASKING_S]])
 
-    def learn(self, tenant: str, priority_class: int, was_wronged: bool, now: float) -> None:
-        change = (
-            GUARD_STEP_SHARE * (1.0 - WRONGED_SHARE_OF_REQUESTS)
-            if was_wronged
-            else -GUARD_STEP_SHARE * WRONGED_SHARE_OF_REQUESTS
-        )
+    def learn(self, tenant: str, priority_class: int, by_debtors: bool, by_lower_classes: bool, now: float) -> None:
+        """Learn from a request of a tenant without debt: it was refused for the work of debtors, for that of its
+        tenant's lower classes, for both together, or for neither: it was admitted.
+        """
         part = self._parts.get(priority_class, FIRST_GUARD_SHARE)
-        self._parts[priority_class] = min(1.0, max(0.0, part + change))
-        learned_at = self._learned_at
-        learned_at.pop((tenant, priority_class), None)
-        learned_at[tenant, priority_class] = now
-        while now - learned_at[oldest := next(iter(learned_at))] >= ASKING_S:
-            del learned_at[oldest]
+        self._parts[priority_class] = _moved(part, by_debtors)
+        own = self._own_parts
+        part, _ = own.pop((tenant, priority_class), (0.0, now))
+        if part := _moved(part, by_lower_classes):
+            own[tenant, priority_class] = part, now
+        while own and now - own[oldest := next(iter(own))][1] >= ASKING_S:
+            del own[oldest]
+
+
+def _moved(part: float, was_wronged: bool) -> float:
+    change = 1.0 - WRONGED_SHARE_OF_REQUESTS if was_wronged else -WRONGED_SHARE_OF_REQUESTS
+    return min(1.0, max(0.0, part + GUARD_STEP_SHARE * change))
 
 
 class AdmissionControl:
@@ -196,27 +205,33 @@ class AdmissionControl:
             ramp = order.ramp(order.share.account(tenant))
             room = self._guard.kept_for(tenant, level, ramp, now) * slack
             if max(excess, harm) > 0.0:
-                if not ramp and self._is_wronged(order, sequence, forecast, excess, now):
-                    self._guard.learn(tenant, level, True, now)
+                if not ramp:
+                    by_debtors, by_lower_classes = self._wronged(order, sequence, forecast, excess, now)
+                    if by_debtors or by_lower_classes:
+                        self._guard.learn(tenant, level, by_debtors, by_lower_classes, now)
             elif excess + room <= 0.0 and not ramp:
-                self._guard.learn(tenant, level, False, now)
+                self._guard.learn(tenant, level, False, False, now)
         excess = max(excess + room, harm)
         if excess <= 0.0:
             return None
         until = self._until_possible(forecast, slack)
         return DeadlineInfeasible("first", calibrated.first_token.most, slack, forecast.own_wait >= excess, until)
 
-    def _is_wronged(self, order: DueOrder, sequence: Sequence, forecast: Forecast, excess: float, now: float) -> bool:
-        """Return True if a request, of a tenant without debt, would be in time and make no other late without the work
-        that makes way for it.
+    def _wronged(
+        self, order: DueOrder, sequence: Sequence, forecast: Forecast, excess: float, now: float
+    ) -> tuple[bool, bool]:
+        """Return whether a late request, of a tenant without debt, is wronged by debtors, and by its tenant's lower
+        classes: without their work it would be in time and make no other late. Both do where neither alone does.
         """
-        makes_way, due = order.makes_way_for(sequence), order.due(sequence)
-        waiting = sum([entry.tokens for entry in order.due_by(due) if makes_way(entry.sequence)])
-        prefilling = self.forecaster.prefilling()
-        computing = sum([left for one, left in prefilling if order.due(one) <= due and makes_way(one)])
-        if excess > (waiting + computing) * forecast.each:
-            return False
-        return self._harm(forecast.behind, forecast.prefill, now, makes_way) <= 0.0
+        due, prefilling = order.due(sequence), self.forecaster.prefilling()
+        for by_debtors, by_lower_classes in ((True, False), (False, True), (True, True)):
+            makes_way = order.makes_way_for(sequence, by_debtors, by_lower_classes)
+            waiting = sum([entry.tokens for entry in order.due_by(due) if makes_way(entry.sequence)])
+            computing = sum([left for one, left in prefilling if order.due(one) <= due and makes_way(one)])
+            in_time = excess <= (waiting + computing) * forecast.each
+            if in_time and self._harm(forecast.behind, forecast.prefill, now, makes_way) <= 0.0:
+                return by_debtors, by_lower_classes
+        return False, False
 
     def _learn_patience(self, sequence: Sequence, forecast: Forecast, now: float) -> None:
         """Count the deadline of an admitted request by its prefill: refused requests and many tiny ones cost too little

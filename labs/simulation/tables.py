@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TextIO
 from zlib import crc32
 
+from backend.scheduler.sequence import SPARE_CLASS
 from labs.simulation.arrival import Arrival
 from labs.simulation.errors import OptionError, TraceError
 
@@ -152,7 +153,7 @@ class _Row:
     values: Mapping[str, str | None]
 
     def arrival(self) -> Arrival:
-        level = self._count("class", at_least=0) if self._text("class") else None
+        level = self._class() if self._text("class") else None
         session = self._text("session")
         return Arrival(
             time=self._moment(),
@@ -194,6 +195,13 @@ class _Row:
             "milliseconds": "a number",
         }.get(name, "a number of seconds above 0")
         raise TraceError(self.path, self.line, f"{heading} must be {form}, got {value!r:.40}")
+
+    def _class(self) -> int:
+        level = self._count("class", at_least=0)
+        if level > SPARE_CLASS:
+            reason = f"must be at most {SPARE_CLASS}, got {level}: number the classes from 0, the most urgent, on"
+            raise TraceError(self.path, self.line, f"{self.columns['class']} {reason}")
+        return level
 
     def _count(self, name: str, at_least: int = 1) -> int:
         heading = self.columns[name]

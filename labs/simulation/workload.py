@@ -9,6 +9,7 @@ from operator import attrgetter
 from random import Random
 from zlib import crc32
 
+from backend.scheduler.sequence import SPARE_CLASS
 from labs.simulation.arrival import Arrival
 from labs.simulation.errors import OptionError
 
@@ -41,8 +42,9 @@ def class_rule(text: str) -> Callable[[Arrival, Random], int]:
         return lambda arrival, _: arrival.priority_class
     draw = share_rule("--classes", text)
     for name, _ in _shares("--classes", text):
-        if not name.isdecimal():
-            raise OptionError("--classes", text, "classes are numbers, 0 the most urgent, such as 0:0.1,1:0.9")
+        if not name.isdecimal() or int(name) > SPARE_CLASS:
+            reason = f"classes are numbers up to {SPARE_CLASS}, 0 the most urgent, such as 0:0.1,1:0.9"
+            raise OptionError("--classes", text, reason)
     return lambda arrival, random: int(draw(arrival, random))
 
 

@@ -11,8 +11,10 @@ from admission.event_logs.event_log import replay
 from admission.expiry import DeadlineExpiry
 from admission.ledger import work_of
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
+from admission.overload import LearnedGuard
 from admission.promise import Promise
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
+from admission.share import ASKING_S
 from backend.config import EngineConfig
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from labs.controlled_delay import ControlledDelay
@@ -142,11 +144,30 @@ def test_a_lower_class_is_refused_before_a_higher_one() -> None:
 
 
 def test_a_tenant_within_its_share_is_not_refused_for_the_classes_of_another() -> None:
-    """Bursts in two classes had all requests of lower classes leave all of their time, for a minute after each."""
+    """Bursts in two classes had all requests of lower classes leave all of their time, for a minute after each; and, by
+    what they were refused for one another, the lower class of a tenant of two.
+    """
     in_classes = poisson(20.0, 60, "eager", priority_class=0) + poisson(20.0, 60, "eager", seed=2, priority_class=1)
     bursts = [arrival for arrival in in_classes if arrival.time % 20 < 3]
-    found = outcomes("order=fair", bursts + poisson(1.0, 60, "light", seed=3, priority_class=1))
+    light = poisson(1.0, 60, "light", seed=3, priority_class=1)
+    found = outcomes("order=fair", bursts + light)
     assert share(found, AttemptOutcome.GOOD, tenant="light") > 0.9
+    found = outcomes("order=fair", bursts + light + poisson(1.0, 60, "light", seed=4, priority_class=0))
+    for level in (0, 1):
+        of_class = [(arrival, outcome) for arrival, outcome in found if arrival.priority_class == level]
+        assert share(of_class, AttemptOutcome.GOOD, tenant="light") > 0.85
+
+
+def test_what_a_tenants_classes_refuse_each_other_has_no_other_tenant_leave_room() -> None:
+    guard = LearnedGuard()
+    before = guard.kept_for("b", 0, 1.0, 0.0)
+    for _ in range(4):
+        guard.learn("a", 0, False, True, 0.0)
+    assert guard.kept_for("a", 1, 0.0, 0.0) > 0.9 and guard.kept_for("a", 1, 0.0, ASKING_S) == 0.0
+    assert guard.kept_for("b", 0, 1.0, 0.0) <= before and guard.kept_for("b", 1, 0.0, 0.0) == 0.0
+    for _ in range(4):
+        guard.learn("c", 0, True, False, 0.0)
+    assert guard.kept_for("b", 0, 1.0, 0.0) > 0.9 and guard.kept_for("c", 1, 0.0, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("deadline", ["first_token_by", "done_by"])

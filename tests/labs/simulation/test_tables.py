@@ -125,13 +125,14 @@ def test_columns_of_what_is_no_table_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("nan,3,2,1", "line 2: arrived_at must be YYYY-MM-DD"),
-        ("1,3,2,-4", "line 2: deadline must be a number of seconds above 0"),
-        ("1,3.5,2,", "line 2: num_prefill_tokens must be an integer"),
+        ("nan,3,2,1,", "line 2: arrived_at must be YYYY-MM-DD"),
+        ("1,3,2,-4,", "line 2: deadline must be a number of seconds above 0"),
+        ("1,3.5,2,,", "line 2: num_prefill_tokens must be an integer"),
+        ("1,3,2,,17", "line 2: class must be at most 16, got 17: number the classes from 0"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, row: str, message: str) -> None:
-    path = write(tmp_path / "t.csv", "arrived_at,num_prefill_tokens,num_decode_tokens,deadline", row)
+    path = write(tmp_path / "t.csv", "arrived_at,num_prefill_tokens,num_decode_tokens,deadline,class", row)
     with pytest.raises(TraceError) as refused:
         read_trace(path)
     assert message in str(refused.value)

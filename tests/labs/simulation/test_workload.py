@@ -64,6 +64,11 @@ def test_a_rule_that_makes_no_sense_is_refused_by_name(rule: str) -> None:
         Workload(TRACE, tenants=rule)
 
 
+def test_a_class_that_no_request_can_have_is_refused() -> None:
+    with pytest.raises(OptionError, match="--classes: classes are numbers up to 16"):
+        Workload(TRACE, classes="0:1,17:1")
+
+
 @pytest.mark.parametrize("text", ["noisy", "noisy:20", "noisy:0@1+1", "noisy:1@2+x", "noisy:1.2.3@1+1"])
 def test_a_flood_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="--flood"):
