@@ -335,6 +335,10 @@ class Scheduler:
             return [*others, *decodes[:count]]
         return [*others, *decodes, *(s for s in spare if s.is_prefilling)]
 
+    def _head_is_spare(self) -> bool:
+        head = self.waiting.head()
+        return head is not None and head.is_spare
+
     def _open_spare(self, others: list[Sequence], model: int) -> SpareStep:
         """Open the step to the spare class, beside the decodes of others."""
         interval = min([each for s in others if (each := s.request.token_interval) is not None], default=None)
@@ -353,8 +357,7 @@ class Scheduler:
         jumps = range(decodes, len(batch.slots))
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
         room = self._rule.prefill_room(prefilling, self._budget.tokens - len(batch.slots))
-        head = None if prefilling else self._head(scheduled)
-        if head is not None and head.is_spare and not (self._spare or self.kv_manager.num_spare):
+        if not (prefilling or self._spare or self.kv_manager.num_spare) and self._head_is_spare():
             self._open_spare(scheduled.sequences, batch.model)
         if self._spare is not None:
             spare, tokens = scheduled.spare_decodes, self._budget.tokens - len(batch.slots)
@@ -367,14 +370,14 @@ class Scheduler:
             budget.spend(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
         self._joining.begin_plan()
         for sequence in self._prefill_order.served(prefilling):
-            self._admit_waiting(scheduled, budget, sequence, None)
+            self._admit_waiting(scheduled, budget, sequence)
             if sequence.status is not _RUNNING or sequence.last_step == batch.step:
                 continue  # preempted for an earlier sequence, and perhaps admitted again
             hit = self._forking.find(sequence, scheduled, budget)
             length = self._prefill_order.chunk(sequence, hit, budget)
             if self._take(sequence, hit, scheduled) and length:
                 self._prefill(sequence, length, scheduled, budget)
-        self._admit_waiting(scheduled, budget, None, head)
+        self._admit_waiting(scheduled, budget, None)
 
     def _prefill(self, sequence: Sequence, length: int, scheduled: ScheduledStep, budget: PrefillBudget) -> None:
         start = sequence.num_computed_tokens
@@ -391,11 +394,8 @@ class Scheduler:
         self._forking.take_hit(sequence, hit, scheduled)
         return True
 
-    def _admit_waiting(
-        self, scheduled: ScheduledStep, budget: PrefillBudget, before: Sequence | None, head: Sequence | None
-    ) -> None:
-        """Admit heads of the queue, all or, with `before`, the heads due before that running sequence. `head` is the
-        first of them, if the caller has looked.
+    def _admit_waiting(self, scheduled: ScheduledStep, budget: PrefillBudget, before: Sequence | None) -> None:
+        """Admit heads of the queue, all or, with `before`, the heads due before that running sequence.
 
         A head that does not fit stops admission: if smaller requests overtook it, a large one would starve. It is
         overtaken only
@@ -406,8 +406,7 @@ class Scheduler:
         - where all slots are taken, by a sequence that may take a slot from another tenant (`_head`).
         """
         order = self._prefill_order
-        while (sequence := head or self._head(scheduled)) is not None:
-            head = None
+        while (sequence := self._head(scheduled)) is not None:
             if before is not None and (self._joining.still_lacks(sequence) or not order.goes_before(sequence, before)):
                 break
             if sequence.is_spare and self._spare is None:

@@ -38,11 +38,11 @@ class Exchange:
     tenant: str
     due: float
     sent: float
-    events: list[float] = field(default_factory=list)  # as they came, by `time.perf_counter`
     first: float | None = None  # event
     done: float | None = None  # end of a whole stream
     refused: float | None = None  # end of the whole refusal
     status: int | None = None  # of an answer that has ended
+    events: list[float] = field(default_factory=list)  # as they came, by `time.perf_counter`
 
     def waited(self, now: float) -> float:
         """For its first event; so far, where none has come."""

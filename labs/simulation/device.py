@@ -103,7 +103,7 @@ def find_device(name: str) -> Device:
         return DEVICES[name]
     try:
         return _device_of(Path(name))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError) as error:
         known = ", ".join(DEVICES)
         reason = f"must be one of {known} or a JSON file with coefficients, knee and kv_tokens ({error})"
         raise OptionError("--device", name, reason) from None

@@ -38,7 +38,7 @@ SUMMARIES = {
 UNSUPPORTED = "Device not supported"
 KERNELS = (
     "_rms_norm", "_silu_mul", "_rope_and_store", "_decode", "_join", "_prefill", "_product", "_survey", "gather",
-    "_choose", "_apply_token_bitmask", "_shrink", "_expand",
+    "_choose", "_apply_token_bitmask", "_shrink", "_expand", "_multiply_groups",
 )  # fmt: skip
 STARTS = """
 from ctypes import CDLL, byref, c_void_p
