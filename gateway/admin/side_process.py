@@ -51,8 +51,10 @@ class SideProcess:
                 f"The {self._what} took more than {self._timeout_seconds:g} s, and was ended."
             ) from None
         finally:
-            with suppress(ProcessLookupError):
-                process.kill()
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.communicate()  # its pipes and the process would stay open
         assert process.returncode is not None
         if process.returncode < 0:
             raise InternalError(f"The process of the {self._what} was killed: try again.")
