@@ -153,6 +153,16 @@ def test_nobody_overtakes_the_head_for_the_memory_that_it_needs_in_its_models_st
     bench.drain()
 
 
+def test_a_line_of_a_batch_is_not_kept_waiting_by_a_head_of_another_model() -> None:
+    """The head of the queue is looked for anew in each model's turn: found for one it was nobody's in another."""
+    bench = Bench(models=3, steps_in_flight=2)
+    bench.say([0], 4, "a", model=0)
+    bench.say([1], 2, "a", model=0, priority_class=10**6)
+    for model in (1, 1, 2):
+        bench.say([0], 1, "b", model=model, priority_class=1)
+    bench.drain()
+
+
 class ModelMachine(LossyMachine):
     """Requests of two tenants for three models over one memory, with shared prompts, swaps and lost steps."""
 
