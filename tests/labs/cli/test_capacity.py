@@ -38,6 +38,7 @@ def test_a_trace_becomes_lengths_replicas_and_cost(
     assert fewer < replicas < more and abs(more / replicas - 1.2) < 0.2
 
 
+@pytest.mark.nightly
 def test_a_recorded_server_takes_the_place_of_the_roofline(
     trace: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
