@@ -223,15 +223,21 @@ class AdmissionControl:
         """Return whether a late request, of a tenant without debt, is wronged by debtors, and by its tenant's lower
         classes: without their work it would be in time and make no other late. Both do where neither alone does.
         """
-        due, prefilling = order.due(sequence), self.forecaster.prefilling()
-        for by_debtors, by_lower_classes in ((True, False), (False, True), (True, True)):
-            makes_way = order.makes_way_for(sequence, by_debtors, by_lower_classes)
-            waiting = sum([entry.tokens for entry in order.due_by(due) if makes_way(entry.sequence)])
-            computing = sum([left for one, left in prefilling if order.due(one) <= due and makes_way(one)])
-            in_time = excess <= (waiting + computing) * forecast.each
-            if in_time and self._harm(forecast.behind, forecast.prefill, now, makes_way) <= 0.0:
-                return by_debtors, by_lower_classes
-        return False, False
+        due = order.due(sequence)
+        before = [(entry.sequence, entry.tokens) for entry in order.due_by(due)]
+        before += [(one, left) for one, left in self.forecaster.prefilling() if order.due(one) <= due]
+
+        def is_in_time_without(debtors: bool, lower_classes: bool) -> bool:
+            makes_way = order.makes_way_for(sequence, debtors, lower_classes)
+            freed = sum([tokens for one, tokens in before if makes_way(one)]) * forecast.each
+            return excess <= freed and self._harm(forecast.behind, forecast.prefill, now, makes_way) <= 0.0
+
+        if not is_in_time_without(True, True):  # the usual case: nor without a part of that work
+            return False, False
+        for alone in ((True, False), (False, True)):
+            if is_in_time_without(*alone):
+                return alone
+        return True, True
 
     def _learn_patience(self, sequence: Sequence, forecast: Forecast, now: float) -> None:
         """Count the deadline of an admitted request by its prefill: refused requests and many tiny ones cost too little
