@@ -240,24 +240,23 @@ class Scheduler:
         if self._turns is None:
             return self._plan_rows(now, 0)
         paused, tried = dict[Sequence, WaitReason](), set[int]()
-        models = self._turns.order(self.running.values(), self.waiting.head())
+        model = self._next_model(tried) or 0
         while True:
-            model = models[0] if models else 0
             scheduled = self._plan_rows(now, model)
             scheduled.paused |= paused
             if scheduled.sequences:
                 scheduled.batch.asleep = self._turns.planned(model, scheduled.batch.step)
             self._release_passed_over()
             tried.add(model)
-            if scheduled.sequences or not (models := self._next_models(tried)):
+            if scheduled.sequences or (following := self._next_model(tried)) is None:
                 return scheduled
             self._resync.untold += scheduled.hits
-            paused = scheduled.paused
+            paused, model = scheduled.paused, following
 
-    def _next_models(self, tried: set[int]) -> list[int]:
-        """Return the models that may have a row: a plan may have held the queue's head, before another model's."""
+    def _next_model(self, tried: set[int]) -> int | None:
+        """Return the model that may have a row: a plan may have held the queue's head, before another model's."""
         assert self._turns is not None
-        return self._turns.order(self.running.values(), self.waiting.head(), tried)
+        return self._turns.next(self.running.values(), self.waiting.head(), tried)
 
     def _release_passed_over(self) -> None:
         """Let the queue offer again what waits for another model's step."""

@@ -38,11 +38,11 @@ class Turns:
         self._weights: dict[int, float] = {}
         self._in_flight: dict[int, tuple[float, float]] = {}  # by step, the seconds that were counted, and the weight
 
-    def order(
+    def next(
         self, running: Iterable[Sequence], head: Sequence | None, tried: Collection[int] = frozenset()
-    ) -> list[int]:
-        """Return the models of these sequences in the order of their turns, without those `tried` for this step, which
-        have no row: the spare class has a turn only where no other has a row.
+    ) -> int | None:
+        """Return the model of these sequences whose turn it is, of those not `tried` for this step, which have no row;
+        None: there is none. The spare class has a turn only where no other has a row.
         """
         asking = [*running] if head is None else [*running, head]
         asking = [one for one in asking if one.request.model not in tried]
@@ -53,7 +53,7 @@ class Turns:
             part = (self._weight(one.tenant) or 1.0) / rows[one.tenant]
             model = one.request.model
             self._weights[model] = self._weights.get(model, 0.0) + part
-        return sorted(self._weights, key=self._rank)
+        return min(self._weights, key=self._rank, default=None)
 
     def _rank(self, model: int) -> tuple[float, int, int]:
         wait = max(0.0, (1 + SERVICE_PER_WAKE) * self.wake_seconds(model) - self._since_waking)
@@ -67,7 +67,7 @@ class Turns:
         return max(self._begun, self._ends.get(model, 0.0))
 
     def planned(self, model: int, step: int) -> tuple[int, ...]:
-        """Count a step of the model, which `order` has returned; returns the models that sleep from then on."""
+        """Count a step of the model, which `next` has returned; returns the models that sleep from then on."""
         self._begun = self._begin(model)
         self._number += 1
         _, seconds = self._last.get(model, (0, FIRST_STEP_S))

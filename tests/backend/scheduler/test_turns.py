@@ -46,7 +46,7 @@ def test_no_model_with_rows_waits_longer_than_the_bound_of_fair_queuing(
         shares[one.request.model] += weights[one.tenant] / rows[one.tenant]
     waited, longest = dict.fromkeys(models, 0.0), dict.fromkeys(models, 0.0)
     for step in range(60 * len(models)):
-        model = turns.order(running, None)[0]
+        model = turns.next(running, None)
         turns.planned(model, step)
         turns.completed(model, step, seconds[model])
         for other in models:
@@ -74,7 +74,7 @@ def test_tenants_of_different_models_have_engine_time_by_their_weights(
     running, served = asking({0: {"a": apart}, 1: {"b": 1}}), [0.0, 0.0]
     steps = 0
     while max(served) < 30 * max(seconds):
-        model = turns.order(running, None)[0]
+        model = turns.next(running, None)
         turns.planned(model, steps)
         turns.completed(model, steps, seconds[model])
         served[model] += seconds[model]
@@ -89,7 +89,7 @@ def test_a_model_that_was_idle_has_saved_no_turns() -> None:
     for running, planned in ((both[:1], 50), (both, 4)):
         models = []
         for _ in range(planned):
-            models.append(turns.order(running, None)[0])
+            models.append(turns.next(running, None))
             turns.planned(models[-1], step)
             turns.completed(models[-1], step, 0.1)
             step += 1
