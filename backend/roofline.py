@@ -72,16 +72,27 @@ class Footprint:
         embedding = 0 if self.model.tie_word_embeddings else self.model.vocab_size * self.model.hidden_size
         return self.num_read + embedding
 
-    @property
+    @cached_property
     def num_read(self) -> int:
         """The count of numbers that a step of many tokens reads: all but the embedding's, unless it is tied to the
         head.
         """
         return self._num_of_layers(1.0) + self.model.hidden_size * self.model.vocab_size
 
+    @cached_property
+    def expert_reads(self) -> tuple[float, float]:
+        """The share of the weights that lie in experts, and the chance that a token leaves one of them unused: steps of
+        `n` tokens, if each draws its experts at random, read `1 - share * chance**n` of the weights.
+        """
+        model = self.model
+        if model.experts is None:
+            return 0.0, 0.0
+        in_experts = model.num_layers * _expert_weights(model) / self.num_read
+        return in_experts, 1 - model.experts.per_token / model.experts.count
+
     def bytes_read(self, tokens: int) -> float:
         """Return the bytes of weights that a step reads, of experts the share that its tokens use, drawn at random."""
-        in_experts, unused = expert_reads(self.model)
+        in_experts, unused = self.expert_reads
         return self.num_read * (1 - in_experts * unused**tokens) * self.item_bytes
 
     @cached_property
@@ -150,16 +161,6 @@ def recorded_bytes(model: ModelConfig, tokens: int, seqs: int) -> int:
     return graph_shapes.num_shapes(tokens, seqs) * kernels * GRAPH_BYTES_PER_KERNEL
 
 
-def expert_reads(model: ModelConfig) -> tuple[float, float]:
-    """Return the share of the weights that lie in experts, and the chance that a token leaves one of them unused: steps
-    of `n` tokens, if each draws its experts at random, read `1 - share * chance**n` of the weights.
-    """
-    if model.experts is None:
-        return 0.0, 0.0
-    in_experts = model.num_layers * _expert_weights(model) / Footprint(model, "float32").num_read
-    return in_experts, 1 - model.experts.per_token / model.experts.count
-
-
 def _dense_weights(model: ModelConfig) -> int:
     """Return the count of one layer's numbers without its experts, its biases and norms included."""
     hidden, intermediate = model.hidden_size, model.intermediate_size
@@ -217,10 +218,9 @@ class Roofline:
         `context` tokens before it and whose prefills see `pairs` of tokens, of which as many as `beyond` tells lie
         `beyond_window`. The exchange of ranks is not counted.
         """
-        model, windowed = self.footprint.model, self.footprint.windowed_share
+        windowed = self.footprint.windowed_share
         reading = (context - windowed * beyond[0]) * self.footprint.kv_bytes_per_token / self.peaks.bandwidth
-        pair = 4 * model.num_layers * model.num_heads * model.head_dim / self.rate
-        return self._products(tokens, sampled) + reading + pair * (pairs - windowed * beyond[1])
+        return self._products(tokens, sampled, pairs - windowed * beyond[1]) + reading
 
     def beyond_window(self, decodes: Iterable[int], prefills: Iterable[tuple[int, int]]) -> tuple[int, int]:
         """Return the tokens of the context, and the pairs of prefills, that layers with a window do not see, in time
@@ -246,12 +246,15 @@ class Roofline:
         num_bytes = (2 * model.num_layers + 1) * tokens * model.hidden_size * self.footprint.item_bytes
         return 2 * (self.num_ranks - 1) / self.num_ranks * num_bytes / self.peaks.link
 
-    def _products(self, tokens: int, sampled: int) -> float:
-        """Return the seconds of the products over `tokens`, and of the head's over `sampled` of them."""
-        footprint = self.footprint
-        reading = footprint.bytes_read(tokens) / self.peaks.bandwidth
+    def _products(self, tokens: int, sampled: int, pairs: float = 0.0) -> float:
+        """Return the seconds of the products over `tokens`, of the head's over `sampled` of them, and of the attention
+        of `pairs` of tokens.
+        """
+        footprint, model = self.footprint, self.footprint.model
         head = footprint.num_multiplied - footprint.num_multiplied_by_token
-        return max(reading, 2 * (footprint.num_multiplied_by_token * tokens + head * sampled) / self.rate)
+        multiplied = footprint.num_multiplied_by_token * tokens + head * sampled
+        attended = 2 * model.num_layers * model.num_heads * model.head_dim * pairs
+        return max(footprint.bytes_read(tokens) / self.peaks.bandwidth, 2 * (multiplied + attended) / self.rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from backend.errors import ConfigError
 from backend.extensions import extensions
 from backend.loader import LoadedModel
 from backend.model.model_config import ModelConfig
-from backend.roofline import expert_reads
+from backend.roofline import Footprint
 from backend.scheduler.batching import RULES
 from backend.scheduler.block_tables import POOLS
 from backend.structured_output.compiler import GrammarCompiler
@@ -56,7 +56,7 @@ def _shared_config(settings: Settings, models: list[LoadedModel]) -> EngineConfi
     """The limits of an engine of these models. Raises `ConfigError`."""
     first, longest = models[0].engine_config, max([one.engine_config.max_model_len for one in models])
     if any(one.config.experts for one in models):
-        first = replace(first, expert_reads=tuple([expert_reads(one.config) for one in models]))
+        first = replace(first, expert_reads=tuple([Footprint(one.config, "float32").expert_reads for one in models]))
     sleeping = [one.runner.weights for one in models if one.runner.weights is not None]
     if not sleeping:
         return replace(first, max_model_len=longest)

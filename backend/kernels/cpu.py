@@ -89,6 +89,7 @@ class CpuOps:
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
         layers = [[isinstance(linear, PackedLinear) for linear in layer.linears] for layer in stack.layers]
         packed = all(len(each) == PRODUCTS and all(each) for each in layers)
+        packed = packed and all(layer.sinks is None for layer in stack.layers)  # it knows of none
         dtype = stack.final_norm.dtype
         if not packed or not self.supports(dtype, stack.num_heads, stack.num_kv_heads, stack.head_dim):
             return None

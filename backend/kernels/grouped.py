@@ -18,7 +18,7 @@ from backend.kernels.triton_lang import dot, gated
 MIN_ROWS, MAX_ROWS = 16, 64  # of a tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _choose(
     logits,  # [T, experts]
     weights,  # [T, PER_TOKEN]

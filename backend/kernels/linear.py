@@ -112,11 +112,7 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def widened(linear: Linear) -> Linear:
-    return functools.partial(_in_float32, linear)
-
-
-def _in_float32(linear: Linear, x: Tensor) -> Tensor:
-    return linear(x.float()).to(x.dtype)
+    return lambda x: linear(x.float()).to(x.dtype)
 
 
 @functools.cache

@@ -39,8 +39,9 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     x, residual, weight = draw(3, 80), draw(3, 80), draw(80)
     matrix, bias = draw(21, 80), draw(21)
     sinks = draw(HEADS).float()
-    router = torch.eye(5, 80, dtype=dtype, device=device)  # logits are exact: all choose the same
-    experts = ExpertWeights(router, draw(5, 96, 80) / 8, draw(5, 80, 48) / 8, 2, True)
+    # logits are exact: all choose the same; and the router has the shape of `matrix`, as each shape is compiled
+    router, gate_up, down = torch.eye(21, 80, dtype=dtype, device=device), draw(21, 96, 80) / 8, draw(21, 80, 48) / 8
+    experts = ExpertWeights(router, gate_up, down, 2, True, router_bias=torch.zeros_like(bias))
     pairs = {
         "linear": (reference.linear(matrix, bias)(x), ops.linear(matrix, bias)(x)),
         "rms_norm": (reference.rms_norm(x, weight, EPS), ops.rms_norm(x, weight, EPS)),

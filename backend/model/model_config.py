@@ -100,6 +100,7 @@ class _DecoderFamily:
     tied: bool = False  # where tie_word_embeddings is not mentioned
     window_every: int = 0  # without layer_types, every `window_every`-th layer has none
     window: int = 4096  # where sliding_window is not mentioned; null means no window
+    rope_theta: float = 10_000.0  # where none is mentioned
     gpt_oss: bool = False  # sinks, clamped experts and router with biases
     gemma: bool = False  # two rotations, norms of branches, scales of embeddings and scores, GELU
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # keys beside `_NEUTRAL`
@@ -119,6 +120,7 @@ _FAMILIES = {
         windowed=True,
         window_every=6,
         head_dim=256,
+        rope_theta=1_000_000.0,
         tied=True,
         gemma=True,
         neutral=dict.fromkeys(("hidden_act", "hidden_activation"), ("gelu_pytorch_tanh",)),
@@ -130,6 +132,7 @@ _FAMILIES = {
         window=128,
         window_every=2,
         head_dim=64,
+        rope_theta=150_000.0,
         experts=True,
         gpt_oss=True,
     ),
@@ -192,7 +195,7 @@ def read_model_config(directory: Path) -> ModelConfig:
         head_dim=_head_dim(file, family, heads),
         max_position=max_position if family.gemma else _stretched(max_position, scaling),
         rms_norm_eps=file.number("rms_norm_eps", default=1e-6),
-        rope_theta=_rope_theta(file, rope, "rope_theta", _theta(family)),
+        rope_theta=_rope_theta(file, rope, "rope_theta", family.rope_theta),
         rope_scaling=scaling,
         sliding_window=window,
         attention_bias=family.always_qkv_bias or attention_bias,
@@ -332,11 +335,6 @@ def _sliding_window(file: JsonFile, family: _DecoderFamily, layers: int) -> tupl
     if not isinstance(types, list) or len(types) != layers or any(kind not in _LAYER_TYPES for kind in types):
         raise file.wrong("layer_types", f'{layers} times "full_attention" or "sliding_attention" is supported')
     return window, frozenset(layer for layer, kind in enumerate(types) if kind == "full_attention")
-
-
-def _theta(family: _DecoderFamily) -> float:
-    """Return the base where none is mentioned."""
-    return 1_000_000.0 if family.gemma else 150_000.0 if family.gpt_oss else 10_000.0
 
 
 def _rope_theta(file: JsonFile, rope: JsonFile | None, key: str, default: float) -> float:

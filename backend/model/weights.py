@@ -310,11 +310,10 @@ def _layer_names(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str
             yield "mlp.experts.gate_up_proj_bias", layer.gate_up_bias
             yield "mlp.experts.down_proj", layer.down.transpose(1, 2)
             yield "mlp.experts.down_proj_bias", layer.down_bias
-        for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
-            if layer.router_bias is not None:
-                break
-            names = (f"mlp.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
-            yield from zip(names, (*gate_up.chunk(2), down), strict=True)
+        else:
+            for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
+                names = (f"mlp.experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+                yield from zip(names, (*gate_up.chunk(2), down), strict=True)
     yield "self_attn.q_norm.weight", layer.q_norm
     yield "self_attn.k_norm.weight", layer.k_norm
     yield "input_layernorm.weight", layer.input_norm

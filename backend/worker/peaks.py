@@ -12,6 +12,7 @@ MAX_READ_BYTES = 2**28  # of one read; smaller models are read as a whole, from 
 MIN_READ_BYTES = 2**20
 PRODUCT_SIZE = {"cpu": 768, "cuda": 4096}  # rows and columns of the two matrices
 NUM_TRIES = 4  # of which the fastest counts: others on the machine only make it slower
+RUNS_PER_TRY = {"cpu": 1, "cuda": 10}  # behind one another, so that launches cost a device no time
 
 
 def measured_peaks(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Peaks | None:
@@ -31,7 +32,8 @@ def _measured(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Pe
     size = PRODUCT_SIZE[device.type]
     num_bytes = max(MIN_READ_BYTES, min(weight_bytes, MAX_READ_BYTES))
     data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
-    a, b = (torch.ones(size, size, dtype=_multiplied(device, dtype), device=device) for _ in range(2))
+    # drawn: a device may multiply equal numbers faster
+    a, b = (torch.randn(size, size, dtype=_multiplied(device, dtype), device=device) for _ in range(2))
     bandwidth = num_bytes / _fastest(device, data.sum)
     flops = 2 * size**3 / _fastest(device, lambda: a @ b)
     return Peaks(bandwidth, flops, flops)
@@ -44,12 +46,13 @@ def _multiplied(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 
 
 def _fastest(device: torch.device, run: Callable[[], object]) -> float:
-    """Return the seconds of the fastest run but the first, which may compile or allocate."""
-    seconds = []
+    """Return the seconds of a run in the fastest try but the first, which may compile or allocate."""
+    seconds, runs = [], RUNS_PER_TRY[device.type]
     for _ in range(1 + NUM_TRIES):
         began = time.perf_counter()
-        run()
+        for _ in range(runs):
+            run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
+        seconds.append((time.perf_counter() - began) / runs)
     return min(seconds[1:])

@@ -24,7 +24,6 @@ from backend.roofline import (
     MemoryPlan,
     Peaks,
     Roofline,
-    expert_reads,
     show_bytes,
 )
 from gateway.cli.arguments import argument
@@ -164,7 +163,7 @@ def step_time_of(roofline: Roofline) -> StepTime:
     token = 2 * footprint.num_multiplied / roofline.rate + roofline.exchange(1)
     context = footprint.kv_bytes_per_token / roofline.peaks.bandwidth
     pair = 4 * model.num_layers * model.num_heads * model.head_dim / roofline.rate
-    return StepTime((weights, token, token, context, 0.0, pair, 0.0), expert_reads=expert_reads(model))
+    return StepTime((weights, token, token, context, 0.0, pair, 0.0), expert_reads=footprint.expert_reads)
 
 
 def _save(step_time: StepTime, plan: MemoryPlan, path: Path) -> None:
