@@ -11,7 +11,7 @@ from gateway.key_mask import masked
 from gateway.quoting import quoted
 from gateway.tenants.auth import Principal
 from gateway.tenants.rate_headers import RateHeaders
-from quotas.policy.key_settings import lesser, read_key_settings
+from quotas.policy.key_settings import both, lesser, read_key_settings
 from quotas.policy.limit import HELD, Limit, PerSession, Resource
 from quotas.policy.limit_parser import with_prices
 from quotas.policy.policy import (
@@ -76,15 +76,14 @@ class EffectivePolicy:
         self.key = principal.key_id
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
         self.problem: str | None = None  # of the key's own settings under this policy
-        self._narrowing = self._narrowed(policy, principal)
-        of_key = lesser(limit for key in self._narrowing for limit in key.limits)
-        self.limits = self.tenant.limits + of_key + self.tenant.team_limits
+        self._narrowing = narrowing = self._narrowed(policy, principal)
+        self.limits = self.tenant.limits + lesser(narrowing.limits) + self.tenant.team_limits
         self._own = _Limits.of(self.limits)
         self._by_model = _priced_by_model(self.limits, self.tenant.price)
         self.charged = self._own.charged
         self.charged_in_passing = tuple(limit for limit in self.charged if limit.resource not in HELD)
         self.rate_headers = RateHeaders(self.charged)
-        each: list[TenantPolicy | KeyPolicy] = [self.tenant, *self._narrowing]
+        each: tuple[TenantPolicy, KeyPolicy] = self.tenant, narrowing
         models = [frozenset(one.models) for one in each if ALL_MODELS not in one.models]
         self.models = frozenset.intersection(*models) if models else None  # None: all
         self.scopes = _scopes(principal, self.tenant)
@@ -120,15 +119,17 @@ class EffectivePolicy:
         """All limits, at the prices of the model."""
         return self._by_model.get(model, self._own).every
 
-    def _narrowed(self, policy: Policy, principal: Principal) -> list[KeyPolicy]:
+    def _narrowed(self, policy: Policy, principal: Principal) -> KeyPolicy:
         """The settings that narrow the key: the policy's entry for it, and its own."""
-        found = [key] if (key := self.tenant.key(principal.key_id)) else []
-        if principal.settings:
-            try:
-                found.append(read_key_settings(principal.settings, principal.key_id, policy, principal.tenant))
-            except PolicyError as error:
-                self.problem = f"{error.problems[0].path}: {error.problems[0].message}"
-        return found
+        entry = self.tenant.key(principal.key_id) or KeyPolicy(principal.key_id)
+        if not principal.settings:
+            return entry
+        try:
+            own = read_key_settings(principal.settings, principal.key_id, policy, principal.tenant)
+        except PolicyError as error:
+            self.problem = f"{error.problems[0].path}: {error.problems[0].message}"
+            return entry
+        return both(entry, own, policy)
 
     def require(self, scope: str) -> None:
         """Raise `Forbidden` unless the policy admits the tenant and the key has the scope, and `KeySettingsInvalid`
@@ -178,9 +179,8 @@ class EffectivePolicy:
     @property
     def classes(self) -> list[ClassPolicy]:
         """The classes that a request may have, the most urgent first."""
-        allowed = [set(key.classes) for key in self._narrowing if key.classes]
-        classes = self._policy.classes[self._highest_level :]
-        return [one for one in classes if all(one.name in names for names in allowed)]
+        allowed, classes = self._narrowing.classes, self._policy.classes[self._highest_level :]
+        return [one for one in classes if not allowed or one.name in allowed]
 
     def service_class(self, tier: str | None) -> ClassPolicy:
         """The class of a request: its tier's, or the highest if that is above it. Raises `ClassNotAllowed` if the key

@@ -284,7 +284,7 @@ class QuotaAccount:
             LimitState(
                 limit,
                 (capacity - used) // scale if used < capacity else 0,
-                used / rate if rate else _until_period_ends(limit, used, now),
+                used / rate if rate else until_period_ends(limit, used, now),
                 aside // scale,
                 gone,
             )
@@ -392,7 +392,7 @@ def _seconds_counted(limit: Limit) -> float:
     return 0.0
 
 
-def _until_period_ends(limit: Limit, used: int, now: int) -> float:
+def until_period_ends(limit: Limit, used: int, now: int) -> float:
     """The seconds until a used budget is full again; 0 for held resources."""
     if used and isinstance(limit.window, Budget):
         return limit.window.end(now) - now / 1e6

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from quotas.policy.limit import QUARTER_MICROSECONDS, Budget, Limit
 from quotas.reservation import LimitState
-from quotas.store.account import levels_key, state_key, team_state_key
+from quotas.store.account import levels_key, state_key, team_state_key, until_period_ends
 from quotas.store.budget_alerts import alert_states
 from quotas.store.redis_client import RedisClient
 from quotas.store.redis_link import command
@@ -83,8 +83,7 @@ def budget_state(limit: Limit, levels: Fields, now: int) -> BudgetState:
     noted = levels.get(b"lost:" + label)
     since, lost = map(int, LOST.unpack(noted)) if noted else (0, 0)
     used, lost = used if at >= first_day else 0, lost if since >= first_day else 0
-    reset = limit.window.end(now) - now / 1e6 if used else 0.0
-    state = LimitState(limit, max(limit.amount - used, 0), reset, aside, lost)
+    state = LimitState(limit, max(limit.amount - used, 0), until_period_ends(limit, used, now), aside, lost)
     return BudgetState(state, alert_states(limit, levels, first_day))
 
 
