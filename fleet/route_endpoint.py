@@ -16,6 +16,7 @@ from typing import NamedTuple
 import httpx
 from starlette.types import Receive, Scope
 
+import gateway.grammar_errors  # noqa: F401 - its errors are found, too
 from admission.outcome import Outcome
 from fleet.endpoint import Body, FleetEndpoint, FleetServices, outcome_of
 from fleet.errors import NoReplica, ReplicaLost
@@ -27,7 +28,6 @@ from gateway import sse
 from gateway.anthropic.errors import OVERLOADED
 from gateway.batches.endpoints import BODY_SECONDS
 from gateway.errors import ApiError, with_subclasses
-from gateway.grammar_errors import NoTokenAllowed
 from gateway.http.request_scope import BodyParts
 from gateway.http.responses import ResponseWriter, sends_events
 from gateway.telemetry.request_record import RequestRecord
@@ -41,8 +41,7 @@ MAX_TAIL_BYTES = 8_192  # behind a progress comment
 OWN_REASONS = frozenset({"queue_full", "deadline", "draining", "preempted"})
 """Values of `x-sluice-dropped-reason` in a refusal that another replica might not give."""
 UNAVAILABLE = frozenset({503, OVERLOADED})
-_ERRORS: list[type[ApiError]] = [*with_subclasses(ApiError), NoTokenAllowed]
-_OUTCOMES = {kind.code or kind.type: kind.outcome for kind in _ERRORS}
+_OUTCOMES = {kind.code or kind.type: kind.outcome for kind in with_subclasses(ApiError)}
 """Outcomes of streams that end with an error, by its code, or its type where it has no code; others are failures."""
 
 

@@ -17,7 +17,7 @@ from gateway.admin.app import LOADS
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.bill import BillReader
 from gateway.admin.cut_requests import CutRequest, settle_cut
-from gateway.admin.diagnosis import HISTORY_SECONDS, METRICS_INTERVAL_SECONDS, Diagnosis
+from gateway.admin.diagnosis import Diagnosis
 from gateway.admin.endpoint import AdminRequest, Blob, Json, admin_route, who_asks
 from gateway.admin.explanation import Explanations
 from gateway.admin.history import History
@@ -34,6 +34,7 @@ from gateway.admin.usage import UsageReader
 from gateway.admin.what_if import WhatIfs
 from gateway.api.service import Service
 from gateway.background import map_in_slices
+from gateway.doctor.snapshot import HISTORY_SECONDS, METRICS_INTERVAL_SECONDS
 from gateway.errors import BadRequest, RequestNotFound
 from gateway.http.json_body import JsonBody, parse_body
 from gateway.quoting import quoted
@@ -61,7 +62,10 @@ def _last(request: AdminRequest) -> float | None:
         and len(text) <= 3
         and METRICS_INTERVAL_SECONDS <= int(text) <= HISTORY_SECONDS
     ):
-        raise BadRequest(f"last must be seconds, 15 to {HISTORY_SECONDS:.0f}, got {quoted(text, 40)}.", "last")
+        raise BadRequest(
+            f"last must be seconds, {METRICS_INTERVAL_SECONDS:.0f} to {HISTORY_SECONDS:.0f}, got {quoted(text, 40)}.",
+            "last",
+        )
     return float(text)
 
 

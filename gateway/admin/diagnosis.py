@@ -10,12 +10,10 @@ from gateway.doctor.causes import ranked
 from gateway.doctor.finding import Finding
 from gateway.doctor.findings import findings, past_findings, past_window
 from gateway.doctor.history import figures
-from gateway.doctor.snapshot import WINDOW_SECONDS, Samples, Snapshot
+from gateway.doctor.snapshot import HISTORY_SECONDS, METRICS_INTERVAL_SECONDS, WINDOW_SECONDS, Samples, Snapshot
 
 STALE_SNAPSHOT_SECONDS = 60.0  # after which a snapshot is too old to compare with
-HISTORY_SECONDS = 300.0  # an operator who comes to look asks for the troubles of minutes ago
 MAX_METRICS_BYTES = 2**26  # of one set that is compared: 10,000 tenants have a fifth
-METRICS_INTERVAL_SECONDS = 15.0  # between two kept sets of metrics, some 10 KB each
 
 Json = dict[str, Any]
 
@@ -68,10 +66,9 @@ class Diagnosis:
         def told() -> Json:
             if (kept := self._kept(now.at, seconds)) is None:
                 return {"findings": [], "figures": []}
-            named = [
-                dict(zip(("name", "value", "meaning"), one, strict=True)) for one in figures(past_window(*kept, now))
-            ]
-            return {"findings": [one.to_json() for one in ranked(past_findings(*kept, now))], "figures": named}
+            window = past_window(*kept, now)
+            found = [finding.to_json() for finding in ranked(past_findings(window))]
+            return {"findings": found, "figures": [figure._asdict() for figure in figures(window)]}
 
         return await asyncio.to_thread(told)
 
@@ -86,7 +83,7 @@ class Diagnosis:
         if (kept := self._kept(after.at, HISTORY_SECONDS)) is None:
             return found
         known = {finding.name for finding in found}
-        return ranked(found + [past for past in past_findings(*kept, after) if past.name not in known])
+        return ranked(found + [past for past in past_findings(past_window(*kept, after)) if past.name not in known])
 
     def _kept(self, now: float, seconds: float) -> tuple[float, Samples] | None:
         """Return the oldest metrics of the last `seconds` with their moment, else the newest older ones; None: there

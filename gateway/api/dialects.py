@@ -106,7 +106,7 @@ class Dialect:
         token_ids = await frontend.encode(tenant, text, request.add_special_tokens, self.prompt_param, is_cut)
         if not token_ids:
             raise BadRequest(f"{self.prompt_param} is empty: there is no token to continue from.", self.prompt_param)
-        return token_ids if request.kept_tokens is None else self.kept(request, frontend, token_ids)
+        return self.kept(request, frontend, token_ids) if is_cut else token_ids
 
     def kept(self, request: GenerationRequest, frontend: Frontend, token_ids: list[int]) -> list[int]:
         """The last token ids, truncated as the request asks, at least one."""

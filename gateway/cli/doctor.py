@@ -16,7 +16,7 @@ from gateway.doctor.check import Check, Verdict, problem
 from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.findings import findings
 from gateway.doctor.history import Figure
-from gateway.doctor.snapshot import WINDOW_SECONDS, DoctorError
+from gateway.doctor.snapshot import HISTORY_SECONDS, METRICS_INTERVAL_SECONDS, WINDOW_SECONDS, DoctorError
 from gateway.settings.secret_rules import MIN_ADMIN_KEY_CHARS, is_token, rule
 from gateway.table import printable
 from gateway.tenants.key_store import KeyStore
@@ -25,7 +25,6 @@ from quotas.policy.units import duration, show_wait
 ADMIN_URL = "http://127.0.0.1:8001"
 MAX_NAMED_REPLICAS = 3  # named replicas of a shared trouble
 KEY_VARIABLE = "SLUICE_ADMIN_KEY"
-MIN_LAST_SECONDS, MAX_LAST_SECONDS = 15.0, 300.0  # between two sets of metrics that a gateway keeps; and of all
 
 NOTES = """\
 It takes the flags and the variables of `sluice serve`, checks the machine and the configuration, and serves nothing.
@@ -56,7 +55,7 @@ def add_doctor_command(commands: "_SubParsersAction[Any]") -> None:
         "--last",
         metavar="D",
         type=argument(_last),
-        help=f"with --live: look back for D, up to {show_wait(MAX_LAST_SECONDS)}, and show what the engine did in it",
+        help=f"with --live: look back for D, up to {show_wait(HISTORY_SECONDS)}, and show what the engine did in it",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_flags(doctor)
@@ -64,8 +63,9 @@ def add_doctor_command(commands: "_SubParsersAction[Any]") -> None:
 
 
 def _last(text: str) -> float:
-    if not MIN_LAST_SECONDS <= (seconds := duration(text)) <= MAX_LAST_SECONDS:
-        raise ValueError("is not within 15s and 5min, for which a gateway keeps its metrics")
+    if not METRICS_INTERVAL_SECONDS <= (seconds := duration(text)) <= HISTORY_SECONDS:
+        least, most = show_wait(METRICS_INTERVAL_SECONDS), show_wait(HISTORY_SECONDS)
+        raise ValueError(f"is not within {least} and {most}, for which a gateway keeps its metrics")
     return seconds
 
 
@@ -103,7 +103,7 @@ def _diagnose(namespace: Namespace) -> int:
             found, figures = gateway.history(namespace.last)
             seen = "the metrics of that time show"
             if not figures:
-                raise DoctorError(f"no metrics are kept yet: ask again in {show_wait(MIN_LAST_SECONDS)}")
+                raise DoctorError(f"no metrics are kept yet: ask again in {show_wait(METRICS_INTERVAL_SECONDS)}")
         else:
             before = gateway.snapshot()
             time.sleep(WINDOW_SECONDS)

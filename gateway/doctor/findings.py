@@ -61,19 +61,17 @@ _JUDGES_OF_COUNTERS = (
 )
 
 
-def past_findings(at: float, samples: Samples, now: Snapshot) -> list[Finding]:
-    """The troubles since the moment `at`, when the metrics were `samples`.
-
-    `at` is on the clock of `now`. All findings are warnings, because the trouble may be over by now.
-    """
-    window = past_window(at, samples, now)
+def past_findings(window: Window) -> list[Finding]:
+    """The troubles in a `past_window`. All are warnings, because the trouble may be over by now."""
     found = [finding for judge in _JUDGES_OF_COUNTERS if (finding := judge(window)) is not None]
     minutes = f"in the last {window.seconds / 60:.0f} min" if window.seconds >= 60 else "in the last minute"
     return [replace(finding, severity=Severity.WARNING, evidence=f"{minutes}: {finding.evidence}") for finding in found]
 
 
 def past_window(at: float, samples: Samples, now: Snapshot) -> Window:
-    """The time since the moment `at`, when the metrics were `samples`, of which no more is known."""
+    """The time since the moment `at`, on the clock of `now`, when the metrics were `samples`, of which no more is
+    known.
+    """
     after = replace(now, waiting=(), live=())
     return Window(replace(after, at=at, samples=samples, tenants=()), after)
 

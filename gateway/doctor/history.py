@@ -28,38 +28,30 @@ class Figure(NamedTuple):
 
 def figures(window: Window) -> Iterator[Figure]:
     """Yield the figures of the time between two sets of metrics."""
-    return map(Figure._make, _figures(window))
-
-
-def _figures(window: Window) -> Iterator[tuple[str, str, str]]:
     steps, busy = window.count(STEP), window.increase("sluice_device_busy_seconds_total")
-    yield (
-        "steps",
-        f"{steps:,.0f}",
-        f"in {show_wait(window.seconds)}; the device was busy for {busy / window.seconds:.0%}",
-    )
+    took = f"in {show_wait(window.seconds)}; the device was busy for {busy / window.seconds:.0%}"
+    yield Figure("steps", f"{steps:,.0f}", took)
     if not steps or not busy:
         return
     if floor := window.increase("sluice_device_floor_seconds_total"):
-        yield "of the roofline", f"{floor / busy:.0%}", "least time of these steps over the time that they took"
-    yield "tokens a step", f"{_tokens(window) / steps:,.1f}", "for which the weights are read once"
+        yield Figure("of the roofline", f"{floor / busy:.0%}", "least time of these steps over the time that they took")
+    yield Figure("tokens a step", f"{_tokens(window) / steps:,.1f}", "for which the weights are read once")
     mixed = {phase: window.increase("sluice_mixed_steps_seconds_total", phase=phase) for phase in ("prefill", "decode")}
     if both := sum(mixed.values()):
-        yield "prompts in mixed steps", f"{mixed['prefill'] / both:.0%}", f"of their time, {both / busy:.0%} of all"
+        of_all = f"of their time, {both / busy:.0%} of all"
+        yield Figure("prompts in mixed steps", f"{mixed['prefill'] / both:.0%}", of_all)
     for name, histogram in (("first token", FIRST_TOKEN), ("time per token", PER_TOKEN)):
         if median := window.quantile(0.5, histogram):
             p99 = window.quantile(0.99, histogram)
-            yield name, show_wait(median), f"median; p99 {show_wait(p99)}, {p99 / median:.1f} times as long"
+            yield Figure(name, show_wait(median), f"median; p99 {show_wait(p99)}, {p99 / median:.1f} times as long")
     recomputed, late, padding = (window.increase(name) / max(1.0, _computed(window)) for name in WASTE)
-    yield (
-        "wasted tokens",
-        f"{recomputed + late + padding:.1%}",
-        (f"recomputed {recomputed:.1%}, late {late:.1%}, padding {padding:.1%}"),
-    )
+    parts = f"recomputed {recomputed:.1%}, late {late:.1%}, padding {padding:.1%}"
+    yield Figure("wasted tokens", f"{recomputed + late + padding:.1%}", parts)
     first = {"token": "first"}
     kept, missed = (window.count("sluice_estimate_error_seconds", **first, side=side) for side in ("early", "late"))
     if kept + missed:
-        yield "promises kept", f"{kept / (kept + missed):.0%}", f"of {kept + missed:,.0f} first tokens; 90% by design"
+        of_all = f"of {kept + missed:,.0f} first tokens; 90% by design"
+        yield Figure("promises kept", f"{kept / (kept + missed):.0%}", of_all)
 
 
 def far_from_roofline(window: Window) -> Finding | None:

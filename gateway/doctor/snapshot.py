@@ -59,6 +59,8 @@ PATHS = ("overview", "tenants", "queue", "requests", "policy")
 """Paths below /admin/v1/ whose answers a snapshot holds, beside the metrics."""
 
 WINDOW_SECONDS = 3.0
+HISTORY_SECONDS = 300.0  # an operator who comes to look asks for the troubles of minutes ago
+METRICS_INTERVAL_SECONDS = 15.0  # between two kept sets of metrics, some 10 KB each
 """Seconds between two snapshots: some hundred steps, and longer than any healthy step."""
 
 Json = Mapping[str, Any]

@@ -55,7 +55,7 @@ def is_running(pid: int) -> bool:
     """An ended process whose parent has not asked for its status does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before it was opened, or since
         return False
 
 

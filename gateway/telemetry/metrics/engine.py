@@ -1,6 +1,7 @@
 """Metrics of the engine: steps, batches, memory and work, and how fast a disconnect frees KV blocks."""
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 from admission.controller import Controller
 from admission.ledger import work_of
@@ -110,14 +111,14 @@ class EngineMetrics:
         decodes = batch.num_decodes
         if self._roofline is not None:
             tokens, context = work.prefill_tokens + work.decode_tokens, work.decode_context + work.prefill_context
-            prefills = zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True)
-            beyond = self._roofline.beyond_window(batch.starts[:decodes], prefills)
+            prefills = islice(zip(batch.starts, batch.lengths, strict=True), decodes, None)
+            beyond = self._roofline.beyond_window(islice(batch.starts, decodes), prefills)
             self._floor += self._roofline.step(tokens, len(batch.sampled), context, work.prefill_pairs, beyond)
         if 0 < decodes < len(batch.slots):
-            fitted = self._step_times[batch.model].fitted
-            alone = fitted.seconds(StepWork(0, work.decode_tokens, work.decode_context))
-            prompts, both = (fitted.seconds(work) - least for least in (alone, fitted.seconds(StepWork())))
-            share = prompts / both if both else 0.5
+            seconds, decoding = self._step_times[batch.model].fitted.seconds, work.decode_tokens
+            whole, fixed = seconds(work), seconds(StepWork())
+            alone = seconds(StepWork(0, decoding, work.decode_context))
+            share = (whole - alone) / (whole - fixed) if whole != fixed else 0.5
             self._of_mixed["prefill"] += share * elapsed
             self._of_mixed["decode"] += (1 - share) * elapsed
 

@@ -6,7 +6,7 @@ import pytest
 from gateway.admin import diagnosis
 from gateway.admin.diagnosis import HISTORY_SECONDS, STALE_SNAPSHOT_SECONDS, Diagnosis
 from gateway.doctor.finding import Finding
-from gateway.doctor.snapshot import WINDOW_SECONDS, Samples, Snapshot
+from gateway.doctor.snapshot import WINDOW_SECONDS, Snapshot, Window
 from tests.gateway.admin.clock import Clock
 
 REAL_SLEEP = asyncio.sleep
@@ -96,35 +96,33 @@ async def test_findings_of_the_last_minutes_are_told_after_present_ones(
 ) -> None:
     site, since = Site(monkeypatch), []
 
-    def past(at: float, samples: Samples, now: Snapshot) -> list[Finding]:
-        since.append(at)
+    def past(window: Window) -> list[Finding]:
+        since.append(window.before.at)
         return [Finding("slow", "It was slow", "9 s", "Wait"), Finding("away", "It was away", "1", "See")]
 
     monkeypatch.setattr(diagnosis, "past_findings", past)
-    looks = asyncio.create_task(site.diagnosis.watch())
-    while site.clock.now < 1000.0:  # the clock moves as the watch sleeps
-        await REAL_SLEEP(0)
-    looks.cancel()
+    await watched(site)
     found = (await site.diagnosis.report())["findings"]
     assert [(one["name"], one["trouble"]) for one in found] == [("slow", "It is slow"), ("away", "It was away")]
     assert 0 < site.clock.now - since[0] <= HISTORY_SECONDS
 
 
-async def test_the_last_minutes_are_told_by_the_oldest_metrics_within_them(site: Site) -> None:
-    assert await site.diagnosis.history(60.0) == {"findings": [], "figures": []}, "nothing was kept yet"
+async def watched(site: Site) -> None:
     looks = asyncio.create_task(site.diagnosis.watch())
-    while site.clock.now < 1000.0:
+    while site.clock.now < 1000.0:  # the clock moves as the watch sleeps
         await REAL_SLEEP(0)
     looks.cancel()
+
+
+async def test_the_last_minutes_are_told_by_the_oldest_metrics_within_them(site: Site) -> None:
+    assert await site.diagnosis.history(60.0) == {"findings": [], "figures": []}, "nothing was kept yet"
+    await watched(site)
     (steps,) = (await site.diagnosis.history(60.0))["figures"]
     assert steps["name"] == "steps" and "in 60 s" in steps["meaning"]
 
 
 async def test_where_the_metrics_within_the_time_are_too_new_the_newest_before_them_tell(site: Site) -> None:
-    looks = asyncio.create_task(site.diagnosis.watch())
-    while site.clock.now < 1000.0:
-        await REAL_SLEEP(0)
-    looks.cancel()
+    await watched(site)
     kept = [at for at, _ in site.diagnosis._past]
     site.clock.now = kept[-1] + 1.0
     (steps,) = (await site.diagnosis.history(15.0))["figures"]

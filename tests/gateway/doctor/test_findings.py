@@ -1,5 +1,5 @@
 from gateway.doctor.finding import Severity
-from gateway.doctor.findings import findings, past_findings
+from gateway.doctor.findings import findings, past_findings, past_window
 from tests.gateway.doctor.snapshots import BEFORE, HEALTHY, diagnosed, lives, snapshot, tenant
 
 
@@ -30,8 +30,8 @@ def test_the_serious_come_first() -> None:
 def test_a_finding_of_minutes_ago_is_a_warning() -> None:
     refused = {'sluice_refusals_total{reason="quota_store",code="quota_unverifiable"}': 198.0}
     now = snapshot(400.0, HEALTHY | refused)
-    found = past_findings(160.0, snapshot(160.0, BEFORE).samples, now)
+    found = past_findings(past_window(160.0, snapshot(160.0, BEFORE).samples, now))
     (finding,) = [one for one in found if one.name == "refusing"]
     assert finding.evidence == "in the last 4 min: 198 in 240.0 s: quota_store 198"
     assert {one.severity for one in found} == {Severity.WARNING}
-    assert past_findings(160.0, snapshot(160.0, BEFORE).samples, snapshot(400.0, HEALTHY)) == []
+    assert past_findings(past_window(160.0, snapshot(160.0, BEFORE).samples, snapshot(400.0, HEALTHY))) == []

@@ -21,7 +21,7 @@ def window(metrics: dict[str, float], steps: int = 980):  # type: ignore[no-unty
 
 def found(metrics: dict[str, float]) -> set[str]:
     now = snapshot(400.0, HEALTHY | TOKENS | {'sluice_step_duration_seconds_count{kind="decode"}': 3000.0} | metrics)
-    return {one.name for one in past_findings(100.0, snapshot(100.0, BEFORE).samples, now)}
+    return {one.name for one in past_findings(past_window(100.0, snapshot(100.0, BEFORE).samples, now))}
 
 
 def test_the_roofline_the_phases_and_the_tokens_for_each_read_of_the_weights() -> None:

@@ -1,6 +1,6 @@
 from admission.explain import REASONS
 from gateway.doctor.finding import Finding
-from gateway.doctor.findings import findings, past_findings
+from gateway.doctor.findings import findings, past_findings, past_window
 from tests.gateway.doctor.snapshots import BEFORE, HEALTHY, found, snapshot, tenant, waits
 
 MEMORY, SLOTS = REASONS["memory"], REASONS["slots"]
@@ -94,6 +94,6 @@ def test_a_pin_that_is_kept_and_not_found() -> None:
 def test_thrashing_minutes_ago_is_told() -> None:
     lost = {QUERIES: 1_010_000.0, HITS: 400_500.0, EVICTIONS: 600.0}
     then, now = snapshot(160.0, BEFORE | EARLIER), snapshot(400.0, HEALTHY | lost)
-    (finding,) = past_findings(160.0, then.samples, now)
+    (finding,) = past_findings(past_window(160.0, then.samples, now))
     assert finding.name == "thrashing"
     assert finding.evidence.startswith("in the last 4 min: 600 cached blocks were evicted")

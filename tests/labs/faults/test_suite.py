@@ -13,6 +13,7 @@ from labs.faults.timeline import Act
 from labs.simulation.errors import SimulationError
 from scripts import record_logs
 from tests.gateway.server_process import eventually
+from tests.quotas.stores import is_running
 
 DOCS = Path(__file__).parents[3] / "docs" / "bench.md"
 NAMES = sorted(path.stem for path in suite.SCENARIOS.glob("*.yaml"))
@@ -140,15 +141,8 @@ def test_a_restart_ends_what_the_killed_program_left(tmp_path: Path) -> None:
     process.signal(signal.SIGKILL)
     eventually(lambda: not process.is_running)
     process.start()
-    eventually(lambda: not runs(left))
+    eventually(lambda: not is_running(int(left)))
     process.stop()
-
-
-def runs(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.nightly  # it starts programs as a user does, with a cold interpreter each
