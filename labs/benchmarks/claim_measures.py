@@ -295,11 +295,10 @@ def window(seed: int, share: float) -> Figures:
 def learned_rank(seed: int, share: float) -> Figures:
     """At 1.4 times capacity, nobody refused, 27 tenants."""
     requests = _arena(_arena_rate(), 300 * share, seed)
-    ours, theirs = (_run(f"{order},{SLOTS}", requests) for order in ("learned_rank", "fcfs"))
-    means = [_mean_duration(f"{order},{SLOTS}", requests) for order in ("learned_rank", "fcfs")]
+    ours, theirs = (_finished(f"{order},{SLOTS}", requests) for order in ("learned_rank", "fcfs"))
     return {
-        "+% throughput": ours.output_rate / theirs.output_rate - 1,
-        "x sooner complete on average": means[1] / means[0],
+        "+% throughput": ours.summary().output_rate / theirs.summary().output_rate - 1,
+        "x sooner complete on average": mean(theirs.recorder.durations) / mean(ours.recorder.durations),
     }
 
 
@@ -541,10 +540,14 @@ def _finish(run: SimulatedRun) -> None:
         run.loop.advance(run.loop.next_at + 10.0)
 
 
-def _durations(policy: str, arrivals: Sequence[Arrival]) -> list[float]:
+def _finished(policy: str, arrivals: Sequence[Arrival]) -> SimulatedRun:
     run = SimulatedRun(_policy(policy), arrivals, DEVICE, Objective())
     _finish(run)
-    return list(run.recorder.durations)
+    return run
+
+
+def _durations(policy: str, arrivals: Sequence[Arrival]) -> list[float]:
+    return list(_finished(policy, arrivals).recorder.durations)
 
 
 def _mean_duration(policy: str, arrivals: Sequence[Arrival]) -> float:

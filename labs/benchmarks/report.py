@@ -111,8 +111,8 @@ class Report:
 
 
 def _table(rows: Sequence[dict[str, object]]) -> list[str]:
-    heads = list(rows[0])
-    cells = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
+    heads = [*dict.fromkeys(name for row in rows for name in row)]  # some rows may tell more
+    cells = [heads, *([_cell(row.get(head, "")) for head in heads] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
 

@@ -129,7 +129,7 @@ def measured_replica(arrivals: list[Arrival], log: Path, objective: Objective, r
     """Return a replica with the step times, the host times and the settings of an event log. Raises `OptionError`,
     `TraceError`.
     """
-    device = read_traffic(log, log_lines=read_event_log).device
+    device = read_traffic(log, log_lines=read_event_log, option="--device").device
     if device is None or device.served is None:
         raise OptionError(
             "--device", str(log), "is no event log: start a server with --event-log, and send it requests"

@@ -48,10 +48,14 @@ def read_trace(path: Path) -> list[Arrival]:
 
 
 def read_traffic(
-    path: Path, format_name: str = "auto", log_lines: LogLines = _lines, columns: Columns = NO_COLUMNS
+    path: Path,
+    format_name: str = "auto",
+    log_lines: LogLines = _lines,
+    columns: Columns = NO_COLUMNS,
+    option: str = "--trace",
 ) -> Traffic:
-    """Reads a trace. Raises `TraceError` naming the line, `OptionError` when the file cannot be opened, or is no table
-    and `columns` of one are given.
+    """Reads a trace. Raises `TraceError` naming the line, `OptionError` of the `option` that named the file when it
+    cannot be opened, or when it is no table and `columns` of one are given.
     """
     try:
         kind = _format_of(path) if format_name == "auto" else format_name
@@ -60,7 +64,7 @@ def read_traffic(
         read = _read(path, kind, log_lines, columns)
     except UNREADABLE as error:
         reason = getattr(error, "strerror", None) or error
-        raise OptionError("--trace", str(path), f"cannot be read: {reason}") from None
+        raise OptionError(option, str(path), f"cannot be read: {reason}") from None
     if not read.arrivals:
         raise TraceError(path, 1, "there are no requests in this file")
     arrivals = sorted(read.arrivals, key=itemgetter(slice(4)))

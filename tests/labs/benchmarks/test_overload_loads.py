@@ -1,14 +1,12 @@
 """What the overload benchmark asks for: lengths, rates, deadlines, and what is declared."""
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 
 import pytest
 
-from labs.benchmarks import overload_loads
 from labs.benchmarks.overload_loads import (
     ALONE,
     BESIDE_4X,
@@ -24,12 +22,9 @@ from labs.benchmarks.overload_loads import (
 
 
 @pytest.fixture(autouse=True)
-def capacity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Spares simulating what the machine completes a second."""
-    Traffic.short.cache_clear()
-    monkeypatch.setattr(overload_loads, "capacity", lambda policy, workload, device: 8.0)
-    yield
-    Traffic.short.cache_clear()
+def capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares simulating what the machine completes a second. Traffic is shared by all tests: nothing stays in it."""
+    monkeypatch.setattr(Traffic, "capacity", property(lambda traffic: 8.0))
 
 
 @pytest.fixture
