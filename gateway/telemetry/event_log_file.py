@@ -46,6 +46,7 @@ class EventLogFile:
         self._written = 0
         self._closing = threading.Event()
         self._is_cut = False  # a line was dropped, and so are all behind it
+        self._has_ended = False  # and was told: a stuck writer may yet fail, in a log that was given up
         try:
             if path.exists() and path.stat().st_size:
                 self._rotate()
@@ -103,7 +104,9 @@ class EventLogFile:
             self._file.close()
 
     def _tell_end(self, error: OSError) -> None:
-        log.error("the event log %s ends here, and the gateway serves on without it: %s", self._path, error)
+        if not self._has_ended:
+            self._has_ended = True
+            log.error("the event log %s ends here, and the gateway serves on without it: %s", self._path, error)
 
     def __enter__(self) -> Self:
         return self

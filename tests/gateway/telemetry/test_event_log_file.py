@@ -3,7 +3,6 @@ import errno
 import gzip
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,34 +93,30 @@ def test_a_full_disk_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 1
 
 
-@pytest.fixture
-def stuck(tmp_path: Path) -> Iterator[Path]:
-    """A disk that takes nothing: a pipe that is full, and that nobody reads."""
-    path = tmp_path / "log"
+def _full_pipe(path: Path) -> int:
+    """Makes a disk that takes nothing: a pipe that is full. Returns its only reader, once it is closed writes fail."""
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     filler = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(filler, bytes(4096))
-    yield path
-    os.set_blocking(reader, False)
-    with contextlib.suppress(BlockingIOError):
-        while os.read(reader, 1 << 20):
-            pass
     os.close(filler)
-    os.close(reader)
+    return reader
 
 
-def test_a_disk_that_takes_nothing_holds_nobody_up(
-    stuck: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_disk_that_takes_nothing_holds_nobody_up_and_is_told_once_though_it_fails_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(event_log_file, "CLOSE_SECONDS", 0.1)
     monkeypatch.setattr(event_log_file, "MAX_WAITING_LINES", 1000)
-    with EventLogFile(stuck, 1 << 30) as file:
+    reader = _full_pipe(tmp_path / "log")
+    with EventLogFile(tmp_path / "log", 1 << 30) as file:
         for _ in range(5000):
             file.write("a line")
         assert len(file._lines) <= 1000
+    os.close(reader)
+    file._writer.join()
     (record,) = caplog.records
     assert "ends here" in record.getMessage() and "the disk has not taken" in record.getMessage()
 
