@@ -195,8 +195,19 @@ async def read_sums(
     tenants, num_ledgers = ([tenant], 1) if tenant is not None else await store.ledger.tenants(first, last)
     if num_ledgers > most:
         raise TooManyLedgers(num_ledgers)
-    for start in range(0, len(tenants), TENANTS_PER_WRITE):
-        yield await store.ledger.over_days(tenants[start : start + TENANTS_PER_WRITE], first, last)
+    reading = None
+    try:
+        for start in range(0, len(tenants), TENANTS_PER_WRITE):
+            before, some = reading, tenants[start : start + TENANTS_PER_WRITE]
+            reading = asyncio.create_task(store.ledger.over_days(some, first, last))  # while those before are summed up
+            if before is not None:
+                yield await before
+        if reading is not None:
+            yield await reading
+    finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
 
 async def usage_entries(

@@ -29,7 +29,7 @@ PATTERN = f"{PREFIX}:{{*}}".encode() + LEDGERS
 STATE = rb"%b:\{([!-z|~]{1,192})\}" % PREFIX.encode()  # of a tenant
 LEDGER = re.compile(STATE + LEDGERS + rb"([0-9]{1,6})")
 IN_BATCHES = b"/batch"  # ends the name of a row of use in batches (lua/finish_line.lua); no part of a name has a slash
-KEYS_PER_SCAN = b"500"  # scanned at once, so that other calls do not wait
+KEYS_PER_SCAN = b"1000"  # scanned at once, so that other calls do not wait
 WORDS_PER_TURN = 400  # of answers, which are read on the event loop in a millisecond
 TENANTS_PER_TURN = 500  # whose batches are closed in some milliseconds, so that other tasks do not wait
 MAX_BATCH_ROWS = 1000  # of a tenant, while the store is away or until the next flush; further ones are summed up
@@ -127,16 +127,25 @@ class UsageLedger:
     async def _names(self, first: date, last: date) -> AsyncIterator[list[bytes]]:
         """Yield the names of ledgers, those of these days and perhaps others."""
         pattern = PATTERN + (b"%d" % (first - EPOCH).days if first == last else b"*")
-        cursor: bytes | None = None
-        while cursor != b"0":
-            try:
-                scan = (b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", KEYS_PER_SCAN)
-                cursor, names = await self._runner.client.execute(*scan)
-            except NoPermissionError as error:
-                raise StoreUnsuitable(
-                    f"to find all tenants, the store's user needs the permission +scan: {error}"
-                ) from error
-            yield names
+        asked = self._scan(b"0", pattern)
+        try:
+            while asked is not None:
+                try:
+                    cursor, names = await asked
+                except NoPermissionError as error:
+                    raise StoreUnsuitable(
+                        f"to find all tenants, the store's user needs the permission +scan: {error}"
+                    ) from error
+                asked = None if cursor == b"0" else self._scan(cursor, pattern)  # while these names are read
+                yield names
+        finally:
+            if asked is not None:
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+
+    def _scan(self, cursor: bytes, pattern: bytes) -> "asyncio.Task[tuple[bytes, list[bytes]]]":
+        scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", KEYS_PER_SCAN)
+        return asyncio.create_task(self._runner.client.execute(*scan))
 
     async def book_running(self, day: date, seconds: float) -> None:
         """Book for how long this process has run on a UTC day, in all. Raises `StoreUnavailable`."""
