@@ -74,7 +74,7 @@ class UsageSums:
     def tokens(self) -> dict[Owner, int]:
         """The tokens of each group that has used anything."""
         tokens = (self._by_place[:, INPUT] + self._by_place[:, OUTPUT]).tolist()
-        has_used = self._by_place[:, :OF_REQUESTS].any(axis=1).tolist()
+        has_used: list[bool] = np.any(self._by_place[:, :OF_REQUESTS] != 0, axis=1).tolist()
         return {
             owner: sum(tokens[place] for place in kinds.values())
             for owner, kinds in self.owners.items()

@@ -95,9 +95,9 @@ class UsageLedger:
         while begins:
             calls = ((state_key(tenant).encode(), b"%d" % begin, b"%d" % end) for tenant, begin in begins)
             answers = await self._runner.call_all(Script.READ_USAGE, calls)
-            told = [(tenant, *answer) for (tenant, _), answer in zip(begins, answers, strict=True)]
-            found += [TenantLedgers(tenant, names, entries) for tenant, *names, _, entries in told]
-            begins = [(tenant, int(following)) for tenant, *_, following, _ in told if int(following) <= end]
+            told = [(tenant, answer) for (tenant, _), answer in zip(begins, answers, strict=True)]
+            found += [TenantLedgers(tenant, names, entries) for tenant, (*names, _, entries) in told]
+            begins = [(tenant, int(answer[-2])) for tenant, answer in told if int(answer[-2]) <= end]
         return found
 
     async def tenant_days(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
@@ -127,7 +127,7 @@ class UsageLedger:
     async def _names(self, first: date, last: date) -> AsyncIterator[list[bytes]]:
         """Yield the names of ledgers, those of these days and perhaps others."""
         pattern = PATTERN + (b"%d" % (first - EPOCH).days if first == last else b"*")
-        asked = self._scan(b"0", pattern)
+        asked: asyncio.Task[tuple[bytes, list[bytes]]] | None = self._scan(b"0", pattern)
         try:
             while asked is not None:
                 try:
