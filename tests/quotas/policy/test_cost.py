@@ -107,6 +107,11 @@ def test_an_inherited_budget_counts_at_the_tenants_own_prices() -> None:
             f"tenants: {{a: {{{of_model('cached_input: 0.2/1M')}, limits: {{cost: 5/day}}}}}}",
             "needs a price of cached_input of m that is not above that of input",
         ),
+        (
+            f"tenants: {{a: {{{of_model('reasoning: 0.00005/1M')}, limits: {{cost: 5/day}}}}}}",
+            "needs prices of m with three decimals per 1M at most",
+        ),
+        (f"tenants: {{a: {{{of_model('reasoning: -1/1M')}}}}}", r"price\.models\.m\.reasoning: .*no price|not a price"),
         (f"tenants: {{a: {{{of_model('currency: USD')}}}}}", r"price\.models\.m.*currency"),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 5/min}}}}}}", "is not an amount of money such as 100/month"),
         (f"tenants: {{a: {{{PRICED}, limits: {{cost: 0/day}}}}}}", "is not within 0.000000001 and 1000000"),

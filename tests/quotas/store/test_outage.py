@@ -155,10 +155,10 @@ async def test_an_answer_goes_on_within_the_slice(url: str, store: RedisStore) -
     await store.extend(before, 50)
     before.progress = Usage(60, 170)
     await store.heartbeat()
-    await store.settle(before, Usage(60, 180))
+    await store.settle(before, Usage(60, 180, reasoning_tokens=175))
     assert (await left(store))["tokens/day"] == 100_000 - 100 - 240
     booked = await usage_by_key(store, "acme", datetime.now(UTC).date())
-    assert booked == {"k1": Usage(120, 220, requests=2)}
+    assert booked == {"k1": Usage(120, 220, requests=2, reasoning_tokens=175)}
 
 
 async def test_slices_give_way_to_requests_that_need_them(url: str) -> None:
