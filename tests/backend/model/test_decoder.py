@@ -198,11 +198,14 @@ def test_half_precision_is_as_close_to_fp32_as_transformers_is(
         exact, half = oracle_logits(oracle(family), prompt), oracle_logits(rounded, prompt)
         assert (decoded(saved, prompt, ops, dtype) - exact).square().mean() <= 2 * (half - exact).square().mean()
         return
-    # a token between two experts has either's result, and tokens behind it another: each is a prompt, most are near
-    found = PagedBatch(decoder(saved, ops, dtype), [[token] for token in prompt]).step(
-        dict.fromkeys(range(len(prompt)), 1)
+    # a token between two experts has either's result, and what is behind it another: after a few tokens most are near
+    contexts = [prompt[max(0, end - 12) : end] for end in range(1, len(prompt) + 1)]
+    lengths = torch.tensor([len(context) for context in contexts])
+    rows = PagedBatch(decoder(saved, ops, dtype), contexts).step(dict(enumerate(lengths.tolist())))
+    found = rows[lengths.cumsum(0) - 1]
+    exact, half = (
+        torch.stack([oracle_logits(one, each)[-1] for each in contexts]) for one in (oracle(family), rounded)
     )
-    exact, half = (torch.cat([oracle_logits(one, [token]) for token in prompt]) for one in (oracle(family), rounded))
     ours, theirs = ((logits - exact).square().mean(-1).median() for logits in (found, half))
     assert ours <= 2 * theirs
 
