@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ ORDERED = {"best": (AliasedModel("second"), AliasedModel("paper"))}
 
 
 @pytest.fixture
-async def gateway(embedded_tokenizer: Tokenizer) -> Gateway:
+async def gateway(embedded_tokenizer: Tokenizer) -> AsyncIterator[Gateway]:
     gateway = Gateway(embedded_tokenizer)
     first = gateway.frontend.model
     frontend = replace(gateway.frontend, others={"second": (replace(first, name="second"), embedded_tokenizer)})
@@ -28,7 +29,8 @@ async def gateway(embedded_tokenizer: Tokenizer) -> Gateway:
     gateway.app = make_app(frontend, {})
     set_aliases(gateway, ORDERED)
     gateway.engine.start()
-    return gateway
+    yield gateway
+    await gateway.engine.shut_down()
 
 
 def set_aliases(gateway: Gateway, aliases: dict[str, tuple[AliasedModel, ...]], models: str = "*") -> None:
