@@ -17,6 +17,14 @@ DEFAULT_ORDERING = "fair"
 DEFAULT_DEVICE = "llama3-8b-a100"
 
 
+def add_columns(group: Any) -> None:
+    group.add_argument(
+        "--columns", metavar="C", type=_columns, default=NO_COLUMNS,
+        help=f"what the columns of a table are: time=Timestamp,prompt=Request,output=Response; fields are "
+        f"{', '.join(FIELDS)}",
+    )  # fmt: skip
+
+
 def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
     """Adds the flags of the traffic; returns their group, and the group of the mutually exclusive pace."""
     group = parser.add_argument_group("traffic")
@@ -26,11 +34,7 @@ def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
     group.add_argument(
         "--format", choices=["auto", *FORMATS], default="auto", help="format of the trace (default: auto)"
     )
-    group.add_argument(
-        "--columns", metavar="C", type=_columns, default=NO_COLUMNS,
-        help=f"what the columns of a table are: time=Timestamp,prompt=Request,output=Response; fields are "
-        f"{', '.join(FIELDS)}",
-    )  # fmt: skip
+    add_columns(group)
     group.add_argument(
         "--requests", metavar="N", type=_count, help="use the first N requests, repeating the trace if need be"
     )

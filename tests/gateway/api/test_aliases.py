@@ -54,10 +54,15 @@ def refuse(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, errors: dict[str, 
 
 
 async def ask(gateway: Gateway, model: str, **fields: object) -> tuple[int, dict[str, Any]]:
+    client = await answered(gateway, model, **fields)
+    return client.sent[0]["status"], json.loads(b"".join(part["body"] for part in client.sent[1:]))
+
+
+async def answered(gateway: Gateway, model: str, **fields: object) -> Client:
     body = json.dumps({"model": model, "prompt": [5, 6, 7], "max_tokens": 3} | fields).encode()
     client = Client("/v1/completions", [body])
     await client.ask(gateway.app)
-    return client.sent[0]["status"], json.loads(b"".join(part["body"] for part in client.sent[1:]))
+    return client
 
 
 @pytest.mark.parametrize("error", [Overloaded("full", retry_after=1.0), DeadlineUnmeetable("late", 900, 1.0, True)])
@@ -67,6 +72,20 @@ async def test_the_next_model_serves_what_one_refuses_for_load(
     asked = refuse(gateway, monkeypatch, {"second": error})
     status, answer = await ask(gateway, "best")
     assert (status, asked, answer["model"]) == (200, ["second", "paper"], "paper")
+
+
+async def test_headers_are_of_the_model_that_answers(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one's context would have cut the answer."""
+    model, tokenizer = gateway.frontend.model, gateway.frontend.tokenizer
+    short = replace(model, name="second", limits=replace(model.limits, max_model_len=9))
+    gateway.app = make_app(replace(gateway.frontend, others={"second": (short, tokenizer)}), {})
+    fields = {"max_tokens": 12, "ignore_eos": True, "verbosity": "low"}
+    told = [name for name, _ in (await answered(gateway, "second", **fields)).sent[0]["headers"]]
+    assert told.count(b"x-sluice-max-tokens") == 1
+    refuse(gateway, monkeypatch, {"second": Overloaded("full", retry_after=1.0)})
+    client = await answered(gateway, "best", **fields)
+    told = [name for name, _ in client.sent[0]["headers"]]
+    assert (told.count(b"x-sluice-max-tokens"), told.count(b"x-sluice-ignored")) == (0, 1)
 
 
 async def test_the_last_refusal_is_told_and_any_other_at_once(
