@@ -304,6 +304,7 @@ def _row(used: Usage, costs: Mapping[str, Decimal]) -> Row:
         "input_tokens": used.input_tokens,
         "cached_tokens": used.cached_tokens,
         "output_tokens": used.output_tokens,
+        "reasoning_tokens": used.reasoning_tokens,
         "kv_byte_seconds": used.kv_byte_seconds,
         "costs": {currency: plain(amount) for currency, amount in costs.items()},
     }

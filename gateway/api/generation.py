@@ -171,6 +171,8 @@ class GenerationEndpoint(TokensEndpoint):
             for prompt, message in zip(prompts, messages, strict=True)
         ]
         asked = params.engine_request(identity.id, prompts, frontend.model)
+        parsed = [message for message in messages if message is not None and message.may_reason]
+        asked.may_reason = bool(parsed)
         if params.clamped_to is not None:
             call.response.add_headers({"x-sluice-max-tokens": str(params.clamped_to)})
         try:
@@ -189,6 +191,7 @@ class GenerationEndpoint(TokensEndpoint):
                 error.message = f"{error.param}: {complaint}"
             raise
         try:
+            generation.parsed.extend(parsed)
             call.response.add_headers(generation.headers)
             if params.on_admitted is not None:
                 await params.on_admitted()

@@ -16,7 +16,7 @@ from quotas.store.redis_store import RedisStore
 from quotas.store.usage_ledger import Batch, Ledger
 from quotas.usage_row import UsageRow
 
-COUNTS = ("requests", "input", "cached", "output")
+COUNTS = ("requests", "input", "cached", "output", "reasoning")
 NUMERIC = frozenset({*COUNTS, "kv_gib_s", "cost"})
 EXACT = Context(prec=80, traps=[Inexact])
 GIB = 2**30
@@ -74,19 +74,22 @@ class Entry:
 
 
 def cost(usage: Usage, price: Price) -> Decimal:
+    used = usage
+    computed = used.input_tokens - used.cached_tokens, used.batch_input_tokens - used.batch_cached_tokens
+    content = used.output_tokens - used.reasoning_tokens, used.batch_output_tokens - used.batch_reasoning_tokens
+    parts = (
+        (price.input, *computed),
+        (price.cached_input, used.cached_tokens, used.batch_cached_tokens),
+        (price.output, *content),
+        (price.reasoning, used.reasoning_tokens, used.batch_reasoning_tokens),
+    )
     with localcontext(EXACT):
-        whole = _cost(usage.input_tokens, usage.cached_tokens, usage.output_tokens, price)
-        in_batches = _cost(usage.batch_input_tokens, usage.batch_cached_tokens, usage.batch_output_tokens, price)
-        return whole - (1 - price.batch) * in_batches
-
-
-def _cost(input_tokens: int, cached_tokens: int, output_tokens: int, price: Price) -> Decimal:
-    computed = (input_tokens - cached_tokens) * price.input + cached_tokens * price.cached_input
-    return computed + output_tokens * price.output
+        cheaper = 1 - price.batch
+        return sum((amount * (whole - cheaper * in_batches) for amount, whole, in_batches in parts), Decimal())
 
 
 def usage_csv(entries: Iterable[Entry], column: str | None, *, has_heading: bool = True) -> str:
-    tokens = ("input_tokens", "cached_tokens", "output_tokens")
+    tokens = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
     heading = ("day", "tenant", *_if(column, column), "requests", *tokens, "kv_byte_seconds", "cost", "currency")
     rows = (_csv_row(entry, column) for entry in entries)
     return csv_text([heading, *rows] if has_heading else rows)
@@ -130,7 +133,8 @@ def _totals(entries: Sequence[Entry], column: str | None) -> list[list[str]]:
 
 
 def _counts(usage: Usage) -> list[str]:
-    return [str(usage.requests), str(usage.input_tokens), str(usage.cached_tokens), str(usage.output_tokens)]
+    tokens = usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens
+    return [str(count) for count in (usage.requests, *tokens)]
 
 
 def _gib(usage: Usage) -> str:

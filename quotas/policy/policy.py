@@ -62,11 +62,14 @@ class ClassPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The exact price of one token; `cached_input` is that of prompt tokens found in the prefix cache."""
+    """The exact price of one token; `cached_input` is that of prompt tokens found in the prefix cache, `reasoning` that
+    of output tokens of an answer's reasoning.
+    """
 
     input: Decimal
     output: Decimal
     cached_input: Decimal
+    reasoning: Decimal
     currency: str  # ISO 4217
     batch: Decimal = Decimal(1)  # share of each price that a token costs in a batch
     models: tuple[tuple[str, "Price"], ...] = field(default=(), repr=False, hash=False)  # by name: prices of their own
@@ -84,15 +87,17 @@ class Price:
     def in_batches(self) -> "Price":
         """The price of a token in a batch."""
         share = self.batch
-        return Price(share * self.input, share * self.output, share * self.cached_input, self.currency)
+        given, output = share * self.input, share * self.output
+        return Price(given, output, share * self.cached_input, share * self.reasoning, self.currency)
 
 
 def token_prices(price: Price, model: str = "") -> TokenPrices | None:
     """The prices in billionths of the currency's unit; None if one of them is no whole number of these."""
-    given, cached, output = (amount * NANOS for amount in (price.input, price.cached_input, price.output))
-    if given % 1 or cached % 1 or output % 1:
+    amounts = [amount * NANOS for amount in (price.input, price.cached_input, price.output, price.reasoning)]
+    if any(amount % 1 for amount in amounts):
         return None
-    return TokenPrices(int(given), int(cached), int(output), price.currency, model)
+    given, cached, output, reasoning = map(int, amounts)
+    return TokenPrices(given, cached, output, reasoning, price.currency, model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 from quotas.usage_row import UsageRow, rest_name, row_of
 
-ENTRY = struct.Struct("<6d")  # of lua/ledger.lua
+ENTRY = struct.Struct("<7d")  # of lua/ledger.lua; of an older version, without the last
 PATTERN = f"{PREFIX}:{{*}}:usage:".encode()
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
 IN_BATCHES = b"/batch"  # ends the name of a row of use in batches (lua/finish_line.lua); no part of a name has a slash
@@ -156,15 +156,17 @@ def _add(batch: Open, row: str, usage: Usage) -> None:
 
 def _numbers(usage: Usage) -> tuple[bytes, ...]:
     counts = (usage.requests, usage.input_tokens, usage.cached_tokens, usage.output_tokens)
-    return tuple(b"%d" % count for count in (*counts, round(usage.kv_byte_seconds), round(usage.engine_seconds * 1e6)))
+    times = round(usage.kv_byte_seconds), round(usage.engine_seconds * 1e6)
+    return tuple(b"%d" % count for count in (*counts, *times, usage.reasoning_tokens))
 
 
 def _usage_by_row(words: list[bytes]) -> Batch:
     found: Batch = {}
     for name, text in zip(words[::2], words[1::2], strict=True):
-        requests, input_tokens, cached, output, kv, engine = map(int, ENTRY.unpack(text))
-        in_batch = (input_tokens, output, cached) if name.endswith(IN_BATCHES) else ()
+        counts = ENTRY.unpack(text.ljust(ENTRY.size, b"\0"))
+        requests, input_tokens, cached, output, kv, engine, reasoning = map(int, counts)
+        in_batch = (input_tokens, output, cached, reasoning) if name.endswith(IN_BATCHES) else ()
         row = row_of(name.removesuffix(IN_BATCHES).decode())
-        used = Usage(input_tokens, output, cached, kv, requests, engine / 1e6, *in_batch)
+        used = Usage(input_tokens, output, cached, kv, requests, engine / 1e6, reasoning, *in_batch)
         found[row] = found.get(row, NOTHING) + used
     return found
