@@ -1,6 +1,5 @@
 """Refused and expired requests on an overloaded simulated machine."""
 
-from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -165,18 +164,6 @@ def test_a_tenant_within_its_share_is_not_refused_for_the_classes_of_another() -
     for level in (0, 1):
         of_class = [(arrival, outcome) for arrival, outcome in found if arrival.priority_class == level]
         assert share(of_class, AttemptOutcome.GOOD, tenant="light") > 0.85
-
-
-@pytest.mark.parametrize("level", [0, 2])
-def test_a_flood_in_another_class_with_a_longer_deadline_gets_no_more_than_in_that_of_others(level: int) -> None:
-    """Debtors left what their own class had learned, next to nothing in a class of their own: the flood had 11 times
-    what others had, and has 1.5 times, as in their class, while its debt grows to its limit.
-    """
-    flood = [arrival._replace(deadline=8.0) for arrival in poisson(9.0, 50, "flood", priority_class=level)]
-    honest = [a for n in range(3) for a in poisson(3.0, 50, f"honest-{n}", seed=n + 2, priority_class=1)]
-    found = [one for one in outcomes("order=fair", flood + honest) if one[0].time > 20.0]
-    good = Counter(arrival.tenant for arrival, outcome in found if outcome is AttemptOutcome.GOOD)
-    assert good["flood"] < 2 * (good.total() - good["flood"]) / 3
 
 
 def test_what_a_tenants_classes_refuse_each_other_has_no_other_tenant_leave_room() -> None:
