@@ -5,13 +5,13 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from redis import Redis
-from xdist.scheduler import LoadFileScheduling
 
 from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
@@ -80,15 +80,15 @@ def _places(files: list[str]) -> dict[str, int]:
     return {file: place for place, file in enumerate([*longest, *mixed, *others[len(waiting) * share :]])}
 
 
-class FilesAndPages(LoadFileScheduling):  # type: ignore[misc]
-    """A file's tests run in one process, and all tests of pages."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return PAGES if nodeid.startswith(PAGES) else super()._split_scope(nodeid)
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests run in one process, and all tests of pages."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - a machine with a GPU may have none
+
+    class FilesAndPages(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return PAGES if nodeid.startswith(PAGES) else super()._split_scope(nodeid)
+
     return FilesAndPages(config, log) if config.getoption("dist") == "loadfile" else None
 
 
