@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -22,7 +23,8 @@ from tests.gateway.stoppable_store import StoppableStore
 from tests.gateway.warm_interpreter import make_trusting_once
 from tests.quotas.servers import BINARIES, running
 
-LONGEST = "tests/backend/kernels/test_triton_ops.py"
+PAGES = "tests/end_to_end/page/"  # in one process, with one browser
+LONGEST = ("tests/backend/kernels/test_triton_ops.py", PAGES)
 WAITING = ("tests/test_", "tests/end_to_end/")  # files whose tests wait for programs that they have started
 UNHURRIED = ("--refused-per-second", "10000")  # tests send what is refused one after the other
 
@@ -59,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     left_out = [item for item in items if item.get_closest_marker("nightly")]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 def _file_of(item: pytest.Item) -> str:
@@ -70,11 +72,24 @@ def _places(files: list[str]) -> dict[str, int]:
     """Return each file's place in the run. Files that wait are spread over most of it, so that of three workers one or
     two compute meanwhile, and the last part is of short files, so that all workers end together.
     """
-    waiting = [file for file in files if file.startswith(WAITING)]
-    others = [file for file in files if file not in waiting and file != LONGEST]
+    longest = [file for file in files if file.startswith(LONGEST)]
+    waiting = [file for file in files if file.startswith(WAITING) and file not in longest]
+    others = [file for file in files if file not in longest and file not in waiting]
     share = 4 * len(others) // (5 * max(1, len(waiting)))
     mixed = [one for n, file in enumerate(waiting) for one in (file, *others[n * share : (n + 1) * share])]
-    return {file: place for place, file in enumerate([LONGEST, *mixed, *others[len(waiting) * share :]])}
+    return {file: place for place, file in enumerate([*longest, *mixed, *others[len(waiting) * share :]])}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests run in one process, and all tests of pages."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - a machine with a GPU may have none
+
+    class FilesAndPages(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return PAGES if nodeid.startswith(PAGES) else super()._split_scope(nodeid)
+
+    return FilesAndPages(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection() -> None:
