@@ -196,6 +196,11 @@ class Frontend:
             return self
         return replace(self, model=found[0], tokenizer=found[1])
 
+    def first_of(self, name: str | None) -> str | None:
+        """The model that an alias names first; any other name as it is."""
+        aliased = self.effective_policies.aliases.get(name or "")
+        return aliased[0].model if aliased else name
+
     def model_in(self, body: JsonBody) -> str | None:
         """The model that a body names, by whose limits it is parsed; None where there is but one."""
         if not (self.others or self.effective_policies.aliases):

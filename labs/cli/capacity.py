@@ -196,16 +196,20 @@ def _knee(replica: Replica, knee: Knee, fleet: _Fleet) -> str:
             "prompts + answers",
         ),
         ("busy there", format_percent(run.busy), "of the time"),
-        ("replicas", f"{number:,}", f"{fleet.rate:g} requests/s / {knee.rate:.3g}, rounded up"),
+        ("replicas", f"{number:,}", f"{fleet.rate:g} / {knee.rate:.3g} requests/s, rounded up"),
         ("GPUs", f"{number * fleet.ranks:,}", f"{fleet.ranks} a replica"),
     ]
     if fleet.price is not None:
         hour = fleet.price * fleet.ranks
         output, every = (3600 * rate / 1e6 for rate in (run.output_rate, run.output_rate + run.prompt_rate))
         rows += [
-            ("cost an hour", format_number(number * hour), f"{number * fleet.ranks:,} GPUs at {fleet.price:g}"),
-            ("cost at the knee", f"{hour / output:.3g}", "a million answer tokens, prompts included"),
-            ("", f"{hour / every:.3g}", "a million tokens of prompts and answers"),
+            (
+                "cost an hour",
+                format_number(number * hour),
+                f"{units.counted(number * fleet.ranks, 'GPU')} at {fleet.price:g} an hour",
+            ),
+            ("cost at the knee", f"{hour / output:.3g}", "of a million answer tokens, prompts included"),
+            ("", f"{hour / every:.3g}", "of a million tokens of prompts and answers"),
         ]
     return table(("at " + f"{fleet.rate:g} requests/s", "", ""), rows, frozenset())
 

@@ -59,8 +59,11 @@ async def ask(gateway: Gateway, model: str, **fields: object) -> tuple[int, dict
 
 
 async def answered(gateway: Gateway, model: str, **fields: object) -> Client:
-    body = json.dumps({"model": model, "prompt": [5, 6, 7], "max_tokens": 3} | fields).encode()
-    client = Client("/v1/completions", [body])
+    return await sent(gateway, "/v1/completions", {"model": model, "prompt": [5, 6, 7], "max_tokens": 3} | fields)
+
+
+async def sent(gateway: Gateway, path: str, body: object) -> Client:
+    client = Client(path, [json.dumps(body).encode()])
     await client.ask(gateway.app)
     return client
 
@@ -113,6 +116,23 @@ async def test_an_alias_is_allowed_by_its_own_name(gateway: Gateway) -> None:
     set_aliases(gateway, ORDERED, models="second")
     status, answer = await ask(gateway, "best")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+TOKENIZED = {
+    "/tokenize": {"prompt": "a b"},
+    "/detokenize": {"tokens": [5, 6]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a b"}]},
+}
+
+
+@pytest.mark.parametrize("path", TOKENIZED)
+async def test_the_tokenizer_of_an_alias_is_that_of_its_first_model(gateway: Gateway, path: str) -> None:
+    for models, status in (("*", 200), ("best", 200), ("second", 404)):
+        set_aliases(gateway, ORDERED, models=models)
+        client = await sent(gateway, path, {"model": "best"} | TOKENIZED[path])
+        assert client.sent[0]["status"] == status, client.sent
+    set_aliases(gateway, {"best": (AliasedModel("gone"), AliasedModel("paper"))})
+    assert (await sent(gateway, path, {"model": "best"} | TOKENIZED[path])).sent[0]["status"] == 404
 
 
 async def test_an_alias_of_a_model_that_is_not_served_says_so(gateway: Gateway) -> None:
