@@ -27,6 +27,7 @@ from labs.simulation.search.replicas import (
     GOOD_SHARE,
     NUM_HALVINGS,
     NUM_NEAR_HALVINGS,
+    SEEDS,
     SENSITIVITIES,
     Knee,
     Replica,
@@ -95,12 +96,13 @@ def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> 
         replica = planned_replica(arrivals, memory, steps, objective, namespace.requests)
     else:
         replica = measured_replica(arrivals, namespace.device, objective, namespace.requests)
-    runs = 1 + NUM_HALVINGS + 2 * len(SENSITIVITIES) * (1 + NUM_NEAR_HALVINGS)
+    runs = len(SEEDS) * (1 + NUM_HALVINGS) + 2 * len(SENSITIVITIES) * (1 + NUM_NEAR_HALVINGS)
     with progress("simulating", "requests", runs * replica.requests) as bar:
-        knee = replica.knee(bar.update)
-        if knee is None:
+        drawn = replica.knees(bar.update)
+        if not drawn:
             reason = "no rate meets it: one request alone takes too long, or nearly so; more ranks, or a later target"
             raise OptionError("--ttft", format_duration(namespace.ttft), reason)
+        replica, knee = drawn[len(drawn) // 2]
         changed = {
             name: [change(replica, factor).knee_near(knee, bar.update) for factor in (1 - CHANGE, 1 + CHANGE)]
             for name, change in SENSITIVITIES.items()
@@ -110,7 +112,7 @@ def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> 
             _lengths(arrivals),
             _advice(arrivals, memory.footprint.model.max_position, replica.policy.engine.max_model_len),
             "",
-            _knee(replica, knee, fleet),
+            _knee(replica, [one for _, one in drawn], fleet),
             _sensitivity(knee, changed, fleet),
         ]
     )
@@ -178,7 +180,8 @@ def _advice(arrivals: list[Arrival], longest: int, planned: int) -> str:
     return line
 
 
-def _knee(replica: Replica, knee: Knee, fleet: _Fleet) -> str:
+def _knee(replica: Replica, knees: list[Knee], fleet: _Fleet) -> str:
+    knee = knees[len(knees) // 2]
     run, number = knee.run, replicas_for(fleet.rate, knee.rate)
     first, each = (format_duration(seconds) for seconds in (replica.objective.first_token, replica.objective.per_token))
     rows = [
@@ -186,6 +189,11 @@ def _knee(replica: Replica, knee: Knee, fleet: _Fleet) -> str:
             "a replica's knee",
             f"{knee.rate:.3g} requests/s",
             f"{format_percent(GOOD_SHARE)} have a first token in {first}, and then one every {each}",
+        ),
+        (
+            "of other draws",
+            f"{knees[0].rate:.3g} to {knees[-1].rate:.3g}",
+            f"{len(knees)} draws of {replica.requests:,} requests: more --requests, less chance",
         ),
         ("of its capacity", format_percent(knee.rate / knee.capacity), "what it completes without any target"),
         ("first token there", format_duration(run.first_token.p99 or 0.0), "p99"),
