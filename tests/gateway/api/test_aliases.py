@@ -118,7 +118,7 @@ async def test_an_alias_is_allowed_by_its_own_name(gateway: Gateway) -> None:
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
-TOKENIZED = {
+TOKENIZED: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "a b"},
     "/detokenize": {"tokens": [5, 6]},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a b"}]},

@@ -63,6 +63,7 @@ def test_a_recorded_server_takes_the_place_of_the_roofline(
         (["--trace", "TRACE", "--rate", "5", "--ttft", "1s", "--requests", "1B"], "'1B' is not within 1 and 100k"),
         (["--trace", "none.csv", "--rate", "5", "--ttft", "1s"], "cannot be read"),
         (["--columns", "time=at"], "give --trace"),
+        (["--columns", "when=at"], "argument --columns: there is no field when"),
         (["--trace", "TRACE", "--rate", "5", "--ttft", "1s", "--columns", "time=at"], "is no table"),
         (["--trace", "TRACE", "--rate", "5", "--ttft", "1s", "--device", "TRACE"], "is no event log"),
         (["--device", "TRACE"], "give --trace"),
