@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from os import urandom
 
 from starlette.types import Scope, Send
 
@@ -12,6 +11,7 @@ from gateway.anthropic.errors import error_event
 from gateway.anthropic.errors import error_reply as anthropic_reply
 from gateway.errors import ApiError
 from gateway.http.request_scope import exchange_of
+from gateway.ids import new_id
 from gateway.key_mask import masked
 
 JSON = {"content-type": "application/json"}
@@ -33,7 +33,7 @@ def request_id(given: bytes | None = None) -> bytes:
     """The `x-request-id` of a response: the client's own if it is harmless, else a new one."""
     if given and _SAFE_ID.fullmatch(given) and masked(given.decode()) == given.decode():
         return given
-    return b"req_" + urandom(16).hex().encode()
+    return new_id("req_").encode()
 
 
 def openai_reply(error: ApiError) -> tuple[int, bytes]:
