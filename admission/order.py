@@ -44,9 +44,7 @@ OLDEST_SHARE_OF_SERVICE = 0.25
 DEBT_TOLERANCE_S = 2.0
 """Engine seconds, for each unit of weight, that a tenant may be in debt and leave others no room."""
 DEBT_RAMP_S = 16.0
-"""Engine seconds of debt beyond the tolerance, over which the room that a debtor leaves grows to the whole guard, by
-its square: debts by chance are small, and a flood's are not.
-"""
+"""Engine seconds of debt beyond the tolerance, over which the room that a debtor leaves grows to the whole guard."""
 
 MIN_STALE_ENTRIES = 64  # requests that may have left a heap before it is made anew
 MAX_TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
@@ -535,8 +533,8 @@ class DueOrder:
         return self.dated[: bisect_right(self.dated, due, key=_DUE)]
 
     def ramp(self, account: Account) -> float:
-        """Return the square of a tenant's debt beyond `DEBT_TOLERANCE_S` as a share of `DEBT_RAMP_S`, from 0 to 1."""
-        return max(0.0, min(1.0, (self.share.behind_best(account) - DEBT_TOLERANCE_S) / DEBT_RAMP_S)) ** 2
+        """Return a tenant's debt beyond `DEBT_TOLERANCE_S` as a share of `DEBT_RAMP_S`, from 0 to 1."""
+        return max(0.0, min(1.0, (self.share.behind_best(account) - DEBT_TOLERANCE_S) / DEBT_RAMP_S))
 
     def makes_way_for(self, newcomer: Sequence, for_debts: bool, for_classes: bool) -> Callable[[Sequence], bool]:
         """Return a test of other requests: True if admission refuses the other rather than a newcomer, whose tenant is

@@ -312,14 +312,3 @@ def test_a_backlog_that_never_ends_keeps_no_request_that_has_left() -> None:
             queue.order.ended(one)
     kept = [one for one in gc.get_objects() if type(one) is Sequence and one.tenant == "lasting"]
     assert len(kept) < 200
-
-
-@pytest.mark.parametrize(
-    ("debt", "part"), [(0.0, 0.0), (2.0, 0.0), (6.0, 1 / 16), (10.0, 1 / 4), (18.0, 1.0), (30.0, 1.0)]
-)
-def test_the_room_that_a_debtor_leaves_grows_by_the_square_of_its_debt(debt: float, part: float) -> None:
-    queue = Queue()
-    for tenant in "ab":
-        queue.add(tenant, 0)
-    queue.share.spend(queue.share.account("a"), debt)
-    assert queue.order.ramp(queue.share.account("a")) == pytest.approx(part)
