@@ -26,6 +26,7 @@ from gateway.tenants.usage import (
     LEDGER_DAYS,
     Grouping,
     TooManyLedgers,
+    collect_after,
     entries_of,
     plain,
     read_ledgers,
@@ -159,14 +160,12 @@ class UsageReader:
                     found += [(owner, state.limit.limit, state) for owner, states in told for state in states]
                 except QuotaError:
                     found += [(owner, limit, None) for owner in some for limit in owner.budgets]
+                await collect_after(start + len(some), len(some))
                 if len(found) > 2 * MAX_BUDGETS:
                     num_left_out += len(found) - MAX_BUDGETS
                     found = await asyncio.to_thread(_least, found)
-        shown = _least(found)
-        return {
-            "budgets": [_budget_row(*one) for one in shown],
-            "truncated": num_left_out + len(found) - len(shown),
-        }
+        rows = await asyncio.to_thread(lambda: [_budget_row(*one) for one in _least(found)])
+        return {"budgets": rows, "truncated": num_left_out + len(found) - len(rows)}
 
 
 Found = tuple[BudgetOwner, Limit, BudgetState | None]

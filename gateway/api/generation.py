@@ -57,12 +57,14 @@ class GenerationEndpoint(TokensEndpoint):
         record.policy_version = self.frontend.effective_policies.version
         if not has_come:
             policy = self.present_policy(call)
+        headers = call.response.extra_headers
         for number, (frontend, request) in enumerate(tries, 1):
             try:
                 return await self._serve_by(frontend, call, policy, request, beginnings, attempt, is_aliased)
             except (Overloaded, DeadlineUnmeetable):
                 if number == len(tries) or call.response.started is not None:
                     raise
+                call.response.extra_headers = headers  # the others were about a model that does not answer
         raise AssertionError("a body names at least one model")
 
     async def _serve_by(

@@ -72,6 +72,7 @@ class BudgetPeriod(StrEnum):
     DAY = "day"
     WEEK = "week"
     MONTH = "month"
+    __hash__ = str.__hash__  # Enum's is interpreted
 
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -122,7 +123,7 @@ class Budget:
 
     @property
     def unit(self) -> str:
-        return self.period.value
+        return self.period
 
     def first_day(self, quarter: int) -> int:
         """Return the first day of the period that contains the quarter of an hour."""

@@ -242,7 +242,7 @@ def _read_default_adapter(section: Section, base: str | None) -> str | None:
 
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:
     """A bound of one request, at most the server's own."""
-    return section.value(name, partial(units.count, least=least, most=most), base)
+    return section.value(name, partial(units.count, least=least, most=most), base) if name in section else base
 
 
 def _read_price(section: Section, base: Price | None) -> Price | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 from hashlib import sha256
 from operator import attrgetter
 from typing import Literal
@@ -344,16 +345,10 @@ def _digest(tenant: TenantPolicy) -> int:
         )
         for key in sorted(tenant.keys.values(), key=lambda key: key.id)
     ]
+    shared = _written(tenant.prefix_cache, tenant.stored_responses, tenant.batches, tenant.usage)
     content = (
         (tenant.name, tenant.highest_class, tenant.default_class, tenant.weight, tenant.models, _said(tenant.limits)),
-        (
-            tenant.on_store_outage,
-            tenant.price,
-            tenant.prefix_cache,
-            tenant.stored_responses,
-            tenant.batches,
-            tenant.usage,
-        ),
+        (tenant.on_store_outage, tenant.price, shared),
         (tenant.guardrail, tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
         (tenant.calendar, tenant.team, _said(tenant.team_limits)),
         *([tenant.default_adapter] if tenant.default_adapter is not None else []),
@@ -363,16 +358,25 @@ def _digest(tenant: TenantPolicy) -> int:
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])
 
 
+class _Written(str):
+    """Its representation is the text itself."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+@lru_cache
+def _written(*parts: object) -> _Written:
+    """The parts as a digest reads them; most tenants have those of defaults."""
+    return _Written(", ".join(map(repr, parts)))
+
+
 def _said(limits: tuple[Limit, ...]) -> list[tuple[object, ...]]:
-    return [(limit.name, limit.amount, limit.capacity, _calendar(limit), *_warning(limit)) for limit in limits]
-
-
-def _warning(limit: Limit) -> tuple[object, ...]:
-    return (limit.alerts, limit.is_soft) if limit.alerts else ()
-
-
-def _calendar(limit: Limit) -> Calendar | None:
-    return limit.window.calendar if isinstance(limit.window, Budget) else None
+    return [
+        (limit.name, limit.amount, limit.capacity, one.calendar if isinstance(one := limit.window, Budget) else None)
+        + ((limit.alerts, limit.is_soft) if limit.alerts else ())
+        for limit in limits
+    ]
 
 
 AGING_STEP_SECONDS = 20.0  # from one class to the next: see docs/policies.md for its value

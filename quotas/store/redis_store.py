@@ -149,7 +149,7 @@ class RedisStore:
                 await self._replica.supersede(account, ask.attempt)
             reservation = await self._reserve(account, ask, outage)
         except StoreUnavailable as error:
-            return self._fallback.reserve(account, ask, outage, error)
+            reservation = self._fallback.reserve(account, ask, outage, error)
         if outage == "lease":
             self._fallback.slices.add_demand(account, ask)
         return reservation

@@ -1,4 +1,5 @@
 import csv
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -20,6 +21,7 @@ from quotas.quotas import Quotas
 from quotas.reservation import Usage
 from quotas.store.redis_client import RedisClient
 from quotas.store.redis_store import RedisStore
+from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
 from quotas.usage_row import UsageRow, as_kept, row_name
 from tests.gateway.spending import spend
 
@@ -237,3 +239,27 @@ async def test_no_ledger_is_summed_up_on_the_event_loop(
     await reader.report({"by": "user"})
     await reader.csv({"by": "user"})
     assert threads and get_ident() not in threads
+
+
+async def test_the_garbage_of_many_ledgers_is_collected_in_portions(
+    reader: UsageReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection stops all threads for as long as there are objects."""
+
+    async def tenant_days(*_: date) -> list[Ledger]:
+        return [(f"t{number}", TODAY) for number in range(4000)]
+
+    async def of(_: UsageLedger, some: list[Ledger]) -> list[Batch]:
+        numbers.append(gc.get_count()[0])
+        return [{UsageRow("k1"): Usage(1, 1)} for _ in some]
+
+    monkeypatch.setattr(UsageLedger, "tenant_days", tenant_days)
+    monkeypatch.setattr(UsageLedger, "of", of)
+    numbers, thresholds = list[int](), gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(10**6)
+    try:
+        await reader.csv({"from": str(TODAY)})
+    finally:
+        gc.set_threshold(*thresholds)
+    assert max(numbers) < 10_000

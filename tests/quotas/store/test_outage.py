@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from unittest.mock import AsyncMock
 
@@ -110,6 +111,30 @@ async def test_a_slice_ends_by_the_replicas_own_clock(url: str) -> None:
         now += 27.5
         with pytest.raises(StoreUnavailable):
             await reserve(store)
+    await store.close()
+
+
+async def test_after_an_outage_a_slice_is_as_large_as_the_demand_in_it(url: str) -> None:
+    limits, now = (Limit(Resource.REQUESTS, 100_000, Budget(BudgetPeriod.DAY)),), 1000.0
+    store = RedisStore(ScriptRunner(url, 0.25), 6.0, lambda: now)
+    await store.connect()
+
+    async def seconds(number: int) -> None:
+        """Let ten requests a second come, with a heartbeat behind each second."""
+        nonlocal now
+        for _ in range(number):
+            for _ in range(10):
+                await store.settle(await store.reserve("acme", None, limits, Ask(), "lease"), Usage())
+            now += 1.0
+            with suppress(StoreUnavailable):
+                await store.heartbeat()
+
+    await seconds(6)
+    store.returned.clear()
+    async with hanging(url):
+        await seconds(4)
+    await returned(store)
+    assert store.set_aside()["requests"] >= 50, "of the 60 that come in a lease"
     await store.close()
 
 
