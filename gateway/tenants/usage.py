@@ -212,6 +212,7 @@ async def read_sums(
             reading = asyncio.create_task(store.ledger.over_days(some, first, last))  # while those before are summed up
             if before is not None:
                 yield await before
+            await collect_after(start, TENANTS_PER_WRITE)
         if reading is not None:
             yield await reading
     finally:

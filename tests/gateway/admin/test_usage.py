@@ -8,6 +8,7 @@ from threading import get_ident
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from gateway.admin import usage
@@ -16,12 +17,14 @@ from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.key_store import KeyRecord
+from gateway.tenants.usage_sums import ENTRY
+from quotas.policy.limit import EPOCH
 from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
 from quotas.reservation import Usage
 from quotas.store.redis_client import RedisClient
 from quotas.store.redis_store import RedisStore
-from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
+from quotas.store.usage_ledger import Batch, Ledger, TenantLedgers, UsageLedger
 from quotas.usage_row import UsageRow, as_kept, row_name
 from tests.gateway.spending import spend
 
@@ -241,25 +244,36 @@ async def test_no_ledger_is_summed_up_on_the_event_loop(
     assert threads and get_ident() not in threads
 
 
+@pytest.mark.parametrize("read", [UsageReader.csv, UsageReader.report])
 async def test_the_garbage_of_many_ledgers_is_collected_in_portions(
-    reader: UsageReader, monkeypatch: pytest.MonkeyPatch
+    reader: UsageReader, monkeypatch: pytest.MonkeyPatch, read: Any
 ) -> None:
     """A collection stops all threads for as long as there are objects."""
+    names = [f"t{number}" for number in range(4000)]
 
     async def tenant_days(*_: date) -> list[Ledger]:
-        return [(f"t{number}", TODAY) for number in range(4000)]
+        return [(name, TODAY) for name in names]
 
     async def of(_: UsageLedger, some: list[Ledger]) -> list[Batch]:
         numbers.append(gc.get_count()[0])
         return [{UsageRow("k1"): Usage(1, 1)} for _ in some]
 
-    monkeypatch.setattr(UsageLedger, "tenant_days", tenant_days)
-    monkeypatch.setattr(UsageLedger, "of", of)
+    async def tenants(*_: date) -> tuple[list[str], int]:
+        return names, len(names)
+
+    async def over_days(_: UsageLedger, some: list[str], *__: date) -> list[TenantLedgers]:
+        numbers.append(gc.get_count()[0])
+        return [TenantLedgers(name, [b"k1"], entry.tobytes()) for name in some]
+
+    entry = np.zeros(1, ENTRY)
+    entry["row"], entry["day"] = 1, (TODAY - EPOCH).days
+    for asked in (tenant_days, of, tenants, over_days):
+        monkeypatch.setattr(UsageLedger, asked.__name__, asked)
     numbers, thresholds = list[int](), gc.get_threshold()
     gc.collect()
     gc.set_threshold(10**6)
     try:
-        await reader.csv({"from": str(TODAY)})
+        await read(reader, {"from": str(TODAY)})
     finally:
         gc.set_threshold(*thresholds)
     assert max(numbers) < 10_000
