@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from starlette.types import Message, Scope
 
+from admission.outcome import Outcome
 from backend.scheduler.sequence import SPARE_CLASS
 from gateway.api.chat_dialect import ChatDialect
 from gateway.api.dialects import CompletionDialect
@@ -47,6 +48,8 @@ class LinePolicies(EffectivePolicies):
 
 class _Line(TokensEndpoint):
     """Takes the tenant and the key from the batch: neither is proved by a secret, and the key may be revoked since."""
+
+    cancelled = Outcome.DISCONNECTED  # with its batch
 
     def authenticate(self, call: Call) -> Principal:
         tenant, key = call.scope["extensions"][LINE]
