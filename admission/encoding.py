@@ -51,8 +51,8 @@ class BatchTime:
         return self.batch_s + self.token_s * tokens
 
     def tokens(self, seconds: float) -> int:
-        """Return the tokens of a batch of these seconds; at least 1."""
-        return max(1, int((seconds - self.batch_s) / self.token_s))
+        """Return the tokens of a batch of these seconds, or of twice the fixed cost if that is longer; at least 1."""
+        return max(1, int(max(seconds - self.batch_s, self.batch_s) / self.token_s))
 
     def measured(self, tokens: int, seconds: float) -> None:
         keep = EVIDENCE_SHARE_KEPT

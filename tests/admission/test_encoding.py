@@ -49,10 +49,17 @@ def test_tenants_share_a_batch_by_weight_and_who_owes_waits() -> None:
 
 
 def test_beside_answers_a_batch_is_as_short_as_its_limit_and_never_empty() -> None:
-    queue = a_queue(limits=LIMITS._replace(beside_s=BATCH_S + 20 * TOKEN_S))
+    queue = a_queue(limits=LIMITS._replace(beside_s=15 * TOKEN_S + 20 * TOKEN_S))
+    queue.time.batch_s = 15 * TOKEN_S
     added(queue, "a", 8, 8, 8, 50)
     assert [len(queue.take_batch(0.0, 0.0)) for _ in range(3)] == [2, 1, 1], "an input is computed as a whole"
     assert not queue.take_batch(0.0, 0.0) and queue.num_tokens == 0
+
+
+def test_where_a_batch_costs_more_than_its_limit_without_inputs_it_has_inputs_for_as_much_again() -> None:
+    queue = a_queue(limits=LIMITS._replace(batch_tokens=1000, beside_s=BATCH_S / 2))
+    added(queue, "a", *[10] * 50)
+    assert len(queue.take_batch(0.0, 0.0)) == round(BATCH_S / TOKEN_S) / 10
 
 
 def test_beside_answers_a_tenant_in_debt_has_a_quarter_of_its_share_of_the_time_and_waits_for_the_rest() -> None:
