@@ -48,7 +48,7 @@ POLICY = {
     "tenants": {LIGHT: {}, NOISY: {}},
 }
 TRAFFIC = {
-    LIGHT: {"rate": 2.0, "prompt_tokens": 40, "output_tokens": 16},
+    LIGHT: {"rate": 4.0, "prompt_tokens": 40, "output_tokens": 16},
     NOISY: {"clients": SEATS, "prompt_tokens": 100, "output_tokens": {"median": 100, "sigma": 0.5}},
 }
 WARM_UP_SECONDS, DRAIN_SECONDS = 5.0, 15.0
