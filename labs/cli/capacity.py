@@ -6,13 +6,15 @@ measured."""
 import re
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from admission.step_times.step_time import StepTime
 from backend.roofline import MemoryPlan
-from gateway.cli.arguments import argument, duration
+from gateway.cli.arguments import argument
 from gateway.table import table
 from gateway.telemetry.event_log_file import read_event_log
+from labs.cli.simulate_flags import add_columns
 from labs.cli.simulation_inputs import progress
 from labs.simulation.arrival import Arrival
 from labs.simulation.device import Device, planned_device
@@ -38,9 +40,11 @@ from labs.simulation.traces import read_traffic
 from quotas.policy import units
 
 DEFAULT_REQUESTS = 1000
+MAX_REQUESTS = 100_000  # of each of some fifty simulations
 DEFAULT_PER_TOKEN_SECONDS = 0.1
 FITTING_SHARE = 0.999  # of the requests that the recommended max_model_len holds
 SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
+_TARGET = argument(units.positive_duration)
 _PRICE = re.compile(r"(\d+(?:\.\d+)?)(?:/h)?")
 
 
@@ -48,15 +52,16 @@ def add_capacity_flags(plan: ArgumentParser) -> None:
     """Add the flags, and what `sluice plan` calls with the memory and the step times that it has computed."""
     group = plan.add_argument_group("capacity, from a trace")
     group.add_argument("--trace", metavar="FILE", type=Path, help="recorded requests, as `sluice simulate` reads them")
+    add_columns(group)
     group.add_argument("--rate", metavar="R", type=argument(_above_zero), help="requests a second of all replicas")
-    group.add_argument("--ttft", metavar="D", type=duration, help="first token of 99 in 100 requests, such as 1s")
+    group.add_argument("--ttft", metavar="D", type=_TARGET, help="first token of 99 in 100 requests, such as 1s")
     group.add_argument(
-        "--per-token", metavar="D", type=duration, default=DEFAULT_PER_TOKEN_SECONDS,
+        "--per-token", metavar="D", type=_TARGET, default=DEFAULT_PER_TOKEN_SECONDS,
         help=f"and then a token every D on average (default: {format_duration(DEFAULT_PER_TOKEN_SECONDS)})",
     )  # fmt: skip
     group.add_argument("--price", metavar="P", type=argument(_price), help="of a GPU an hour, such as 3.50/h")
     group.add_argument(
-        "--requests", metavar="N", type=argument(units.count), default=DEFAULT_REQUESTS,
+        "--requests", metavar="N", type=argument(partial(units.count, most=MAX_REQUESTS)), default=DEFAULT_REQUESTS,
         help=f"requests of each simulation, at least (default: {DEFAULT_REQUESTS:,})",
     )  # fmt: skip
     group.add_argument(
@@ -78,13 +83,13 @@ class _Fleet:
 def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> str:
     """Return the text of the capacity part; empty without a trace. Raises `OptionError`, `TraceError`."""
     if namespace.trace is None:
-        for option in ("rate", "ttft", "price", "device"):
-            if getattr(namespace, option) is not None:
+        for option in ("rate", "ttft", "price", "device", "columns"):
+            if getattr(namespace, option):
                 raise OptionError(f"--{option}", getattr(namespace, option), "is of a trace's requests: give --trace")
         return ""
     if namespace.rate is None or namespace.ttft is None:
         raise OptionError("--trace", str(namespace.trace), "needs --rate and --ttft")
-    arrivals = read_traffic(namespace.trace, log_lines=read_event_log).arrivals
+    arrivals = read_traffic(namespace.trace, log_lines=read_event_log, columns=namespace.columns).arrivals
     fleet = _Fleet(namespace.rate, namespace.tensor_parallel, namespace.price)
     objective = Objective(namespace.ttft, namespace.per_token)
     if namespace.device is None:
@@ -165,13 +170,13 @@ def _lengths(arrivals: list[Arrival]) -> str:
 
 def _advice(arrivals: list[Arrival], longest: int, planned: int) -> str:
     wanted = recommended_len(arrivals, longest, FITTING_SHARE)
-    left_out = sum(not fits(one, planned) for one in arrivals) / len(arrivals)
+    left_out = sum(not fits(one, planned) for one in arrivals)
     line = f"--max-model-len {wanted} holds {format_percent(FITTING_SHARE)} of them"
     if wanted == longest:
         line = f"--max-model-len {wanted}, all that the model has, holds "
         line += f"{format_percent(sum(fits(one, wanted) for one in arrivals) / len(arrivals))} of them"
     if left_out:
-        line += f"; planned here is {planned:,}, which refuses {format_percent(left_out)}"
+        line += f"; planned here is {planned:,}, which refuses {left_out:,} of {len(arrivals):,}"
     return line
 
 
@@ -199,16 +204,20 @@ def _knee(replica: Replica, knees: list[Knee], fleet: _Fleet) -> str:
             "prompts + answers",
         ),
         ("busy there", format_percent(run.busy), "of the time"),
-        ("replicas", f"{number:,}", f"{fleet.rate:g} requests/s / {knee.rate:.3g}, rounded up"),
+        ("replicas", f"{number:,}", f"{fleet.rate:g} / {knee.rate:.3g} requests/s, rounded up"),
         ("GPUs", f"{number * fleet.ranks:,}", f"{fleet.ranks} a replica"),
     ]
     if fleet.price is not None:
         hour = fleet.price * fleet.ranks
         output, every = (3600 * rate / 1e6 for rate in (run.output_rate, run.output_rate + run.prompt_rate))
         rows += [
-            ("cost an hour", format_number(number * hour), f"{number * fleet.ranks:,} GPUs at {fleet.price:g}"),
-            ("cost at the knee", f"{hour / output:.3g}", "a million answer tokens, prompts included"),
-            ("", f"{hour / every:.3g}", "a million tokens of prompts and answers"),
+            (
+                "cost an hour",
+                format_number(number * hour),
+                f"{units.counted(number * fleet.ranks, 'GPU')} at {fleet.price:g} an hour",
+            ),
+            ("cost at the knee", f"{hour / output:.3g}", "of a million answer tokens, prompts included"),
+            ("", f"{hour / every:.3g}", "of a million tokens of prompts and answers"),
         ]
     return table(("at " + f"{fleet.rate:g} requests/s", "", ""), rows, frozenset())
 
