@@ -85,12 +85,6 @@ class LineAnswer:
     retry_after: float | None  # seconds; None: the answer is final
     usage_row: str | None = None  # of the ledger, in which its use is to be booked
 
-    @property
-    def reasoning_tokens(self) -> int:
-        usage = self.body.get("usage") or {}
-        details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-        return int(details.get("reasoning_tokens") or 0)
-
 
 class LineEndpoints:
     """Answers lines by their endpoint's path."""
