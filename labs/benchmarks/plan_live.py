@@ -50,7 +50,7 @@ MODELS = {
     "embedded": Model(
         "embedded",
         Objective(1.0, 0.1),
-        8.0,
+        20.0,
         400,
         {
             "recorded": (Lengths(150, 0.5), Lengths(60, 0.5)),
