@@ -16,6 +16,8 @@ SPARE_SHARE = 0.04
 """The share by which the spare class may lengthen a step of others: times between tokens grow by as much at most."""
 SPARE_STEP_S = 0.04
 """The longest step of the spare class alone, for which an arrival waits. Its fixed part is a third of it on a GPU."""
+SPARE_FIXED_SHARE = 0.1
+"""The fixed part of such a step, where it may be shorter: a step ten times as long as one row has little to gain."""
 
 
 class SpareLast:
@@ -83,7 +85,8 @@ class SpareSizer:
         others = StepWork(decode_tokens=num_others, decode_context=others_context)
         times = self._sizer.models[model].fitted
         if not num_others:
-            return TimedSpareStep(self._sizer, others, SPARE_STEP_S, times)
+            seconds = min(SPARE_STEP_S, times.seconds(StepWork(decode_tokens=1)) / SPARE_FIXED_SHARE)
+            return TimedSpareStep(self._sizer, others, seconds, times)
         alone = times.seconds(others)
         seconds = min((1 + self._share) * alone, times.seconds(others.with_prefill(0, self._sizer.most_tokens)))
         if interval is not None:

@@ -317,13 +317,17 @@ class Scheduler:
 
     def _served(self, model: int) -> list[Sequence]:
         """Return the running sequences that may have rows in this step of a model: of the spare class, as many decodes
-        as there is time for, earliest due first, and all prefills if those are all of its decodes.
+        as there is time for, earliest due first, and all prefills if those are all of its decodes. Without others, one
+        step of it is in flight.
         """
         self._spare, running = None, list(self.running.values())
         if self._turns is not None:
             running = [s for s in running if s.request.model == model]
-        if not self.kv_manager.num_spare:
+        num_spare = self.kv_manager.num_spare
+        if not num_spare:
             return running
+        if num_spare == len(self.running) and self.in_flight and self.in_flight[-1].sequences[0].is_spare:
+            return []  # or an arrival would wait for two steps
         others, head = [s for s in running if not s.is_spare], self.waiting.head()
         if not (head is None or head.is_spare) or any(s.is_prefilling for s in others):
             return others

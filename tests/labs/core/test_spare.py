@@ -9,8 +9,8 @@ import pytest
 
 from admission.core import CoreConfig, make_core
 from admission.ledger import work_of
-from admission.spare import SPARE_SHARE, SPARE_STEP_S
-from admission.step_times.step_time import StepTime, StepTimeModel
+from admission.spare import SPARE_FIXED_SHARE, SPARE_SHARE, SPARE_STEP_S
+from admission.step_times.step_time import StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
 from backend.scheduler.sequence import SPARE_CLASS, Sequence, SequenceStatus
 from tests.admission.clocked_core import ClockedCore
@@ -18,20 +18,22 @@ from tests.backend.sequences import make_sequence
 from tests.examples import examples
 
 TIMES = StepTime((0.010, 5e-5, 1e-4, 1e-7, 1e-7, 1e-9, 0.0))  # a GPU's: ten milliseconds, and little for each token
+QUICK = StepTime((0.001, 5e-5, 1e-4, 1e-7, 1e-7, 1e-9, 0.0))  # a small model's
 SPARE_TENANT = "night"
 
 
 class Device(ClockedCore):
     """A device whose steps take what is predicted, with the times of each sequence's tokens."""
 
-    def __init__(self, backlog: int, **changes: int) -> None:
+    def __init__(self, backlog: int, times: StepTime = TIMES, **changes: int) -> None:
         fields = dict(num_blocks=400, max_model_len=512, block_size=16, max_num_seqs=16, max_num_batched_tokens=256)
         config = EngineConfig(**(fields | changes))  # type: ignore[arg-type]
-        core = make_core(CoreConfig(calibration=False), config, StepTimeModel(TIMES, prior_weight=1e9))
-        super().__init__(core, lambda step: TIMES.seconds(work_of(step)))
+        core = make_core(CoreConfig(calibration=False), config, StepTimeModel(times, prior_weight=1e9))
+        super().__init__(core, lambda step: times.seconds(work_of(step)))
         self.times: defaultdict[str, list[float]] = defaultdict(list)
         self.busy = 0.0
         self._backlog, self._names, self._random = backlog, 0, Random(1)
+        self._all = list[Sequence]()
 
     def more_spare(self) -> None:
         """Let the backlog of the spare class be as long as it was."""
@@ -47,7 +49,7 @@ class Device(ClockedCore):
 
     def arrive(self, name: str, prompt: int, output: int, level: int, tenant: str) -> Sequence:
         sequence = self.add(make_sequence(name, tenant, prompt, output, (), priority_class=level))
-        self._all = [*getattr(self, "_all", []), sequence]
+        self._all = [*self._all, sequence]
         return sequence
 
     def complete(self, ended: Collection[str] = ()) -> None:
@@ -82,7 +84,6 @@ def served(device: Device, asked: list[Work]) -> dict[str, Sequence]:
     """Serve work to its end, with the backlog of the device beside it."""
     found: dict[str, Sequence] = {}
     waiting = list(enumerate(asked))
-    device._all = []
     while waiting or any(not one.is_spare for one in device.unfinished):
         device.more_spare()
         while waiting and waiting[0][1].at <= device.now:
@@ -108,15 +109,27 @@ def test_first_tokens_and_times_between_tokens_differ_by_a_step_and_the_share_th
     found = served(beside, asked)
     assert beside.busy >= 0.97 * beside.now
     assert not size or beside.scheduler.counters.yields, "the spare class has given back slots or blocks"
-    running_steps = 2 * SPARE_STEP_S  # one runs, and one is in flight behind it
+    running_step = SPARE_STEP_S  # of the spare class, which none follows while it runs
     for name in found:
         one, other = alone.times[name], beside.times[name]
         assert len(one) == len(other), "nothing is lost"
         first, first_alone = other[0] - found[name].arrival, one[0] - found[name].arrival
-        assert first <= (1 + SPARE_SHARE) * first_alone + running_steps, name
+        assert first <= (1 + SPARE_SHARE) * first_alone + running_step, name
         whole, whole_alone = other[-1] - other[0], one[-1] - one[0]
-        assert whole <= (1 + SPARE_SHARE) * whole_alone + running_steps, name
+        assert whole <= (1 + SPARE_SHARE) * whole_alone + running_step, name
     charged = {tenant: account.charged for tenant, account in beside.core.share.accounts.items()}
     assert SPARE_TENANT not in charged, "the spare class has accounts of its own"
     for tenant, seconds in charged.items():
         assert seconds <= (1 + SPARE_SHARE) * alone.core.share.accounts[tenant].charged, "its share pays for no batch"
+
+
+@pytest.mark.parametrize("times", [TIMES, QUICK], ids=["large model", "small model"])
+def test_an_arrival_waits_for_one_step_of_the_spare_class_which_is_short_where_a_row_is_quick(times: StepTime) -> None:
+    device = Device(24, times)
+    longest = min(SPARE_STEP_S, times.seconds(StepWork(decode_tokens=1)) / SPARE_FIXED_SHARE)
+    for _ in range(30):
+        device.more_spare()
+        device.plan()
+        [step] = device.launched
+        assert times.seconds(work_of(step)) <= longest
+        device.complete()
