@@ -20,7 +20,7 @@ _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
 
 class Line(NamedTuple):
-    number: int  # from 0, blank lines not counted
+    number: int  # in the file, from 0
     custom_id: str
     model: str | None
     body: bytes  # of the request, JSON
@@ -40,23 +40,24 @@ class Checked(NamedTuple):
     problems: list[Json]  # as a batch's `errors` has them
 
 
-def split_lines(chunks: Iterable[bytes], most: int) -> Iterator[bytes | None]:
-    """Yield each line that is not blank; None for one of more than `most` bytes."""
-    rest, is_long = b"", False
+def split_lines(chunks: Iterable[bytes], most: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield each line that is not blank with its number in the file, from 0; None for one of more than `most` bytes."""
+    rest, is_long, number = b"", False, 0
     for chunk in chunks:
         *ends, tail = chunk.split(b"\n")
         for end in ends:
             line, rest = rest + end, b""
             if is_long or len(line) > most:
-                yield None
+                yield number, None
             elif line.strip():
-                yield line
+                yield number, line
             is_long = False
+            number += 1
         rest += tail
         if len(rest) > most:
             rest, is_long = b"", True
     if is_long or rest.strip():
-        yield None if is_long else rest
+        yield number, None if is_long else rest
 
 
 def paced(lines: Iterable[T]) -> Iterator[T]:
@@ -110,15 +111,20 @@ def _check_fields(value: Json, endpoint: str) -> None:
 
 
 def check_lines(
-    lines: Iterable[bytes | None], endpoint: str, *, most_lines: int, most_bytes: int, models: frozenset[str]
+    lines: Iterable[tuple[int, bytes | None]],
+    endpoint: str,
+    *,
+    most_lines: int,
+    most_bytes: int,
+    models: frozenset[str],
 ) -> Checked:
-    """Check every line, as far as `MAX_PROBLEMS`; None is a line of more than `most_bytes`. `models` may be asked of
-    this endpoint by the tenant.
+    """Check every line, as far as `MAX_PROBLEMS`, each with its number; None is one of more than `most_bytes`. `models`
+    may be asked of this endpoint by the tenant.
     """
     seen: dict[bytes, int] = {}
     found: list[Json] = []
-    total, model = 0, None
-    for number, raw in enumerate(lines):
+    total, number, model = 0, 0, None
+    for number, raw in lines:
         total += 1
         if total > most_lines or len(found) >= MAX_PROBLEMS:
             break
@@ -136,7 +142,7 @@ def check_lines(
             found.append(problem_object(problem.code, problem.message, number + 1, problem.param))
     if total > most_lines:
         told = f"The file has more than {most_lines} lines, your tenant's limit batches.lines: send several batches."
-        found.append(problem_object("too_many_lines", told, most_lines + 1))
+        found.append(problem_object("too_many_lines", told, number + 1))
     if not total:
         found.append(problem_object("empty_file", "The file has no line: send one request a line."))
     return Checked(total, model, found)

@@ -313,7 +313,7 @@ class BatchRun:
         return self._parts.files.chunks(self._tenant, self._record["input_file_id"])
 
     def _lines(self) -> Iterator[Line]:
-        for number, raw in enumerate(split_lines(self._chunks(), CHECKED_LINE_BYTES)):
+        for number, raw in split_lines(self._chunks(), CHECKED_LINE_BYTES):
             yield read_line(raw, number, self._record["endpoint"], CHECKED_LINE_BYTES)
 
     async def _settle_line(self, line: Line) -> None:

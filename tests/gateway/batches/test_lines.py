@@ -16,7 +16,11 @@ from tests.examples import examples
 @given(st.binary(max_size=200).map(lambda text: text.replace(b"\x0b", b"\n")), st.integers(1, 50), st.integers(5, 40))
 def test_lines_do_not_depend_on_chunks(text: bytes, size: int, most: int) -> None:
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
-    expected = [one if len(one) <= most else None for one in text.split(b"\n") if one.strip() or len(one) > most]
+    expected = [
+        (number, one if len(one) <= most else None)
+        for number, one in enumerate(text.split(b"\n"))
+        if one.strip() or len(one) > most
+    ]
     assert list(split_lines(chunks, most)) == expected
 
 
