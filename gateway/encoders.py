@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -14,7 +13,7 @@ from backend.errors import ModelLoadError
 from backend.model.hub import resolve_encoder
 from backend.worker.device_stream import DeviceStream, make_device_stream
 from gateway.api.frontend import EncoderSetup
-from gateway.settings.settings import Settings
+from gateway.settings.settings import Settings, own_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def load_encoders(settings: Settings, device: torch.device, dtype: torch.dtype) 
         encoder = load_encoder(directory, device=device, dtype=dtype)
         config = encoder.config
         setup = EncoderSetup(
-            Path(name).name if Path(name).is_dir() else name,
+            own_name(name),
             directory,
             int(time.time()),
             config.kind,

@@ -8,14 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.doctor.check import Check, ok, problem, warning
-from gateway.settings.settings import FEW_FILES, Settings
+from gateway.settings.settings import FEW_FILES, Settings, own_name
 from gateway.tenants.key_store import KeyStore, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
+from quotas.policy.policy import ALL_MODELS, Policy
 from quotas.policy.policy_file import PolicyError
+from quotas.policy.problems import did_you_mean
 from quotas.policy.units import counted
 
 MIN_FREE_BYTES = 2**30  # for the store's log, the audit log and an event log
+MAX_LISTED_MODELS = 20
 EXPIRY_WARNING_DAYS = 30  # days before a certificate ends
 SECRETS = ("pepper", "admin-key", "webhook-secret", "keys.json")
 
@@ -94,7 +97,25 @@ def policy(settings: Settings) -> Check:
     if settings.policy is None:
         return ok("policy", f"the built-in one, which limits no tenant; version {current.version}")
     holds = f"{counted(len(current.classes), 'class')}, {counted(len(current.tenants), 'tenant')}"
-    return ok("policy", f"{holds}, version {current.version}")
+    found = f"{holds}, version {current.version}"
+    if unserved := _unserved_models(current, settings):
+        told = f"{found}; models that are not served: {'; '.join(unserved)}"
+        return warning("policy", told, "correct the name: neither a price nor an alias holds for another one")
+    return ok("policy", found)
+
+
+def _unserved_models(policy: Policy, settings: Settings) -> list[str]:
+    """The models of prices, aliases and permissions that these settings do not serve, some of them. Adapters may come
+    later from a directory of them.
+    """
+    if settings.adapter_dir is not None:
+        return []
+    encoders = [own_name(name) for name in (settings.embedding_model, settings.score_model) if name]
+    served = {ALL_MODELS, *settings.models, *settings.named_adapters, *encoders, *policy.aliases}
+    named = {one.model for models in policy.aliases.values() for one in models}
+    for tenant in (policy.default, *policy.tenants.values()):
+        named.update(tenant.models, (name for name, _ in tenant.price.models) if tenant.price else ())
+    return [f"{name}{did_you_mean(name, served)}" for name in sorted(named - served)[:MAX_LISTED_MODELS]]
 
 
 def keys(settings: Settings) -> Check:

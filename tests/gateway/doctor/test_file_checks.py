@@ -53,6 +53,20 @@ def test_keys_of_tenants_that_the_policy_does_not_name(tmp_path: Path) -> None:
     assert file_checks.keys(settings).verdict is OK, "the check of the policy says it"
 
 
+def test_models_of_the_policy_that_are_not_served(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "defaults:\n  price: {input: 1/1k, output: 2/1k, currency: USD, models: {embeded: {input: 3/1k, output: 4/1k}}}\n"
+        "aliases: {chat: [embedded, lawer]}\ntenants: {acme: {models: [chat, embedded]}}\n"
+    )
+    check = file_checks.policy(Settings(policy=policy, model=["embedded"]))
+    assert check.verdict is WARNING
+    assert check.found.endswith('models that are not served: embeded; did you mean "embedded"?; lawer')
+    served = Settings(policy=policy, model=["embedded", "embeded=embedded", "lawer=embedded"])
+    assert file_checks.policy(served).verdict is OK
+    assert file_checks.policy(Settings(policy=policy, adapter_dir=tmp_path)).verdict is OK, "they may be loaded later"
+
+
 def test_few_open_files_are_a_warning_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (512, 512))
     check = file_checks.open_files(Settings())
