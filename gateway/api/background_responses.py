@@ -21,7 +21,7 @@ from gateway.api.endpoint import Call
 from gateway.api.refusals import refusal_of
 from gateway.api.stored_responses import EVENTS_LIFE_SECONDS, StoredResponses, event_part, given_items, too_many_open
 from gateway.errors import ApiError, InternalError, Unsatisfiable
-from gateway.http.request_scope import RequestScope, exchange_of, transport_of
+from gateway.http.request_scope import RequestScope, exchange_of
 from gateway.openai.response_events import Json, ResponseIdentity
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.stored import Held
@@ -120,12 +120,12 @@ class BackgroundRun:
         if self._events is not None:
             self._events.add(message.get("body", b""))
         if self._client is not None:
-            exchange, transport = exchange_of(self._call.scope), transport_of(self._call.scope)
+            exchange = exchange_of(self._call.scope)
             if exchange is None or not exchange.is_paused:
                 await self._client(message)
-            elif transport is not None:  # it reads too slowly: the store has what it misses
+            else:  # it reads too slowly: the store has what it misses
                 self._client = None
-                transport.abort()
+                exchange.abort()
 
     async def _keep(self) -> None:
         """Store events and renew the lease. Ends the response if it was cancelled, or the lease is lost."""

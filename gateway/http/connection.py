@@ -279,7 +279,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_begin()
         self._unset_keepalive_if_required()
         self._exchange = Exchange(self.transport, self.flow, self._entry)
-        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport, "exchange": self._exchange}}
+        self.scope["extensions"] = {TRANSPORT: {"exchange": self._exchange}}
         self._reads_headers = True
 
     def on_headers_complete(self) -> None:

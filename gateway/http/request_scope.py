@@ -20,7 +20,7 @@ from gateway.http.connection_table import ConnectionEntry
 from quotas.policy.units import show_size
 
 _NONE: Mapping[str, Any] = {}
-TRANSPORT = "sluice.transport"  # key of the ASGI extension with the connection's transport and the `Exchange`
+TRANSPORT = "sluice.transport"  # key of the ASGI extension with the `Exchange`
 
 
 _OK = STATUS_LINE[200]
@@ -227,7 +227,7 @@ class RequestScope:
     """
 
     __slots__ = (
-        "_active", "_cancelling", "_clock", "_exchange", "_receive", "_send", "_task", "_transport", "_watcher",
+        "_active", "_cancelling", "_clock", "_exchange", "_receive", "_send", "_task", "_watcher",
         "_writes",
         "ended_early", "error", "outcome", "writing_since",
     )  # fmt: skip
@@ -252,7 +252,6 @@ class RequestScope:
         self._active = set[RequestScope]() if active is None else active
         self._receive = receive
         self._send = send
-        self._transport = transport_of(scope)
         self._exchange = exchange_of(scope)
 
     async def __aenter__(self) -> Self:
@@ -308,7 +307,7 @@ class RequestScope:
             self._exchange.forget()
         if self._watcher is not None:
             self._watcher.cancel()
-        self._watcher = self._exchange = self._transport = None
+        self._watcher = self._exchange = None
 
     def end(self, outcome: Outcome) -> None:
         """Cancel the block, unless it has ended or is being cancelled already."""
@@ -325,8 +324,8 @@ class RequestScope:
     def abort(self) -> None:
         """Cancel the block and drop the connection with its unwritten bytes."""
         self.end(Outcome.DISCONNECTED)
-        if self._transport is not None:
-            self._transport.abort()
+        if self._exchange is not None:
+            self._exchange.abort()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -335,12 +334,6 @@ class RequestScope:
 
     def _client_gone(self) -> None:
         self.end(Outcome.DISCONNECTED)
-
-
-def transport_of(scope: Scope) -> asyncio.WriteTransport | None:
-    """The connection's transport; None if the server does not provide it."""
-    transport: asyncio.WriteTransport | None = scope.get("extensions", _NONE).get(TRANSPORT, _NONE).get("transport")
-    return transport
 
 
 async def _absorb_cancellation() -> None:

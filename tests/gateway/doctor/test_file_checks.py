@@ -56,7 +56,8 @@ def test_keys_of_tenants_that_the_policy_does_not_name(tmp_path: Path) -> None:
 def test_models_of_the_policy_that_are_not_served(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(
-        "defaults:\n  price: {input: 1/1k, output: 2/1k, currency: USD, models: {embeded: {input: 3/1k, output: 4/1k}}}\n"
+        "defaults:\n  price: {input: 1/1k, output: 2/1k, currency: USD,\n"
+        "    models: {embeded: {input: 3/1k, output: 4/1k}}}\n"
         "aliases: {chat: [embedded, lawer]}\ntenants: {acme: {models: [chat, embedded]}}\n"
     )
     check = file_checks.policy(Settings(policy=policy, model=["embedded"]))

@@ -23,7 +23,7 @@ from gateway.http.connection import (
     bound_socket,
 )
 from gateway.http.connection_table import ConnectionState, ConnectionTable
-from gateway.http.request_scope import TRANSPORT, ActiveRequests, show_key
+from gateway.http.request_scope import TRANSPORT, ActiveRequests, RequestScope, show_key
 from gateway.http.responses import ResponseWriter
 from gateway.settings.settings import Settings
 
@@ -84,7 +84,7 @@ class Application:
     def __init__(self, reads: int = 2**20) -> None:
         self.reads = reads
         self.requests: list[tuple[str, str, dict[bytes, bytes], bytes]] = []
-        self.transports: list[object] = []
+        self.exchanges: list[object] = []
         self.left = 0
         self.answer = asyncio.Event()
         self.answer.set()
@@ -99,7 +99,7 @@ class Application:
             body += message["body"]
             more = message["more_body"]
         self.requests.append((scope["method"], scope["path"], dict(scope["headers"]), body))
-        self.transports.append(scope["extensions"][TRANSPORT]["transport"])
+        self.exchanges.append(scope["extensions"][TRANSPORT]["exchange"])
         if key := dict(scope["headers"]).get(b"authorization"):
             show_key(scope, key.decode())
         watcher = asyncio.create_task(self._watch(receive))
@@ -172,7 +172,7 @@ async def test_a_request_is_the_same_however_it_is_cut(raw: bytes) -> None:
         assert (first[0], first[1], first[3]) == second[:2] + second[3:] == ("POST", "/v1/x", b"hello")
         assert first[2][b"x-own"] == b"yes"
         assert first[2][b"host"] == b"a"
-        assert wire.application.transports == [wire.transport] * 2
+        assert len({id(exchange) for exchange in wire.application.exchanges}) == 2
         assert wire.transport.written.count(b"HTTP/1.1 200 OK") == 2
         assert not wire.transport.closed
         wire.leave()
@@ -305,6 +305,23 @@ async def test_a_client_that_has_taken_nothing_for_a_while_is_dropped_and_a_slow
     wire.protocol.pause_writing()
     await until(lambda: wire.transport.closed)
     assert wire.transport.unread == [1], "it was cut when nothing more had been taken"
+
+
+async def test_an_answer_that_is_dropped_with_its_client_is_no_error_of_the_application(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The application may end before its connection is reported lost."""
+    wire = Wire()
+
+    async def drop(scope: Scope, receive: Receive, send: Send) -> None:
+        async with RequestScope(scope, receive, send) as answer:
+            await answer.send({"type": "http.response.start", "status": 200, "headers": []})
+            answer.abort()
+            await asyncio.Event().wait()
+
+    wire.protocol.app = drop
+    await wire.send(POST)
+    assert wire.transport.closed and not caplog.records
 
 
 async def test_an_answer_that_nobody_reads_holds_no_port_for_ever() -> None:

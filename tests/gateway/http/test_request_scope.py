@@ -231,15 +231,23 @@ async def test_a_refusal_in_the_middle_counts_as_a_refusal() -> None:
     assert scope.outcome is Outcome.REFUSED
 
 
-class Transport:
-    aborted = False
+class Stuck:
+    """The exchange of a client that reads nothing."""
+
+    is_paused, aborted = True, False
+
+    def watch(self, callback: Callable[[], object]) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
 
     def abort(self) -> None:
         self.aborted = True
 
 
 async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not() -> None:
-    active_requests, stuck, slow, transport = ActiveRequests(write_timeout=0.2), Peer(), Peer(), Transport()
+    active_requests, stuck, slow, exchange = ActiveRequests(write_timeout=0.2), Peer(), Peer(), Stuck()
     sweeper = asyncio.create_task(active_requests.sweep())
 
     async def serve(scope: RequestScope) -> None:
@@ -248,14 +256,14 @@ async def test_a_reader_that_stops_is_aborted_by_the_sweep_and_a_slow_one_is_not
                 await scope.send({"type": "http.response.body"})
                 await asyncio.sleep(0)
 
-    scope = {**SCOPE, "extensions": {TRANSPORT: {"transport": transport}}}
+    scope = {**SCOPE, "extensions": {TRANSPORT: {"exchange": exchange}}}
     stuck.reads.clear()
     lost = active_requests.scope(scope, stuck.receive, stuck.send)
     kept = active_requests.scope(SCOPE, slow.receive, slow.send)
     tasks = [asyncio.create_task(serve(scope)) for scope in (lost, kept)]
     await tasks[0]
     assert lost.outcome is Outcome.DISCONNECTED
-    assert transport.aborted
+    assert exchange.aborted
     assert kept.outcome is None
     kept.end(Outcome.COMPLETED)
     await tasks[1]
