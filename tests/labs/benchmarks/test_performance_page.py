@@ -39,3 +39,10 @@ def test_the_figures_in_the_readme_are_of_the_last_visit_to_a_gpu() -> None:
     ours = figures["Qwen3-0.6B, 256 requests, offline: output tokens/s"]
     theirs = next(value for what, value in figures.items() if what.endswith("tokens: vLLM"))
     assert [int(text.replace(",", "")) for text in claimed.groups()] == [round(ours, -2), round(theirs, -1)]
+
+
+def test_the_figure_of_the_noisy_neighbour_in_the_readme_is_the_recorded_one() -> None:
+    claimed = re.search(r"came (\d+) times as soon as from vLLM behind LiteLLM", README.read_text())
+    targets = json.loads((RESULTS / "noisy_peers.json").read_text())["targets"]
+    [sooner] = [target["value"] for target in targets if target["what"].endswith("times sooner")]
+    assert claimed is not None and int(claimed[1]) == round(sooner)
