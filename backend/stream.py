@@ -134,28 +134,32 @@ class Delivery:
     """Delivers to streams a few at a time, so that planning the next step never waits behind hundreds of writes.
 
     First tokens are delivered before others: the writes of hundreds of decodes are milliseconds of a newcomer's wait.
+    The spare class comes last and one at a time: each makes an answer as a whole, and many may end in one step.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
         self._first: dict[TokenStream, None] = {}  # streams of which nothing was taken; each once, oldest first
         self._later: dict[TokenStream, None] = {}  # the other streams with tokens, likewise
+        self._spare: dict[TokenStream, None] = {}  # of the spare class
         self._scheduled = False
 
     def add(self, stream: TokenStream) -> None:
         """Deliver the stream's tokens at the next flush."""
-        (self._later if stream.has_delivered else self._first)[stream] = None
+        kind = self._spare if stream.sequence.is_spare else self._later if stream.has_delivered else self._first
+        kind[stream] = None
 
     def flush(self) -> None:
         """Deliver soon to the streams added so far."""
-        if (self._first or self._later) and not self._scheduled:
+        if (self._first or self._later or self._spare) and not self._scheduled:
             self._scheduled = True
             self._call_soon(self._drain)
 
     def _drain(self) -> None:
         self._scheduled = False
-        ready = self._first or self._later
-        for stream in list(islice(ready, STREAMS_PER_CALLBACK)):
+        others = self._first or self._later
+        ready, count = (others, STREAMS_PER_CALLBACK) if others else (self._spare, 1)
+        for stream in list(islice(ready, count)):
             del ready[stream]
             stream.deliver()
         self.flush()

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from backend.scheduler.sequence import FinishReason
+from backend.scheduler.sequence import SPARE_CLASS, FinishReason
 from backend.stream import STREAMS_PER_CALLBACK, Delivery, TokenStream
 from tests.backend.paper_device import continuation
 from tests.backend.scheduler.bench import END
@@ -155,6 +155,27 @@ async def test_a_first_token_is_delivered_before_the_tokens_of_streams_that_have
             callbacks.pop(0)()
     assert newcomer.has_delivered
     assert receivers[0].taken == [[10]]  # its second token waits for the next callback
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_the_spare_class_is_delivered_to_last_and_one_at_a_time() -> None:
+    callbacks: list[Callable[[], None]] = []
+    delivery, other = Delivery(callbacks.append), new_stream()
+    spare = [TokenStream(make_sequence("s", "tenant", [5], 100, [END], priority_class=SPARE_CLASS)) for _ in range(3)]
+    receivers = [Receiver(stream) for stream in (*spare, other)]
+    tasks = [await waiting(*pair) for pair in zip((*spare, other), receivers, strict=True)]
+    for stream in (*spare, other):
+        stream.sequence.output.append(10)
+        stream.put(None)
+        delivery.add(stream)
+    delivery.flush()
+    served = []
+    while callbacks:
+        callbacks.pop()()
+        served.append([len(receiver.taken) for receiver in receivers])
+    assert served == [[0, 0, 0, 1], [1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1]]
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
