@@ -168,6 +168,11 @@ class Scheduler:
         self.kv_manager.blocks.names = names
 
     @property
+    def runs_others(self) -> bool:
+        """True while a sequence runs that is not of the spare class."""
+        return len(self.running) > self.kv_manager.num_spare
+
+    @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.in_flight)
 

@@ -35,6 +35,7 @@ def make_batch_runner(frontend: Frontend, service: Service, settings: Settings) 
         models=models,
         most_line_bytes=settings.max_body_bytes,
         width=service.core.scheduler.config.max_num_seqs,
+        runs_others=lambda: service.core.scheduler.runs_others,
     )
     runner = BatchRunner(parts, service.batches.counts)
     service.batches.on_change.append(runner.look)

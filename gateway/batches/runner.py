@@ -34,6 +34,7 @@ from quotas.usage_row import model_of
 
 log = logging.getLogger(__name__)
 
+TURN_SECONDS = 0.005  # of a line beside requests of others: it takes a millisecond of the event loop
 POLL_SECONDS = 1.0  # between looks for batches without a lease, and at the status of a running one
 PASS_SECONDS = 5.0  # until a batch that was not to be had is looked at again
 SWEEP_SECONDS = 3600.0
@@ -69,6 +70,7 @@ class RunnerParts:
     models: Callable[[str, EffectivePolicy], frozenset[str]]  # that may be asked of an endpoint
     most_line_bytes: int
     width: int  # lines of all batches that are answered at once
+    runs_others: Callable[[], bool]  # a request that is no line has a slot of the engine
 
 
 class BatchRunner:
@@ -79,6 +81,7 @@ class BatchRunner:
         self.running: dict[str, BatchRun] = {}  # by the batch's id
         self.running_of: Counter[str] = Counter()  # batches, by tenant
         self.slots = asyncio.Semaphore(parts.width)
+        self._turns = asyncio.Lock()  # of lines to be begun and results to be written
         self.files_lock = RoundRobinLock()  # of the batch whose file is gone through as a whole
         self._changed = asyncio.Event()
         self._swept = -SWEEP_SECONDS
@@ -90,6 +93,12 @@ class BatchRunner:
         self._passed.pop(name or "", None)
         if name in self.running:
             self.running[name].changed.set()
+
+    async def turn(self) -> None:
+        """Wait for the turn of a line: beside requests of others, the host begins or writes one in a while."""
+        async with self._turns:
+            if self.parts.runs_others():
+                await asyncio.sleep(TURN_SECONDS)
 
     async def run(self) -> None:
         outages = Outages("batches are not looked for", QuotaError, OSError)
@@ -294,6 +303,7 @@ class BatchRun:
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
                 if line.number in done:
                     continue
+                await self._runner.turn()
                 if await self._has_no_room():
                     self._is_full = True
                     break
@@ -323,6 +333,7 @@ class BatchRun:
         response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
         result = _result(self._name, line, response, None)
         name = _result_name(self._name, line.number, self._epoch)
+        await self._runner.turn()
         await asyncio.to_thread(self._parts.files.write, self._tenant, name, result)
         key = self._record["key"]
         policy = self._parts.policy(self._tenant, key)

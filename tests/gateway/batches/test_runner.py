@@ -94,6 +94,7 @@ async def site(redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
             models=lambda endpoint, policy: frozenset({"m"}),
             most_line_bytes=2**20,
             width=4,
+            runs_others=lambda: False,
         )
         yield Site(parts, endpoints)
 
@@ -106,6 +107,14 @@ async def test_the_input_of_an_open_batch_outlives_its_time(site: Site) -> None:
     site.runner._swept = -1e9
     await site.runner._sweep()
     assert list(await site.store.expiries("t")) == [fields["output_file_id"]], "and no longer"
+
+
+async def test_each_line_is_begun_and_written_in_a_turn_of_its_own(site: Site) -> None:
+    looks = list[bool]()
+    site.runner.parts = replace(site.parts, runs_others=lambda: looks.append(site.runner._turns.locked()) or False)
+    name = await site.open(await site.upload(3))
+    assert (await site.ended(name))["completed"] == "3"
+    assert looks == [True] * 6
 
 
 async def test_a_batch_whose_input_no_replica_has_ends_once_it_is_overdue(site: Site) -> None:
