@@ -155,7 +155,7 @@ PROBLEMS: tuple[tuple[list[Any], str, int | None, str | None], ...] = (
     ([line("a") | {"more": 1}], "unknown_field", 1, "more"),
     ([line("a") | {"custom_id": 7}], "invalid_custom_id", 1, "custom_id"),
     ([line(""), line("b")], "invalid_custom_id", 1, "custom_id"),
-    ([line("a"), "", line("a")], "duplicate_custom_id", 2, "custom_id"),
+    ([line("a"), "", line("a")], "duplicate_custom_id", 3, "custom_id"),
     ([line("a", model="gpt-4")], "model_not_found", 1, "body.model"),
     ([line("a", stream=True)], "invalid_request", 1, "body.stream"),
     ([line("a") | {"body": "text"}], "invalid_request", 1, "body"),
