@@ -97,7 +97,7 @@ async def spend(url: str, num_tenants: int, num_days: int) -> None:
     source, today = "\n".join((*parts, BOOK)), (datetime.now(UTC).date() - EPOCH).days
     async with Redis.from_url(url) as redis:
         for day in range(today - num_days + 1, today):
-            await redis.eval(source, 0, str(num_tenants), str(day))  # type: ignore[misc]
+            await redis.eval(source, 0, str(num_tenants), str(day))
     store = RedisStore.at(url, 60.0)
     await store.connect()
     limits = (Limit(Resource.CONCURRENT_REQUESTS, 1000),)

@@ -130,7 +130,7 @@ class UsageLedger:
             for name in names:
                 if (match := LEDGER.fullmatch(name)) and (month := months.get(match[2])):
                     found.add((unquote(match[1].decode()), month))
-        return await asyncio.to_thread(sorted, found, key=itemgetter(0))
+        return await asyncio.to_thread(lambda: sorted(found, key=itemgetter(0)))
 
     async def _names(self, pattern: bytes) -> AsyncIterator[list[bytes]]:
         asked: asyncio.Task[tuple[bytes, list[bytes]]] | None = self._scan(b"0", pattern)

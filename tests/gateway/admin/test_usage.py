@@ -145,8 +145,8 @@ async def test_a_long_ledger_is_in_its_place(reader: UsageReader, redis_url: str
     today, month = ((day - EPOCH).days for day in (TODAY, TODAY.replace(day=1)))
     with Redis.from_url(redis_url) as client:
         for tenant, num_rows in (("a", 2), ("b", 1500), ("c", 1500), ("d", 2)):
-            rows = {f"1 k{number:04}": ENTRY.pack(today, 1, 10, 0, 1, 0, 0, 0) for number in range(num_rows)}
-            client.hset(f"sluice:{{{tenant}}}:ledger:{month}", mapping=rows)
+            fields = {f"1 k{number:04}": ENTRY.pack(today, 1, 10, 0, 1, 0, 0, 0) for number in range(num_rows)}
+            client.hset(f"sluice:{{{tenant}}}:ledger:{month}", mapping=fields)
     query = {"from": str(TODAY), "to": str(TODAY), "by": "key"}
     rows = [(row["tenant"], row["key"]) for row in csv.DictReader(StringIO(await reader.csv(query)))]
     assert len(rows) == len(set(rows)) == 3004 and rows == sorted(rows)
