@@ -112,7 +112,8 @@ class UsageLedger:
 
     async def read_whole(self, begun: LedgerRows) -> LedgerRows:
         """Read the rest of a long ledger, in portions between which others are served."""
-        tenant, month, words, cursor = begun
+        tenant, month, first, cursor = begun
+        words = first.copy()  # or what follows would stay for as long as `begun` does
         while cursor != WHOLE:
             cursor, more = await self._runner.client.send(_read(tenant, month, cursor))
             words += more
