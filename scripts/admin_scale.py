@@ -43,6 +43,7 @@ ROWS = {
     "usage": "#usage-table tbody tr",
     "log": "#log-table tbody tr",
 }
+SHOWN = "document.querySelector(%s)?.checkVisibility()"  # asked at each frame; `until_shown` looks twice a second
 CUT = """[...document.querySelectorAll('#view-%s .scroller')].filter(box => box.offsetParent
   && box.scrollWidth > box.clientWidth).map(box => box.parentElement.id)
   .concat(document.documentElement.scrollWidth > innerWidth ? ['the page'] : [])"""
@@ -122,7 +123,7 @@ def look(page: Page, server: ServerProcess, pictures: Path | None) -> list[dict[
         for view, rows in ROWS.items():
             began = time.perf_counter()
             page.click(f"#views [href='#/{view}']")
-            page.until_shown(rows)
+            page.until(SHOWN % json.dumps(rows))
             seconds = time.perf_counter() - began
             found.append({"view": view, "width": width, "seconds": round(seconds, 3), "cut": page.js(CUT % view)})
             if pictures is not None:
