@@ -35,6 +35,8 @@ def csv_text(rows: Iterable[Row]) -> str:
 
 def printable(text: str) -> str:
     """Escape the characters that move a cursor, ring a bell or turn the direction of writing."""
+    if text.isprintable():
+        return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 

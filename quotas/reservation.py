@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import add
 from typing import NamedTuple
 
 from quotas.policy.limit import Limit, Resource
@@ -79,19 +80,7 @@ class Usage(NamedTuple):
         return _counted(limit, self.requests, self.input_tokens, self.output_tokens)
 
     def __add__(self, other: "Usage") -> "Usage":  # type: ignore[override]  # amounts add up
-        return Usage(
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.kv_byte_seconds + other.kv_byte_seconds,
-            self.requests + other.requests,
-            self.engine_seconds + other.engine_seconds,
-            self.reasoning_tokens + other.reasoning_tokens,
-            self.batch_input_tokens + other.batch_input_tokens,
-            self.batch_output_tokens + other.batch_output_tokens,
-            self.batch_cached_tokens + other.batch_cached_tokens,
-            self.batch_reasoning_tokens + other.batch_reasoning_tokens,
-        )
+        return other if self is NOTHING else Usage._make(map(add, self, other))
 
 
 NO_USAGE = Usage()  # of a counted request

@@ -25,10 +25,8 @@ from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.report import RESULTS
 from quotas.policy.limit import EPOCH, Limit, Resource
 from quotas.reservation import Ask, Usage
-from quotas.store.account import state_key
 from quotas.store.redis_store import RedisStore
-from quotas.store.usage_ledger import ENTRY
-from quotas.usage_row import key_name
+from quotas.store.scripts import LUA
 from scripts.stepped_admin_server import MARK
 from tests.end_to_end.page.browser import find_chromium, running_chromium
 from tests.end_to_end.page.page_object import Page
@@ -45,6 +43,7 @@ ROWS = {
     "usage": "#usage-table tbody tr",
     "log": "#log-table tbody tr",
 }
+SHOWN = "document.querySelector(%s)?.checkVisibility()"  # asked at each frame; `until_shown` looks twice a second
 CUT = """[...document.querySelectorAll('#view-%s .scroller')].filter(box => box.offsetParent
   && box.scrollWidth > box.clientWidth).map(box => box.parentElement.id)
   .concat(document.documentElement.scrollWidth > innerWidth ? ['the page'] : [])"""
@@ -87,8 +86,19 @@ def make_keys(state: Path, num_tenants: int, num_keys: int) -> None:
             records[record.id] = replace(record, created=made, settings=settings)
 
 
+BOOK = """
+for number = 0, ARGV[1] - 1 do
+  book(string.format('sluice:{tenant-%05d}', number), ARGV[2] * DAY, '*', 9, 9000, 3000, 900, 1e9)
+end"""
+
+
 async def spend(url: str, num_tenants: int, num_days: int) -> None:
-    """A request of each tenant today, and a row of each of the days before in the ledger."""
+    """Use of each tenant on each of the days before, in one row, and a request today."""
+    parts = ((LUA / f"{part}.lua").read_text() for part in ("level", "ledger"))
+    source, today = "\n".join((*parts, BOOK)), (datetime.now(UTC).date() - EPOCH).days
+    async with Redis.from_url(url) as redis:
+        for day in range(today - num_days + 1, today):
+            await redis.eval(source, 0, str(num_tenants), str(day))
     store = RedisStore.at(url, 60.0)
     await store.connect()
     limits = (Limit(Resource.CONCURRENT_REQUESTS, 1000),)
@@ -98,15 +108,6 @@ async def spend(url: str, num_tenants: int, num_days: int) -> None:
         grants = await asyncio.gather(*(store.reserve(name, None, limits, Ask(1, 1000, 100)) for name in names))
         await asyncio.gather(*(store.settle(grant, usage) for grant in grants))
     await store.close()
-    row, today = key_name(None).encode(), (datetime.now(UTC).date() - EPOCH).days
-    async with Redis.from_url(url) as redis:
-        for day in range(today - num_days + 1, today):
-            for start in range(0, num_tenants, 1000):
-                async with redis.pipeline(transaction=False) as pipe:
-                    for number in range(start, min(start + 1000, num_tenants)):
-                        ledger = f"{state_key(f'tenant-{number:05d}')}:usage:{day}"
-                        pipe.hset(ledger, row, ENTRY.pack(9, 9000, 3000, 900, 1e9, 0, 0))
-                    await pipe.execute()
 
 
 def look(page: Page, server: ServerProcess, pictures: Path | None) -> list[dict[str, Any]]:
@@ -122,7 +123,7 @@ def look(page: Page, server: ServerProcess, pictures: Path | None) -> list[dict[
         for view, rows in ROWS.items():
             began = time.perf_counter()
             page.click(f"#views [href='#/{view}']")
-            page.until_shown(rows)
+            page.until(SHOWN % json.dumps(rows))
             seconds = time.perf_counter() - began
             found.append({"view": view, "width": width, "seconds": round(seconds, 3), "cut": page.js(CUT % view)})
             if pictures is not None:

@@ -2,12 +2,12 @@
 
 import asyncio
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from functools import partial
 from heapq import nsmallest
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -27,10 +27,10 @@ from gateway.tenants.usage import (
     Grouping,
     TooManyLedgers,
     collect_after,
+    csv_by_day,
     entries_of,
     plain,
     read_ledgers,
-    read_sums,
     usage_csv,
 )
 from gateway.tenants.usage_sums import Owner, UsageSums
@@ -40,8 +40,7 @@ from quotas.policy.policy import Policy, TenantPolicy
 from quotas.reservation import Usage
 from quotas.store.budget_states import BudgetOwner, BudgetState
 
-MAX_LEDGERS = 500_000  # summed up by one answer; a ledger is of a tenant and a day
-MAX_CSV_LEDGERS = 20_000  # ledgers written as rows
+MAX_LEDGERS = 200_000  # read by one answer; a ledger is of a tenant and a month
 MAX_GROUPS = 100_000  # summed up by one answer, such as users: some 70 MB
 MAX_CSV_ROWS = 500_000
 MAX_BUDGETS = 500  # of one list
@@ -83,8 +82,8 @@ def explained(most: int) -> Iterator[None]:
         yield
     except TooManyLedgers as error:
         raise BadRequest(
-            f"{error.found} ledgers, each of a tenant and a day, exceed the limit of {most}: ask for fewer "
-            "days or one tenant, or use `sluice usage`.",
+            f"{error.found} ledgers, each of a tenant and a month, exceed the limit of {most}: ask for fewer "
+            "months or one tenant, or use `sluice usage`.",
             "from",
         ) from None
     except QuotaError as error:
@@ -120,7 +119,7 @@ class UsageReader:
         sums = UsageSums(policy, await self._grouping(period.by), period.first, period.last)
         async with self._reading:
             with explained(MAX_LEDGERS):
-                async for some in read_sums(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
+                async for some in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
                     await asyncio.to_thread(sums.add, some)
                     _check_size(len(sums.owners), MAX_GROUPS, "groups")
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
@@ -129,15 +128,15 @@ class UsageReader:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
         period = UsagePeriod.of(query, datetime.now(UTC).date())
         policy, grouping = self._service.policies.current, await self._grouping(period.by)
-        pieces, num_rows = [usage_csv((), grouping.column)], 0
+        pieces, num_rows = defaultdict[date, list[str]](list), 0
         async with self._reading:
-            with explained(MAX_CSV_LEDGERS):
-                async for page in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_CSV_LEDGERS):
-                    entries = await asyncio.to_thread(entries_of, page, grouping, policy)
+            with explained(MAX_LEDGERS):
+                async for some in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
+                    entries = await asyncio.to_thread(entries_of, some, period.first, period.last, grouping, policy)
                     _check_size(num_rows := num_rows + len(entries), MAX_CSV_ROWS, "rows")
-                    write = partial(usage_csv, entries, grouping.column, has_heading=False)
-                    pieces.append(await asyncio.to_thread(write))
-        return "".join(pieces)
+                    for day, text in (await asyncio.to_thread(csv_by_day, entries, grouping.column)).items():
+                        pieces[day].append(text)
+        return usage_csv((), grouping.column) + "".join(text for day in sorted(pieces) for text in pieces[day])
 
     async def _grouping(self, by: str) -> Grouping:
         kind, _, name = by.partition(".")

@@ -5,16 +5,17 @@ import gc
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import date
 from decimal import Context, Decimal, Inexact, localcontext
-from heapq import merge
+from itertools import groupby
+from operator import attrgetter
 
 from gateway.table import csv_text, table
 from quotas.policy.policy import Policy, Price
 from quotas.policy.schema import TAG_NAME
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
-from quotas.store.usage_ledger import Batch, Ledger, TenantLedgers
+from quotas.store.usage_ledger import LEDGERS_PER_WRITE, WHOLE, Batch, LedgerRows, months_of
 from quotas.usage_row import UsageRow
 
 COUNTS = ("requests", "input", "cached", "output", "reasoning")
@@ -74,6 +75,9 @@ class Entry:
     by_price: Mapping[Price | None, Usage]
 
 
+BY_DAY = attrgetter("day")
+
+
 def cost(usage: Usage, price: Price) -> Decimal:
     used = usage
     computed = used.input_tokens - used.cached_tokens, used.batch_input_tokens - used.batch_cached_tokens
@@ -94,6 +98,12 @@ def usage_csv(entries: Iterable[Entry], column: str | None, *, has_heading: bool
     heading = ("day", "tenant", *_if(column, column), "requests", *tokens, "kv_byte_seconds", "cost", "currency")
     rows = (_csv_row(entry, column) for entry in entries)
     return csv_text([heading, *rows] if has_heading else rows)
+
+
+def csv_by_day(entries: Iterable[Entry], column: str | None) -> dict[date, str]:
+    """The rows of `usage_csv`, for a table that is put together by days."""
+    days = groupby(sorted(entries, key=BY_DAY), BY_DAY)
+    return {day: usage_csv(some, column, has_heading=False) for day, some in days}
 
 
 def usage_table(entries: Sequence[Entry], column: str | None) -> str:
@@ -152,10 +162,8 @@ def _if(column: str | None, cell: str | None) -> tuple[str, ...]:
     return (cell or "",) if column else ()
 
 
-LEDGER_DAYS = 400  # lifetime of a ledger (lua/ledger.lua)
-LEDGERS_PER_TURN = 1000  # between turns of other threads, and between collections of garbage
-CALLS_PER_WRITE = 32  # in one write: their answers take the event loop a millisecond
-TENANTS_PER_WRITE = 100  # likewise, of months of one row
+LEDGER_DAYS = 400  # for which a day stays in its ledger at least (lua/ledger.lua)
+LEDGERS_PER_TURN = 1000  # between collections of garbage
 
 
 class TooManyLedgers(Exception):
@@ -166,30 +174,6 @@ class TooManyLedgers(Exception):
         self.found = found
 
 
-Page = list[tuple[str, date, Batch]]
-"""Some ledgers, each of a tenant and a day. To go through them may take tenths of a second, which is for a thread."""
-
-
-async def read_ledgers(
-    store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
-) -> AsyncIterator[Page]:
-    """Yield all ledgers of the days, by day and tenant. Raises `QuotaError`, and `TooManyLedgers` beyond `most` of
-    them.
-    """
-    if tenant is not None:
-        ledgers = [(tenant, first + timedelta(days=number)) for number in range((last - first).days + 1)]
-    else:
-        ledgers = await store.ledger.tenant_days(first, last)
-    if most is not None and len(ledgers) > most:
-        raise TooManyLedgers(len(ledgers))
-    if tenant is None:
-        ledgers = await asyncio.to_thread(_in_order, ledgers)
-    for start in range(0, len(ledgers), CALLS_PER_WRITE):
-        some = ledgers[start : start + CALLS_PER_WRITE]
-        yield [(name, day, usage) for (name, day), usage in zip(some, await store.ledger.of(some), strict=True)]
-        await collect_after(start + len(some), len(some))
-
-
 async def collect_after(done: int, now: int) -> None:
     """Collect young garbage once for each `LEDGERS_PER_TURN` that are `done`, `now` of them the latest: a collection
     that meets the objects of tens of thousands stops every thread for 10 ms.
@@ -198,27 +182,42 @@ async def collect_after(done: int, now: int) -> None:
         await asyncio.to_thread(gc.collect, 0)
 
 
-async def read_sums(
-    store: RedisStore, tenant: str | None, first: date, last: date, most: int
-) -> AsyncIterator[list[TenantLedgers]]:
-    """Yield the ledgers of the days, some tenants' at once. Raises as `read_ledgers` does."""
-    tenants, num_ledgers = ([tenant], 1) if tenant is not None else await store.ledger.tenants(first, last)
-    if num_ledgers > most:
-        raise TooManyLedgers(num_ledgers)
+async def read_ledgers(
+    store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
+) -> AsyncIterator[list[LedgerRows]]:
+    """Yield the ledgers of the months of these days by tenant, some at once. Raises `QuotaError`, and `TooManyLedgers`
+    beyond `most` of them.
+    """
+    if tenant is not None:
+        ledgers = [(tenant, month) for month in months_of(first, last)]
+    else:
+        ledgers = await store.ledger.ledgers(first, last)
+    if most is not None and len(ledgers) > most:
+        raise TooManyLedgers(len(ledgers))
     reading = None
     try:
-        for start in range(0, len(tenants), TENANTS_PER_WRITE):
-            before, some = reading, tenants[start : start + TENANTS_PER_WRITE]
-            reading = asyncio.create_task(store.ledger.over_days(some, first, last))  # while those before are summed up
+        for start in range(0, len(ledgers) + LEDGERS_PER_WRITE, LEDGERS_PER_WRITE):
+            before, some = reading, ledgers[start : start + LEDGERS_PER_WRITE]
+            reading = asyncio.create_task(store.ledger.read(some)) if some else None  # while those before are summed up
             if before is not None:
-                yield await before
-            await collect_after(start, TENANTS_PER_WRITE)
-        if reading is not None:
-            yield await reading
+                async for whole in _whole(store, await before):
+                    yield whole
+            await collect_after(start, LEDGERS_PER_WRITE)
     finally:
         if reading is not None:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _whole(store: RedisStore, found: list[LedgerRows]) -> AsyncIterator[list[LedgerRows]]:
+    """Yield these ledgers in their order; a long one is read to its end, and comes alone for its size."""
+    start = 0
+    for place, one in enumerate(found):
+        if one.cursor != WHOLE:
+            yield found[start:place]
+            yield [await store.ledger.read_whole(one)]
+            start = place + 1
+    yield found[start:]
 
 
 async def usage_entries(
@@ -226,16 +225,20 @@ async def usage_entries(
 ) -> list[Entry]:
     """Return usage by day, tenant and group, in this order. Raises as `read_ledgers` does."""
     pages = read_ledgers(store, tenant, first, last)
-    return [entry async for page in pages for entry in entries_of(page, grouping, policy)]
+    entries = [entry async for page in pages for entry in entries_of(page, first, last, grouping, policy)]
+    return sorted(entries, key=BY_DAY)
 
 
-def entries_of(page: Page, grouping: Grouping, policy: Policy) -> list[Entry]:
-    """The usage in these ledgers, by ledger and group, at the prices of the policy."""
-    return [entry for ledger in page for entry in _entries(*ledger, grouping, policy.tenant(ledger[0]).price)]
+def entries_of(
+    ledgers: Iterable[LedgerRows], first: date, last: date, grouping: Grouping, policy: Policy
+) -> list[Entry]:
+    """The usage on these days by ledger, day and group, at the prices of the policy."""
+    used = ((one.tenant, day, batch) for one in ledgers for day, batch in one.by_day(first, last).items())
+    return [entry for of_day in used for entry in _entries(*of_day, grouping, policy.tenant(of_day[0]).price)]
 
 
 def _entries(tenant: str, day: date, usage: Batch, grouping: Grouping, price: Price | None) -> list[Entry]:
-    """The usage in a ledger, by group; without requests and tokens there is none."""
+    """The usage of a tenant's day, by group; without requests and tokens there is none."""
     groups = dict[str | None, dict[Price | None, Usage]]()
     for row, used in usage.items():
         if any(used[:5]):
@@ -244,16 +247,6 @@ def _entries(tenant: str, day: date, usage: Batch, grouping: Grouping, price: Pr
             of_group[of_row] = of_group.get(of_row, NOTHING) + used
     order = sorted(groups.items(), key=lambda group: (group[0] is None, group[0] or ""))
     return [Entry(day, tenant, value, by_price) for value, by_price in order]
-
-
-def _in_order(ledgers: list[Ledger]) -> list[Ledger]:
-    """Sort in pieces, so that other threads get the interpreter."""
-    pieces = (ledgers[start : start + LEDGERS_PER_TURN] for start in range(0, len(ledgers), LEDGERS_PER_TURN))
-    return list(merge(*(sorted(piece, key=_place) for piece in pieces), key=_place))
-
-
-def _place(ledger: Ledger) -> tuple[date, str]:
-    return ledger[1], ledger[0]
 
 
 def total_of(by_price: Iterable[tuple[Price | None, Usage]]) -> tuple[Usage, dict[str, Decimal]]:

@@ -1,8 +1,9 @@
 """Sums of usage by group and by day, of many ledgers at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import date
 from decimal import Decimal
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,10 @@ from gateway.tenants.usage import Grouping, total_of
 from quotas.policy.limit import EPOCH
 from quotas.policy.policy import Policy, Price
 from quotas.reservation import Usage
-from quotas.store.usage_ledger import TenantLedgers, kind_of, usage_of
+from quotas.store.usage_ledger import LedgerRows, kind_of, usage_of
 
 NUM_COUNTS = 7
-ENTRY = np.dtype([("day", "<u4"), ("row", "<u4"), ("counts", "<f8", NUM_COUNTS)])  # of lua/read_usage.lua
+ENTRY = np.dtype([("day", "<u2"), ("counts", "<f8", NUM_COUNTS)])  # of lua/ledger.lua
 INPUT, OUTPUT, ENGINE_MICROS = 1, 3, 5  # places of counts
 OF_REQUESTS = 5  # the first of them: an entry without these is engine time alone
 
@@ -27,8 +28,24 @@ Kind = tuple[Price | None, bool]
 Counts = npt.NDArray[np.int64]
 
 
-def entry_array(ledgers: Sequence[TenantLedgers]) -> npt.NDArray[np.void]:
-    return np.frombuffer(b"".join(one.entries for one in ledgers), ENTRY)
+class Entries(NamedTuple):
+    """The entries of some ledgers on some days."""
+
+    rows: list[tuple[str, bytes]]  # the tenant and the name of each row, also of one without entries
+    row: Counts  # [num_entries], the place of its row
+    day: Counts  # [num_entries], from the first day on
+    counts: Counts  # [num_entries, NUM_COUNTS]
+
+
+def entries_within(ledgers: Iterable[LedgerRows], first: date, last: date) -> Entries:
+    found = [(one.tenant, *row) for one in ledgers for row in one.entries().items()]
+    entries = np.frombuffer(b"".join(text for *_, text in found), ENTRY)
+    sizes = np.array([len(text) // ENTRY.itemsize for *_, text in found], np.int64)
+    day = entries["day"].astype(np.int64) - (first - EPOCH).days
+    within = (day >= 0) & (day <= (last - first).days)
+    row = np.repeat(np.arange(len(found)), sizes)[within]
+    rows = [(tenant, name) for tenant, name, _ in found]
+    return Entries(rows, row, day[within], entries["counts"][within].astype(np.int64))
 
 
 class UsageSums:
@@ -38,38 +55,34 @@ class UsageSums:
         self.owners: dict[Owner, dict[Kind, int]] = {}  # the places of their counts
         self._policy = policy
         self._grouping = grouping
-        self._first = (first - EPOCH).days
+        self._first, self._last = first, last
         self._kinds: dict[Kind, int] = {}
         self._num_places = 0
         self._by_place: Counts = np.zeros((0, NUM_COUNTS), np.int64)
         self._by_day: Counts = np.zeros((0, (last - first).days + 1, NUM_COUNTS), np.int64)
 
-    def add(self, ledgers: Sequence[TenantLedgers]) -> None:
-        places = [self._places(one) for one in ledgers]
-        starts = np.cumsum([0, *map(len, places)])[:-1]
-        entries = entry_array(ledgers)
-        rows = np.repeat(starts, [len(one.entries) // ENTRY.itemsize for one in ledgers]) + entries["row"] - 1
-        place, kind = np.array([row for some in places for row in some], np.int64).reshape(-1, 2)[rows].T
-        counts = entries["counts"].astype(np.int64)
-        self._by_place = _grown(self._by_place, 1 + int(place.max(initial=-1)))
+    def add(self, ledgers: Iterable[LedgerRows]) -> None:
+        rows, row, day, counts = entries_within(ledgers, self._first, self._last)
+        places = np.zeros((len(rows), 2), np.int64)
+        for at in np.unique(row).tolist():
+            places[at] = self._place(*rows[at])
+        place, kind = places[row].T
+        self._by_place = _grown(self._by_place, self._num_places)
         self._by_day = _grown(self._by_day, len(self._kinds))
         np.add.at(self._by_place, place, counts)
-        np.add.at(self._by_day, (kind, entries["day"].astype(np.int64) - self._first), counts)
+        days = self._by_day.shape[1]
+        np.add.at(self._by_day.reshape(-1, NUM_COUNTS), kind * days + day, counts)  # by one index: a fifth of the time
 
-    def _places(self, ledgers: TenantLedgers) -> list[tuple[int, int]]:
-        """Where each row of a tenant is added: the places of its owner and of its kind."""
-        price, found = self._policy.tenant(ledgers.tenant).price, list[tuple[int, int]]()
-        tenant = None if self._grouping.spans_tenants else ledgers.tenant
-        for name in ledgers.names:
-            row, in_batches = kind_of(name)
-            kind = price.of(row.model) if price and price.models else price, in_batches
-            of_owner = self.owners.setdefault((tenant, self._grouping.value(row)), {})
-            place = of_owner.setdefault(kind, -1)
-            if place < 0:
-                place = of_owner[kind] = self._num_places
-                self._num_places += 1
-            found.append((place, self._kinds.setdefault(kind, len(self._kinds))))
-        return found
+    def _place(self, tenant: str, name: bytes) -> tuple[int, int]:
+        """Where a row is added: the places of its owner and of its kind."""
+        price, (row, in_batches) = self._policy.tenant(tenant).price, kind_of(name)
+        kind = price.of(row.model) if price and price.models else price, in_batches
+        owner = None if self._grouping.spans_tenants else tenant, self._grouping.value(row)
+        of_owner = self.owners.setdefault(owner, {})
+        if (place := of_owner.get(kind)) is None:
+            place = of_owner[kind] = self._num_places
+            self._num_places += 1
+        return place, self._kinds.setdefault(kind, len(self._kinds))
 
     def tokens(self) -> dict[Owner, int]:
         """The tokens of each group that has used anything."""

@@ -14,9 +14,10 @@ A tenant has one hash, `sluice:{tenant}`:
     alert:<limit>:<percent>:..   an alert of a budget: who sends it, or how it ended (quotas/store/budget_alerts.py)
 
 beside `sluice:{tenant}:key:<key>`, levels of the limits of one API key, `:session:<digest>`, those of one session,
-`:usage:<day>`, the ledger by row (`quotas.usage_row`), `:booked`, the last ordinal that each replica booked, `:kv`, the
-leases of KV memory, `:done`, what the latest calls did, and what is stored of /v1/responses (`quotas.store.responses`).
-State that no longer differs from none expires. `sluice:running:<day>` has the microseconds for which each process ran.
+`:ledger:<first day>`, the ledger of a month (lua/ledger.lua), `:booked`, the last ordinal that each replica booked,
+`:kv`, the leases of KV memory, `:done`, what the latest calls did, and what is stored of /v1/responses
+(`quotas.store.responses`). State that no longer differs from none expires. `sluice:running:<day>` has the microseconds
+for which each process ran.
 
 A team has such a hash, `sluice:{team:<team>}`, for levels and slices of its limits; reservations are in their tenants'.
 

@@ -1,13 +1,15 @@
-"""The ledger: the usage of tenants by UTC day and row. A row is of an API key, a model and a class, and of a user and
-tags as far as the tenant's policy asks. Beside it: for how long replicas have run, by UTC day.
+"""The ledgers, each of a tenant and a month in UTC: usage by day and row. A row is of an API key, a model and a class,
+and of a user and tags as far as the tenant's policy asks. Beside them: for how long replicas have run, by UTC day.
 """
 
 import asyncio
 import re
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import date, timedelta
+from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -23,20 +25,21 @@ from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 from quotas.usage_row import UsageRow, rest_name, row_of
 
-ENTRY = struct.Struct("<7d")  # of lua/ledger.lua; of an older version, without the last
-LEDGERS = b":usage:"
+ENTRY = struct.Struct("<H7d")  # of lua/ledger.lua
+LEDGERS = b":ledger:"
 PATTERN = f"{PREFIX}:{{*}}".encode() + LEDGERS
-STATE = rb"%b:\{([!-z|~]{1,192})\}" % PREFIX.encode()  # of a tenant
-LEDGER = re.compile(STATE + LEDGERS + rb"([0-9]{1,6})")
+LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}%b([0-9]{1,6})" % (PREFIX.encode(), LEDGERS))
 IN_BATCHES = b"/batch"  # ends the name of a row of use in batches (lua/finish_line.lua); no part of a name has a slash
 KEYS_PER_SCAN = b"1000"  # scanned at once, so that other calls do not wait
-WORDS_PER_TURN = 400  # of answers, which are read on the event loop in a millisecond
+FIELDS_PER_SCAN = b"300"  # likewise, of each of `LEDGERS_PER_WRITE`
+LEDGERS_PER_WRITE = 64
+WHOLE = b"0"  # the cursor behind a whole ledger
 TENANTS_PER_TURN = 500  # whose batches are closed in some milliseconds, so that other tasks do not wait
 MAX_BATCH_ROWS = 1000  # of a tenant, while the store is away or until the next flush; further ones are summed up
 LEDGER_LIFE_SECONDS = b"%d" % (400 * 86400)
 
 Ledger = tuple[str, date]
-"""The tenant and the UTC day of a ledger."""
+"""The tenant of a ledger, and the first day of its month in UTC."""
 
 Batch = dict[UsageRow, Usage]
 """The usage of one tenant by row."""
@@ -45,12 +48,33 @@ Open = dict[str, Usage]
 """The usage of one tenant by the name of its row, to be booked."""
 
 
-class TenantLedgers(NamedTuple):
-    """A tenant's ledgers of some days: the names of their rows, and the entries as lua/read_usage.lua joins them."""
+class LedgerRows(NamedTuple):
+    """What was read of a ledger. To go through it may take milliseconds, which are for a thread."""
 
     tenant: str
-    names: list[bytes]
-    entries: bytes
+    month: date
+    words: list[bytes]  # fields and their entries in turn; of a field that is there twice, the later counts
+    cursor: bytes = WHOLE
+
+    def entries(self) -> dict[bytes, bytes]:
+        """The entries (`ENTRY`) of each row, by its name."""
+        found = dict[bytes, bytes]()
+        for field, entries in dict(zip(self.words[::2], self.words[1::2], strict=True)).items():
+            _, is_row, name = field.partition(b" ")
+            if is_row:
+                found[name] = found.get(name, b"") + entries
+        return found
+
+    def by_day(self, first: date, last: date) -> dict[date, Batch]:
+        """The usage on these days."""
+        found = dict[date, Batch]()
+        for name, entries in self.entries().items():
+            row, in_batches = kind_of(name)
+            for number, *counts in ENTRY.iter_unpack(entries):
+                if first <= (day := EPOCH + timedelta(days=number)) <= last:
+                    batch = found.setdefault(day, {})
+                    batch[row] = batch.get(row, NOTHING) + usage_of(map(int, counts), in_batches)
+        return found
 
 
 class UsageLedger:
@@ -80,53 +104,36 @@ class UsageLedger:
                 await asyncio.sleep(0)
         await all_of(map(self._send, list(self._closed)))
 
-    async def of(self, ledgers: Iterable[Ledger]) -> list[Batch]:
-        """The usage in each of these ledgers, by row."""
-        names = (f"{state_key(tenant)}:usage:{(day - EPOCH).days}".encode() for tenant, day in ledgers)
-        answers = await self._runner.client.send_all(command(b"HGETALL", name) for name in names)
-        if sum(map(len, answers)) > WORDS_PER_TURN:
-            return await asyncio.to_thread(_batches, answers)
-        return _batches(answers)
+    async def read(self, ledgers: Sequence[Ledger]) -> list[LedgerRows]:
+        """Read these ledgers in one write, of a long one the beginning."""
+        answers = await self._runner.client.send_all([_read(*ledger, WHOLE) for ledger in ledgers])
+        told = zip(ledgers, answers, strict=True)
+        return [LedgerRows(*ledger, words, cursor) for ledger, (cursor, words) in told]
 
-    async def over_days(self, tenants: Sequence[str], first: date, last: date) -> list[TenantLedgers]:
-        """What each of these tenants has used on these days; one with long ledgers is there several times."""
-        found, end = list[TenantLedgers](), (last - EPOCH).days
-        begins = [(tenant, (first - EPOCH).days) for tenant in tenants]
-        while begins:
-            calls = ((state_key(tenant).encode(), b"%d" % begin, b"%d" % end) for tenant, begin in begins)
-            answers = await self._runner.call_all(Script.READ_USAGE, calls)
-            told = [(tenant, answer) for (tenant, _), answer in zip(begins, answers, strict=True)]
-            found += [TenantLedgers(tenant, names, entries) for tenant, (*names, _, entries) in told]
-            begins = [(tenant, int(answer[-2])) for tenant, answer in told if int(answer[-2]) <= end]
-        return found
+    async def read_whole(self, begun: LedgerRows) -> LedgerRows:
+        """Read the rest of a long ledger, in portions between which others are served."""
+        tenant, month, first, cursor = begun
+        words = first.copy()  # or what follows would stay for as long as `begun` does
+        while cursor != WHOLE:
+            cursor, more = await self._runner.client.send(_read(tenant, month, cursor))
+            words += more
+        return LedgerRows(tenant, month, words)
 
-    async def tenant_days(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
-        """The tenants and UTC days of this period with a ledger, in no order.
+    async def ledgers(self, first: date, last: date) -> list[Ledger]:
+        """The ledgers of the months of these days, in the order of their tenants.
 
         It reads the names of all keys of the database. Raises `StoreUnavailable`, and `StoreUnsuitable` if that is not
         permitted.
         """
-        found: set[Ledger] = set()
-        async for names in self._names(first, last):
-            found.update(ledger for ledger in _named(names) if first <= ledger[1] <= last)
-        return list(found)
-
-    async def tenants(self, first: date, last: date) -> tuple[list[str], int]:
-        """The tenants with a ledger on these days, in order, and how many ledgers. Raises as `tenant_days` does."""
-        found, num_ledgers = dict[bytes, str](), 0  # names of tenants, read as they come: 10,000 at once take 15 ms
-        days = range((first - EPOCH).days, (last - EPOCH).days + 1)
-        async for names in self._names(first, last):
+        months = {b"%d" % (month - EPOCH).days: month for month in months_of(first, last)}
+        found = set[Ledger]()
+        async for names in self._names(PATTERN + (b"*" if len(months) > 1 else next(iter(months)))):
             for name in names:
-                state, _, day = name.rpartition(LEDGERS)
-                if day.isdigit() and int(day) in days:
-                    num_ledgers += 1
-                    if state not in found and (match := re.fullmatch(STATE, state)):
-                        found[state] = unquote(match[1].decode())
-        return await asyncio.to_thread(sorted, found.values()), num_ledgers
+                if (match := LEDGER.fullmatch(name)) and (month := months.get(match[2])):
+                    found.add((unquote(match[1].decode()), month))
+        return await asyncio.to_thread(lambda: sorted(found, key=itemgetter(0)))
 
-    async def _names(self, first: date, last: date) -> AsyncIterator[list[bytes]]:
-        """Yield the names of ledgers, those of these days and perhaps others."""
-        pattern = PATTERN + (b"%d" % (first - EPOCH).days if first == last else b"*")
+    async def _names(self, pattern: bytes) -> AsyncIterator[list[bytes]]:
         asked: asyncio.Task[tuple[bytes, list[bytes]]] | None = self._scan(b"0", pattern)
         try:
             while asked is not None:
@@ -183,6 +190,15 @@ class UsageLedger:
         del self._closed[tenant]
 
 
+def months_of(first: date, last: date) -> list[date]:
+    """The first days of the months of these days, the last one first."""
+    months = [last.replace(day=1)]
+    while months[-1] > first:
+        months.append((months[-1] - timedelta(days=1)).replace(day=1))
+    return months
+
+
+@lru_cache(4096)
 def kind_of(name: bytes) -> tuple[UsageRow, bool]:
     """The row that a name in the ledger is of, and whether its use was in batches."""
     return row_of(name.removesuffix(IN_BATCHES).decode()), name.endswith(IN_BATCHES)
@@ -208,14 +224,9 @@ def usage_of(counts: Iterable[int], in_batches: bool) -> Usage:
     )
 
 
-def _batches(answers: Iterable[list[bytes]]) -> list[Batch]:
-    return [_usage_by_row(words) for words in answers]
-
-
-def _named(names: list[bytes]) -> Iterator[Ledger]:
-    for name in names:
-        if match := LEDGER.fullmatch(name):
-            yield unquote(match[1].decode()), EPOCH + timedelta(days=int(match[2]))
+def _read(tenant: str, month: date, cursor: bytes) -> bytes:
+    name = b"%b%b%d" % (state_key(tenant).encode(), LEDGERS, (month - EPOCH).days)
+    return command(b"HSCAN", name, cursor, b"COUNT", FIELDS_PER_SCAN)
 
 
 def _running_name(day: date) -> bytes:
@@ -232,12 +243,3 @@ def _numbers(usage: Usage) -> tuple[bytes, ...]:
     counts = (usage.requests, usage.input_tokens, usage.cached_tokens, usage.output_tokens)
     times = round(usage.kv_byte_seconds), round(usage.engine_seconds * 1e6)
     return tuple(b"%d" % count for count in (*counts, *times, usage.reasoning_tokens))
-
-
-def _usage_by_row(words: list[bytes]) -> Batch:
-    found: Batch = {}
-    for name, text in zip(words[::2], words[1::2], strict=True):
-        row, in_batches = kind_of(name)
-        counts = map(int, ENTRY.unpack(text.ljust(ENTRY.size, b"\0")))
-        found[row] = found.get(row, NOTHING) + usage_of(counts, in_batches)
-    return found

@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as Disconnected
 from quotas.embedded.server_binary import ServerBinary, find_server
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
+from quotas.store.usage_ledger import Batch
 
 
 def carried() -> ServerBinary:
@@ -59,10 +60,14 @@ def is_running(pid: int) -> bool:
         return False
 
 
+async def usage_by_row(store: RedisStore, tenant: str, day: date) -> Batch:
+    (begun,) = await store.ledger.read([(tenant, day.replace(day=1))])
+    return (await store.ledger.read_whole(begun)).by_day(day, day).get(day, {})
+
+
 async def usage_by_key(store: RedisStore, tenant: str, day: date) -> dict[str | None, Usage]:
     """Return the usage of each of the tenant's keys on a UTC day; None stands for requests without a key."""
-    (rows,) = await store.ledger.of([(tenant, day)])
     usage = dict[str | None, Usage]()
-    for row, used in rows.items():
+    for row, used in (await usage_by_row(store, tenant, day)).items():
         usage[row.key] = usage.get(row.key, NOTHING) + used
     return usage

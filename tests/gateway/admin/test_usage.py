@@ -8,8 +8,8 @@ from threading import get_ident
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
+from redis import Redis
 
 from gateway.admin import usage
 from gateway.admin.usage import UsageReader
@@ -17,14 +17,13 @@ from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.key_store import KeyRecord
-from gateway.tenants.usage_sums import ENTRY
 from quotas.policy.limit import EPOCH
 from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
 from quotas.reservation import Usage
 from quotas.store.redis_client import RedisClient
 from quotas.store.redis_store import RedisStore
-from quotas.store.usage_ledger import Batch, Ledger, TenantLedgers, UsageLedger
+from quotas.store.usage_ledger import ENTRY, Ledger, LedgerRows, UsageLedger
 from quotas.usage_row import UsageRow, as_kept, row_name
 from tests.gateway.spending import spend
 
@@ -107,7 +106,7 @@ async def test_models_cost_what_their_own_prices_say(redis_url: str) -> None:
         assert by_tenant["rows"][0]["costs"]["USD"] == csv_rows[0]["cost"] == "0.0005175"
 
 
-async def test_a_tenants_month_is_one_call_of_the_store(
+async def test_a_tenants_month_is_one_question_to_the_store(
     spent: None, reader: UsageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, send_all = list[int](), RedisClient.send_all
@@ -118,7 +117,7 @@ async def test_a_tenants_month_is_one_call_of_the_store(
 
     monkeypatch.setattr(RedisClient, "send_all", counted)
     report = await reader.report({"from": str(TODAY - timedelta(days=50)), "to": str(TODAY)})
-    assert calls == [3], "of acme, beta and carol"
+    assert calls == [2 + len({YESTERDAY.month, TODAY.month})], "of acme's months, beta's and carol's"
     assert [(row["tenant"], row["requests"]) for row in report["rows"]] == [("acme", 3), ("carol", 1), ("beta", 1)]
     assert sum(day["requests"] for day in report["days"]) == report["total"]["requests"] == 5
 
@@ -142,6 +141,18 @@ async def test_the_csv_is_that_of_the_command(spent: None, reader: UsageReader) 
     ]
 
 
+async def test_a_long_ledger_is_in_its_place(reader: UsageReader, redis_url: str) -> None:
+    today, month = ((day - EPOCH).days for day in (TODAY, TODAY.replace(day=1)))
+    with Redis.from_url(redis_url) as client:
+        for tenant, num_rows in (("a", 2), ("b", 1500), ("c", 1500), ("d", 2)):
+            fields = {f"1 k{number:04}": ENTRY.pack(today, 1, 10, 0, 1, 0, 0, 0) for number in range(num_rows)}
+            client.hset(f"sluice:{{{tenant}}}:ledger:{month}", mapping=fields)
+    query = {"from": str(TODAY), "to": str(TODAY), "by": "key"}
+    rows = [(row["tenant"], row["key"]) for row in csv.DictReader(StringIO(await reader.csv(query)))]
+    assert len(rows) == len(set(rows)) == 3004 and rows == sorted(rows)
+    assert (await reader.report(query))["total"]["requests"] == 3004
+
+
 @pytest.mark.parametrize(
     ("query", "field"),
     [
@@ -163,10 +174,11 @@ async def test_a_malformed_period_is_refused_by_its_field(
 async def test_more_ledgers_than_one_answer_reads_are_refused(
     spent: None, reader: UsageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage, "MAX_LEDGERS", 2)
-    with pytest.raises(BadRequest, match="3 ledgers"):
-        await reader.report(DAYS)
-    assert (await reader.report({"from": str(TODAY), "to": str(TODAY)}))["total"]["requests"] == 3
+    monkeypatch.setattr(usage, "MAX_LEDGERS", 1)
+    for read in (reader.report, reader.csv):
+        with pytest.raises(BadRequest, match="2 ledgers, each of a tenant and a month"):
+            await read(today := {"from": str(TODAY), "to": str(TODAY)})
+    assert (await reader.report(today | {"tenant": "acme"}))["total"]["requests"] == 2
 
 
 async def test_budgets_tell_what_is_left_the_least_first(reader: UsageReader, redis_url: str) -> None:
@@ -249,26 +261,17 @@ async def test_the_garbage_of_many_ledgers_is_collected_in_portions(
     reader: UsageReader, monkeypatch: pytest.MonkeyPatch, read: Any
 ) -> None:
     """A collection stops all threads for as long as there are objects."""
-    names = [f"t{number}" for number in range(4000)]
+    words = [b"1 k1", ENTRY.pack((TODAY - EPOCH).days, 1, 1, 0, 1, 0, 0, 0)]
 
-    async def tenant_days(*_: date) -> list[Ledger]:
-        return [(name, TODAY) for name in names]
+    async def ledgers(*_: object) -> list[Ledger]:
+        return [(f"t{number}", TODAY.replace(day=1)) for number in range(4000)]
 
-    async def of(_: UsageLedger, some: list[Ledger]) -> list[Batch]:
+    async def read_some(_: UsageLedger, some: list[Ledger]) -> list[LedgerRows]:
         numbers.append(gc.get_count()[0])
-        return [{UsageRow("k1"): Usage(1, 1)} for _ in some]
+        return [LedgerRows(*ledger, words) for ledger in some]
 
-    async def tenants(*_: date) -> tuple[list[str], int]:
-        return names, len(names)
-
-    async def over_days(_: UsageLedger, some: list[str], *__: date) -> list[TenantLedgers]:
-        numbers.append(gc.get_count()[0])
-        return [TenantLedgers(name, [b"k1"], entry.tobytes()) for name in some]
-
-    entry = np.zeros(1, ENTRY)
-    entry["row"], entry["day"] = 1, (TODAY - EPOCH).days
-    for asked in (tenant_days, of, tenants, over_days):
-        monkeypatch.setattr(UsageLedger, asked.__name__, asked)
+    monkeypatch.setattr(UsageLedger, "ledgers", ledgers)
+    monkeypatch.setattr(UsageLedger, "read", read_some)
     numbers, thresholds = list[int](), gc.get_threshold()
     gc.collect()
     gc.set_threshold(10**6)

@@ -1,9 +1,12 @@
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
-from datetime import UTC, date, datetime
-from struct import pack
+from datetime import UTC, date, datetime, timedelta
+from uuid import uuid4
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from redis import Redis
 
 from quotas.errors import StoreUnavailable, StoreUnsuitable
@@ -12,14 +15,16 @@ from quotas.reservation import Ask, Usage
 from quotas.store.account import state_key
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
-from quotas.store.usage_ledger import TENANTS_PER_TURN
+from quotas.store.usage_ledger import ENTRY, TENANTS_PER_TURN, Batch, LedgerRows, months_of
 from quotas.usage_row import UsageRow, row_name
-from tests.quotas.stores import usage_by_key
+from tests.examples import examples
+from tests.quotas.store_model import DAY
+from tests.quotas.stores import usage_by_key, usage_by_row
 from tests.quotas.wire import Wire
 
 USAGE = Usage(100, 50, 30, 1e9)
 COUNTED = (Limit(Resource.CONCURRENT_REQUESTS, 10),)
-STRANGE = ["a:usage:20000", "{b}", "100% }{ ", "zürich", "*"]
+STRANGE = ["a:ledger:20000", "{b}", "100% }{ ", "zürich", "*"]
 
 
 @pytest.fixture
@@ -92,48 +97,66 @@ async def test_replicas_book_into_one_ledger(wire: Wire, tenant: str) -> None:
 async def test_a_ledger_is_found_for_any_tenants_name(store: RedisStore, tenant: str) -> None:
     today = datetime.now(UTC).date()
     await store.settle(await store.reserve(tenant, "k1", COUNTED, Ask(1, 5, 5)), Usage(5, 3))
-    found, (tenants, num_ledgers) = await store.ledger.tenant_days(), await store.ledger.tenants(date.min, date.max)
-    assert (tenant, today) in found or (tenant, datetime.now(UTC).date()) in found
-    assert tenant in tenants and num_ledgers >= len(found)
+    found = await store.ledger.ledgers(today, datetime.now(UTC).date())
+    assert tenant in {name for name, _ in found} and {month.day for _, month in found} == {1}
 
 
 async def test_other_keys_of_a_large_server_are_not_taken_for_ledgers(store: RedisStore, store_url: str) -> None:
     others = {f"other:{number}": "" for number in range(3000)}
     with Redis.from_url(store_url) as client:
-        client.mset({**others, "sluice:{x}:usage:1e9": "", "sluice:{x}:usage:": "", "my:sluice:{x}:usage:7": ""})
-        found = await store.ledger.tenant_days()
-        client.delete(*others, "sluice:{x}:usage:1e9", "sluice:{x}:usage:", "my:sluice:{x}:usage:7")
+        strange = ("sluice:{x}:ledger:1e9", "sluice:{x}:ledger:", "my:sluice:{x}:ledger:0", "sluice:{x}:ledger:7")
+        client.mset({**others, **dict.fromkeys(strange, "")})
+        found = [*await store.ledger.ledgers(EPOCH, EPOCH), *await store.ledger.ledgers(EPOCH, date(1971, 1, 1))]
+        client.delete(*others, *strange)
     assert "x" not in {tenant for tenant, _ in found}
 
 
-async def test_long_ledgers_are_read_in_parts(store: RedisStore, store_url: str, tenant: str) -> None:
-    days, entry = [date(2030, 1, 1 + number) for number in range(5)], pack("<7d", 1, 2, 0, 3, 4, 0, 1)
+async def test_a_long_ledger_is_read_in_parts(store: RedisStore, store_url: str, tenant: str) -> None:
+    day = date(2030, 1, 1)
+    number = (day - EPOCH).days
+    entries = {f"{number // 8} k{place}": ENTRY.pack(number, 1, 2, 0, 3, 4, 0, 1) for place in range(2000)}
     with Redis.from_url(store_url) as client:
-        for day in days:
-            ledger = f"{state_key(tenant)}:usage:{(day - EPOCH).days}"
-            client.hset(ledger, mapping={f"k{number}": entry for number in range(600)})
-    found = await store.ledger.over_days([tenant, "nobody"], days[0], days[-1])
-    assert [(one.tenant, len(one.entries) // 64) for one in found] == [
-        (tenant, 1200), ("nobody", 0), (tenant, 1200), (tenant, 600),
-    ]  # fmt: skip
+        client.hset(f"{state_key(tenant)}:ledger:{number}", mapping=entries)
+    begun, nobody = await store.ledger.read([(tenant, day), ("nobody", day)])
+    assert len(begun.words) < 2000 and nobody == ("nobody", day, [], b"0")
+    found = (await store.ledger.read_whole(begun)).by_day(day, day)[day]
+    assert len(found) == 2000 and set(found.values()) == {Usage(2, 3, 0, 4.0, reasoning_tokens=1)}
 
 
-async def test_an_entry_without_reasoning_of_an_older_version_is_read_and_added_to(
-    store: RedisStore, store_url: str, tenant: str
+def test_a_field_that_the_store_tells_twice_counts_once() -> None:
+    first, later = (ENTRY.pack(20000, number, 0, 0, 0, 0, 0, 0) for number in (1, 2))
+    rows = LedgerRows("a", date(2024, 10, 1), [b"2500 k1", first, b"#", b"", b"2500 k1", later])
+    assert rows.by_day(EPOCH, date.max) == {date(2024, 10, 4): {UsageRow("k1"): Usage(requests=2)}}
+
+
+@given(st.lists(st.tuples(st.integers(-3, 20), st.integers(0, 5), st.integers(-2, 9)), max_size=20))
+@settings(max_examples=examples(40), deadline=None)
+def test_days_add_up_to_the_usage_and_keep_their_limit_of_rows_though_the_clock_is_set_back(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], steps: list[tuple[int, int, int]]
 ) -> None:
-    today = datetime.now(UTC).date()
-    with Redis.from_url(store_url) as client:
-        ledger = f"{state_key(tenant)}:usage:{(today - EPOCH).days}"
-        client.hset(ledger, "k1", pack("<6d", 1, 100, 30, 50, 1e9, 0))
-    assert await usage_by_key(store, tenant, today) == {"k1": USAGE}
-    (older,) = await store.ledger.over_days([tenant], today, today)
-    store.book(tenant, "k1", USAGE._replace(reasoning_tokens=7))
-    await store.heartbeat()
-    (newer,) = await store.ledger.over_days([tenant], today, today)
-    assert [(one.names, one.entries[8:]) for one in (older, newer)] == [
-        ([b"k1"], pack("<7d", 1, 100, 30, 50, 1e9, 0, 0)),
-        ([b"k1"], pack("<7d", 2, 200, 60, 100, 2e9, 0, 7)),
-    ]
+    loop, runner = loop_and_runner
+    store, tenant, start, number = RedisStore(runner), uuid4().hex, 20_000, 20_000
+    by_day = Counter[int]()
+
+    async def live() -> list[LedgerRows]:
+        nonlocal number
+        for days, user, requests in steps:
+            number += days
+            by_day[number] += requests
+            await runner.client.execute(b"SET", b"test:clock", b"%d" % (number * DAY))
+            store.book(tenant, "k1", Usage(requests=requests), row(str(user), most=3))
+            await store.ledger.flush()
+        return await store.ledger.read([(tenant, month) for month in months_of(first, last)])
+
+    first, last = (EPOCH + timedelta(days=start + more) for more in (-60, 400))
+    found = [(day, batch) for one in loop.run(live()) for day, batch in one.by_day(first, last).items()]
+    told = Counter[int]()
+    for day, batch in found:
+        told[(day - EPOCH).days] += sum(usage.requests for usage in batch.values())
+        assert len(batch) <= 3 + 1
+    assert told.total() == by_day.total() and len(told) == len(found)
+    if all(days >= 0 for days, *_ in steps):
+        assert +told == +by_day and -told == -by_day
 
 
 async def test_a_user_that_may_not_list_keys_is_told_the_permission(store_url: str) -> None:
@@ -142,7 +165,7 @@ async def test_a_user_that_may_not_list_keys_is_told_the_permission(store_url: s
     store = RedisStore.at(f"{store_url.replace('://', '://narrow@')}?password=pw", timeout=5)
     await store.connect()
     with pytest.raises(StoreUnsuitable, match=r"\+scan"):
-        await store.ledger.tenant_days()
+        await store.ledger.ledgers(EPOCH, EPOCH)
     assert await usage_by_key(store, "nobody", datetime.now(UTC).date()) == {}
     await store.close()
 
@@ -151,9 +174,8 @@ def row(user: str, most: int = 500) -> str:
     return row_name(UsageRow("k1", "m", "batch", user, (("project", "search"),)), most)
 
 
-async def rows(store: RedisStore, tenant: str) -> dict[UsageRow, Usage]:
-    (found,) = await store.ledger.of([(tenant, datetime.now(UTC).date())])
-    return found
+async def rows(store: RedisStore, tenant: str) -> Batch:
+    return await usage_by_row(store, tenant, datetime.now(UTC).date())
 
 
 async def test_use_that_limits_count_and_use_that_none_counts_are_in_one_row(store: RedisStore, tenant: str) -> None:
