@@ -45,7 +45,7 @@ there is news of the prefix cache:
      computes its prompt}, "evicted": blocks evicted since the last plan that tells it, "idle": idle blocks then,
      "blocks": {id: blocks of its output, named as it left them}}
 
-Names of settings and refusals, and the version, are those of `names`; choices and reasons are the values of their enums.
+Names of settings and refusals, and the version, are those of `names`; choices and reasons are their enums' values.
 
 The log holds no prompt, no token and no hash of either. The checksum is over slots and starts of all rows, so that a
 replay with another decision fails at the first step that differs.

@@ -19,7 +19,6 @@ from backend.scheduler.joining import Joining
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.lost_steps import DeviceResync, TokenBudget
 from backend.scheduler.preemption import Preemption
-from backend.scheduler.prefill_order import PrefillOrder
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import (
     FixedPrefillBudget,
@@ -73,7 +72,6 @@ class Scheduler:
         self._joining = Joining(config, self.kv_manager, self._limits, self._preemption, self.hooks)
         self._rows = StepRows(self.kv_manager, self._preemption)
         self._forking = Forking(config, self.kv_manager)
-        self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._next_step = 0
         self._none_takes_a_slot_at: tuple[tuple[int, int], int] | None = None  # changes until the last vain search
@@ -349,9 +347,11 @@ class Scheduler:
         return step  # mypyc takes the attribute for None where it was set to that before
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
-        """Plan prefill chunks of running and waiting sequences in the order of `PrefillOrder`.
+        """Plan prefill chunks, earliest due first, running or waiting.
 
-        Decodes have no part in it: a decode takes one token of a step, a prefill all remaining ones.
+        First come, first served would make all later requests wait for a prompt of many steps, and equal shares would
+        make every prompt wait for every other. A prompt's due time is fixed as it begins, so none is passed over for
+        ever. Decodes have no part in it: a decode takes one token of a step, a prefill all remaining ones.
         """
         promised = [each for s in scheduled.sequences if (each := s.request.token_interval) is not None]
         interval = min(promised, default=None)
@@ -371,15 +371,31 @@ class Scheduler:
         for row in jumps:
             budget.spend(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
         self._joining.begin_plan()
-        for sequence in self._prefill_order.served(prefilling):
+        for sequence in sorted(prefilling, key=self.hooks.due):
             self._admit_waiting(scheduled, budget, sequence)
             if sequence.status is not _RUNNING or sequence.last_step == batch.step:
                 continue  # preempted for an earlier sequence, and perhaps admitted again
             hit = self._forking.find(sequence, scheduled, budget)
-            length = self._prefill_order.chunk(sequence, hit, budget)
+            length = self._chunk(sequence, hit, budget)
             if self._take(sequence, hit, scheduled) and length:
                 self._prefill(sequence, length, scheduled, budget)
         self._admit_waiting(scheduled, budget, None)
+
+    def _chunk(self, sequence: Sequence, hit: PrefixHit, budget: PrefillBudget) -> int:
+        """Return the number of tokens of a prefill that this step can compute beside the hit; 0 when it does not fit.
+
+        Tokens that another sequence computes in this very step are not computed twice, but found in the next; nor are
+        tokens that the host has, beyond a block that keeps the step from having no row.
+        """
+        if hit.is_being_computed:
+            return 0
+        found, most = hit.num_blocks * self.config.block_size, self.config.prefill_chunk
+        start, uncomputed = sequence.num_computed_tokens + found, sequence.num_uncomputed_tokens - found
+        if hit.is_cut:
+            return budget.fits(start, self.config.block_size)
+        if most is None:
+            return uncomputed if budget.fits(start, uncomputed) == uncomputed else 0
+        return budget.fits(start, min(uncomputed, most))
 
     def _prefill(self, sequence: Sequence, length: int, scheduled: ScheduledStep, budget: PrefillBudget) -> None:
         start = sequence.num_computed_tokens
@@ -407,14 +423,14 @@ class Scheduler:
         - in a step that brings as many adapters as it may (ADAPTER),
         - where all slots are taken, by a sequence that may take a slot from another tenant (`_head`).
         """
-        order = self._prefill_order
+        due = self.hooks.due
         while (sequence := self._head(scheduled)) is not None:
-            if before is not None and (self._joining.still_lacks(sequence) or not order.goes_before(sequence, before)):
+            if before is not None and (self._joining.still_lacks(sequence) or due(sequence) >= due(before)):
                 break
             if sequence.is_spare and self._spare is None:
                 break
             hit = self._forking.find(sequence, scheduled, budget)
-            length = order.chunk(sequence, hit, budget)
+            length = self._chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, self._rule)
             if self.wait_reason is WaitReason.ALLOWANCE and self._preemption.take_back(sequence):
                 continue
