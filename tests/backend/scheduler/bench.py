@@ -17,7 +17,7 @@ from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.retention import Retention
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from tests.backend.paper_device import PaperDevices, continuation, logprobs_of
 from tests.backend.sequences import make_sequence
 
@@ -49,7 +49,7 @@ class Bench:
         self.config = make_config(**changes)
         self.hooks = hooks = make_hooks(self.config)
         hooks.retention = retention or hooks.retention
-        self.scheduler = Scheduler(self.config, HoldingQueue(FirstComeFirstServed()), hooks)
+        self.scheduler = Scheduler(self.config, FirstComeFirstServed(), hooks)
         self.now = 0.0
         self.names = BlockNames(b"secret", self.config.block_size)
         self.scheduler.name_blocks_by(self.names)
