@@ -23,7 +23,6 @@ that none waits for ever.
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from math import inf
@@ -31,6 +30,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from admission.aging import Aging
+from admission.backlog import Load
 from admission.forecast import DueRequest, ForecastOrder, WorkAhead
 from admission.share import Account, Share
 from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, Sequence
@@ -63,15 +63,6 @@ def has_begun(sequence: Sequence) -> bool:
     return bool(sequence.output) or sequence.num_preemptions > 0 or sequence.num_yields > 0
 
 
-@dataclass(slots=True)
-class BacklogWork:
-    """An amount of waiting work: engine seconds as predicted, tokens to compute, and requests."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-    requests: int = 0
-
-
 class UndatedBacklog:
     """One tenant's waiting requests without deadlines. Each operation costs O(log waiting)."""
 
@@ -79,8 +70,8 @@ class UndatedBacklog:
         """`number` identifies the backlog; later backlogs have larger numbers."""
         self.account, self.number, self.aging = account, number, aging
         self.level = -1  # the class by which it is ranked
-        self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
-        self._classes: dict[int, BacklogWork] = {}
+        self.sizes: dict[Sequence, tuple[int, Load]] = {}  # number, and work without bytes and pairs
+        self._classes: dict[int, Load] = {}  # the sum of their work, by class
         self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; removed requests leave them lazily
         self._by_size: list[tuple[int, float, int, Sequence]] = []
         # Engine seconds of its quarter that the oldest late request has not had. Service of others adds a quarter of
@@ -88,8 +79,9 @@ class UndatedBacklog:
         self._owed_to_oldest = 0.0
 
     def add(self, sequence: Sequence, number: int, seconds: float, tokens: int) -> None:
-        self.sizes[sequence] = number, seconds, tokens
-        self._count(sequence.request.priority_class, seconds, tokens, 1)
+        load = Load(1, tokens, 0, seconds)
+        self.sizes[sequence] = number, load
+        load.add_to((self._classes.setdefault(sequence.request.priority_class, Load()),))
         heappush(self._by_age, (self._rank_by_age(sequence), number, sequence))
         heappush(self._by_size, self._sized(sequence))
         if max(len(self._by_age), len(self._by_size)) > 4 * len(self.sizes) + MIN_STALE_ENTRIES:
@@ -97,8 +89,11 @@ class UndatedBacklog:
 
     def remove(self, sequence: Sequence, now: float) -> None:
         is_oldest = sequence is self._top_by_age()
-        _, seconds, tokens = self.sizes.pop(sequence)
-        self._count(sequence.request.priority_class, -seconds, -tokens, -1)
+        level, (_, load) = sequence.request.priority_class, self.sizes.pop(sequence)
+        work, seconds = self._classes[level], load.seconds
+        load.subtract_from((work,))
+        if not work.count:
+            del self._classes[level]
         if not self.sizes:
             self._owed_to_oldest = 0.0
             self._by_age.clear()
@@ -121,14 +116,12 @@ class UndatedBacklog:
         heapify(self._by_age)
         heapify(self._by_size)
 
-    def work(self, priority_class: int) -> BacklogWork:
+    def work(self, priority_class: int) -> Load:
         """Return the waiting work of this class and higher ones. O(classes)."""
-        total = BacklogWork()
+        total = Load()
         for level, work in self._classes.items():
             if level <= priority_class:
-                total.seconds += work.seconds
-                total.tokens += work.tokens
-                total.requests += work.requests
+                work.add_to((total,))
         return total
 
     def classes_below(self, priority_class: int) -> list[int]:
@@ -160,14 +153,6 @@ class UndatedBacklog:
                 return heap[0][3]
         return oldest
 
-    def _count(self, priority_class: int, seconds: float, tokens: int, requests: int) -> None:
-        work = self._classes.setdefault(priority_class, BacklogWork())
-        work.seconds = max(0.0, work.seconds + seconds)
-        work.tokens += tokens
-        work.requests += requests
-        if not work.requests:
-            del self._classes[priority_class]
-
     def _top_by_age(self) -> Sequence:
         heap, sizes = self._by_age, self.sizes
         while (found := sizes.get(heap[0][2])) is None or found[0] != heap[0][1]:
@@ -181,8 +166,8 @@ class UndatedBacklog:
 
     def _sized(self, sequence: Sequence) -> tuple[int, float, int, Sequence]:
         """Return an entry of the heap by size: a request that has begun goes before the others of its class."""
-        number, seconds, _ = self.sizes[sequence]
-        return sequence.request.priority_class, -1.0 if has_begun(sequence) else seconds, number, sequence
+        number, load = self.sizes[sequence]
+        return sequence.request.priority_class, -1.0 if has_begun(sequence) else load.seconds, number, sequence
 
     def _is_late(self, sequence: Sequence, now: float) -> bool:
         target, level = sequence.request.first_token_target, sequence.request.priority_class
@@ -488,7 +473,7 @@ class DueOrder:
         is_dated = self._is_dated(sequence)
         if not is_dated and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
-            tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
+            tokens, requests, own = float(work.tokens), float(work.count), float(work.tokens)
             due += work.seconds * max(self.share.asking_weight, weight) / weight
         tenant, held = sequence.tenant, self._held  # the end of a hold cannot be foreseen
         for _, _, waiting, uncached in self.due_by(due):
@@ -510,7 +495,7 @@ class DueOrder:
                 weight = undated.account.weight
                 part = times * min(1.0, until * weight / max(weight_of_all, weight) / work.seconds)
                 tokens += part * work.tokens
-                requests += part * work.requests
+                requests += part * work.count
                 own += part * work.tokens if undated.account.tenant == tenant else 0.0
         return WorkAhead(tokens, requests, own)
 
