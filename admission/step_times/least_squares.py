@@ -3,7 +3,7 @@
 Arithmetic is plain floats in a fixed order, so that a replay on another machine solves for the same numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import mul
 
 NUM_COEFFICIENTS = 7
@@ -17,14 +17,15 @@ class Evidence:
         self.moment = [0.0] * NUM_COEFFICIENTS
 
     def add(
-        self, features: Mapping[int, Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
+        self, columns: Sequence[Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
     ) -> None:
-        """Add steps, the oldest first: the values of each feature used so far, the measured times, and the weights.
-        Each added step multiplies the weight of the earlier sums by `keep`.
+        """Add steps, the oldest first: the values of each feature, the measured times, and the weights. Each added step
+        multiplies the weight of the earlier sums by `keep`. Most steps only decode: sums that stay 0 are left out.
         """
-        for i, values in features.items():
+        used = [(i, values) for i, values in enumerate(columns) if self.gram[i][i] > 0.0 or any(values)]
+        for i, values in used:
             row, weighted = self.gram[i], [weight * x for weight, x in zip(weights, values, strict=True)]
-            for j, others in features.items():
+            for j, others in used:
                 row[j] = _faded_sum(row[j], weighted, others, keep)
             self.moment[i] = _faded_sum(self.moment[i], weighted, seconds, keep)
 

@@ -75,7 +75,7 @@ class StepCalibration:
 
     def _solve(self, rows: list[list[float]], weights: list[float], knee: int) -> tuple[list[float], Evidence]:
         evidence = Evidence()
-        columns = {place: [row[place] for row in rows] for place in range(NUM_COEFFICIENTS)}
+        columns = [[row[place] for row in rows] for place in range(NUM_COEFFICIENTS)]
         evidence.add(columns, [1.0] * len(rows), weights, 1.0)
         for place, (guess, scale) in enumerate(zip(self._guess, typical_features(knee), strict=True)):
             share = max(guess * scale, 1e-9)
