@@ -88,7 +88,7 @@ class UndatedBacklog:
             self._rebuild()
 
     def remove(self, sequence: Sequence, now: float) -> None:
-        is_oldest = sequence is self._top_by_age()
+        is_oldest = sequence is self.oldest()
         level, (_, load) = sequence.request.priority_class, self.sizes.pop(sequence)
         work, seconds = self._classes[level], load.seconds
         load.subtract_from((work,))
@@ -133,18 +133,13 @@ class UndatedBacklog:
         """The most urgent class with waiting work. O(classes)."""
         return min(self._classes)
 
-    @property
-    def due_class(self) -> int:
-        """The class of its request due first."""
-        return self._top_by_age().request.priority_class
-
     def first(self, now: float) -> Sequence:
         """Return the request that goes first; the backlog is not empty.
 
         The oldest goes first once it is late, unless it has had its quarter of the service; else those that have begun,
         then the shortest. A late request leaves the heap by size for good: it waits for its turn as the oldest.
         """
-        oldest = self._top_by_age()
+        oldest = self.oldest()
         if not self._is_late(oldest, now) or self._owed_to_oldest < 0.0:
             heap = self._by_size
             while heap and self._goes_by_age(heap[0][3], heap[0][2], now):
@@ -153,7 +148,8 @@ class UndatedBacklog:
                 return heap[0][3]
         return oldest
 
-    def _top_by_age(self) -> Sequence:
+    def oldest(self) -> Sequence:
+        """Return the oldest request, classes by their offsets."""
         heap, sizes = self._by_age, self.sizes
         while (found := sizes.get(heap[0][2])) is None or found[0] != heap[0][1]:
             heappop(heap)
@@ -260,7 +256,7 @@ class DueOrder:
         self.share, self.aging, self._seconds, self._uncached = share, aging, seconds, uncached
         self.now = 0.0
         self.dated: list[DueRequest] = []  # sorted
-        self.undated: dict[str, UndatedBacklog] = {}  # by tenant, never empty
+        self.undated: dict[str, UndatedBacklog] = {}  # by tenant, a new one for each new backlog, never empty
         self._held: set[str] = set()  # tenants on hold
         self._dues: dict[Sequence, tuple[float, float]] = {}  # `_due_and_age` as they last left the queue
         self._waiting: dict[Sequence, DueRequest | None] = {}
@@ -318,17 +314,11 @@ class DueOrder:
         return found is not None and found[0] == number
 
     def _place(self, undated: UndatedBacklog) -> None:
-        level = undated.due_class
+        level = undated.oldest().request.priority_class
         ranking = self._rankings.get(level)
         if ranking is None:
             ranking = self._rankings[level] = TenantRanking(self.undated, level)
         ranking.place(undated)
-
-    def backlog_of(self, tenant: str) -> UndatedBacklog | None:
-        """Return a tenant's waiting requests without deadlines, a new object for each new backlog; None if there are
-        none, or the tenant is on hold.
-        """
-        return None if tenant in self._held else self.undated.get(tenant)
 
     # waiting
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from admission.step_times.step_time import CopyTime, StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
-from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
+from backend.scheduler.scheduled_step import PrefillBudget
 
 MIN_RELATIVE_ERROR = 0.02  # of a step: its copies are not known before it is planned
 CAUTION_MEAN_ERRORS = 2.9
@@ -24,7 +24,7 @@ LONGEST_STEP_S = 0.25
 """
 
 
-class TimedPrefillBudget:
+class TimedPrefillBudget(PrefillBudget):
     """A prefill budget for a step of at most `seconds`, counting each token's attended context and the block copies
     that make room for it or bring it back.
 
@@ -41,14 +41,14 @@ class TimedPrefillBudget:
         copy_time: CopyTime,
         block_size: int,
     ) -> None:
-        self._step, self._seconds, self._times = step, seconds, times
-        self._least, self._most = least, most
+        super().__init__(most)
+        self._step, self._seconds, self._times, self._least = step, seconds, times, least
         self._copy_time, self._block_size = copy_time, block_size
         self._copies: tuple[float, int, float] | None = None  # due, free and rate of `copies`; None: none are made
 
     def fits(self, start: int, length: int) -> int:
         """Searches for the number of tokens that fit: predicted time is monotone in work."""
-        high = max(0, min(length, self._most))
+        high = max(0, min(length, self.tokens))
         if self._is_in_time(start, high):
             return high
         low = max(0, min(high, self._least))
@@ -58,7 +58,7 @@ class TimedPrefillBudget:
     def spend(self, start: int, length: int) -> None:
         self._step = self._step.with_prefill(start, length)
         self._least -= length
-        self._most -= length
+        self.tokens -= length
 
     def copies(self, due: float, free: int, rate: float) -> None:
         self._copies = due, free, rate
@@ -116,7 +116,7 @@ class PrefillSizer:
         if interval is None:
             most = min(self.most_tokens, tokens) if num_decodes else tokens
             if not self._is_chunked:
-                return FixedPrefillBudget(most)
+                return PrefillBudget(most)
             seconds = LONGEST_STEP_S
         else:
             most, seconds = tokens, self.seconds_within(interval, times.seconds(decodes), model)

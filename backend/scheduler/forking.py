@@ -62,10 +62,6 @@ class Forking:
             swapping.fit(hit, start, self._blocks.pool.num_free, budget)
         return hit
 
-    def num_left(self, sequence: Sequence, scheduled: ScheduledStep, budget: PrefillBudget) -> int:
-        """Return the number of tokens that a waiting sequence has to compute, without cached and forked ones."""
-        return sequence.num_uncomputed_tokens - self.find(sequence, scheduled, budget).num_blocks * self._block_size
-
     def _find(self, sequence: Sequence, scheduled: ScheduledStep) -> PrefixHit:
         leaders = scheduled.leaders
         row = leaders.get(sequence.prompt_group) if leaders and sequence.prompt_group is not None else None

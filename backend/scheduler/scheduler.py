@@ -21,7 +21,6 @@ from backend.scheduler.lost_steps import DeviceResync, TokenBudget
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import (
-    FixedPrefillBudget,
     NewToken,
     PrefillBudget,
     ScheduledStep,
@@ -367,7 +366,7 @@ class Scheduler:
         elif room is None:
             budget = self.prefill_budget(len(batch.slots), context, interval, batch.model)
         else:
-            budget = FixedPrefillBudget(room)
+            budget = PrefillBudget(room)
         for row in jumps:
             budget.spend(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
         self._joining.begin_plan()
