@@ -200,7 +200,7 @@ class StepTimeModel:
         self._calibration = StepCalibration(prior.coefficients, prior.read_share)
         self._calibrated: CalibratedFit | None = None
         self.is_calibrated = False  # True once calibration steps have told the coefficients apart
-        self._take_prior(prior, prior_weight)
+        self._evidence.add_guess(prior.coefficients, self._scale, 1e-2 * prior_weight)
 
     @property
     def relative_error(self) -> float:
@@ -280,13 +280,6 @@ class StepTimeModel:
         rows = [scaled_features(work.amounts, knee, read) for (work, _), read in zip(steps, reads, strict=True)]
         columns = [[row[place] for row in rows] for place in range(NUM_COEFFICIENTS)]
         self._newer.add(columns, [seconds for _, seconds in steps], self._weights[-len(steps) :], self._keep)
-
-    def _take_prior(self, prior: StepTime, weight: float) -> None:
-        """Add each coefficient of the prior as the evidence of `weight` typical steps."""
-        for index, (coefficient, scale) in enumerate(zip(prior.coefficients, self._scale, strict=True)):
-            share = max(coefficient * scale, 1e-9)
-            self._evidence.gram[index][index] += weight * 1e-2 / share**2
-            self._evidence.moment[index] += weight * 1e-2 / share
 
     def _refit(self) -> None:
         """Fit all steps; where that cannot explain the newest, scale the older ones to their speed."""
