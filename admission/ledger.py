@@ -87,17 +87,12 @@ class Tariffs:
 def work_of(scheduled: ScheduledStep) -> StepWork:
     """Returns the work of a planned step."""
     batch, decodes = scheduled.batch, scheduled.batch.num_decodes
-    tokens = context = pairs = 0
+    work = StepWork(0, decodes, scheduled.decode_context)
     for row in range(decodes, len(batch.starts)):
-        start, length = batch.starts[row], batch.lengths[row]
-        tokens += length
-        context += start
-        pairs += prefill_pairs(start, length)
+        work = work.with_prefill(batch.starts[row], batch.lengths[row])
     for _, start, length in batch.padding:
-        tokens += length
-        context += start
-        pairs += prefill_pairs(start, length)
-    return StepWork(tokens, decodes, scheduled.decode_context, context, pairs)
+        work = work.with_prefill(start, length)
+    return work
 
 
 class AdapterTime:
