@@ -82,8 +82,7 @@ class Controller:
         except AdmissionRefused as refusal:
             self._tell_arrived(sequence, refusal, now)
             raise
-        self.scheduler.claim(sequence, now)
-        self.scheduler.add(sequence)
+        self.scheduler.add(sequence, now)
         self.ledger.admitted(sequence, promise)
         if not sequence.is_spare:
             self.backlog.add(sequence, load)

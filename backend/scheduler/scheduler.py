@@ -7,7 +7,6 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 from collections import deque
 
 from backend.config import EngineConfig
-from backend.paged_kv.block_pool import BlockPool
 from backend.scheduler.accounting import Accounting
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
@@ -94,13 +93,16 @@ class Scheduler:
 
     # arrivals and departures
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
+    def add(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Queue a sequence. Its prompt and max_tokens must fit max_model_len. The cached blocks of its conversation's
+        last turn are evicted last, until it has a slot or has ended.
+        """
         assert 0 < sequence.num_prompt_tokens < sequence.request.most_tokens <= self.config.max_model_len
         if self._turns is None and sequence.request.model:
             self._turns = Turns(self.config, self.hooks.weight)
         sequence.block_table.num_told_names = len(sequence.block_names)
         sequence.admission_number = self.counters.admissions
+        self.kv_manager.blocks.between_turns.claim(sequence, now)
         self.waiting.add(sequence)
         self._rule.arrived(sequence)
         self._held_tenants.resume(sequence.tenant)
@@ -111,10 +113,6 @@ class Scheduler:
         """
         self.kv_manager.begin_event(now)
         sequence.num_found_tokens = self.num_cached_tokens(sequence)
-
-    def claim(self, sequence: Sequence, now: float = 0.0) -> None:
-        """Have the cached blocks of its conversation's last turn evicted last, until it has a slot or has ended."""
-        self.kv_manager.blocks.between_turns.claim(sequence, now)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the prefix tokens of a waiting sequence that are cached or computed by steps in flight."""
@@ -155,10 +153,6 @@ class Scheduler:
         """Return the sequences ended by planning since the last call, because no victim was left to free memory."""
         ended, self.ended = self.ended, []
         return ended
-
-    @property
-    def pool(self) -> BlockPool:
-        return self.kv_manager.pool
 
     def name_blocks_by(self, names: BlockNaming) -> None:
         """Have output blocks named; without it only prompt blocks have names."""

@@ -140,5 +140,5 @@ def complete(runner: ModelRunner, sequences: abc.Sequence[Sequence], at_once: in
             scheduler.add(coming.popleft())
         for sequence, token, _ in loop.step():
             tokens[sequence.id].append(token)
-    assert scheduler.pool.num_free == runner.config.num_blocks
+    assert scheduler.kv_manager.pool.num_free == runner.config.num_blocks
     assert [*tokens.values()] == [sequence.output for sequence in sequences]

@@ -50,7 +50,7 @@ def served(runner: ModelRunner, seed: int) -> tuple[list[list[int]], int]:
             scheduler.finish_sequence(random.choice(running), FinishReason.CANCELLED)
         if scheduler.has_work:
             engine.step()
-    assert scheduler.pool.num_free == runner.config.num_blocks
+    assert scheduler.kv_manager.pool.num_free == runner.config.num_blocks
     return [sequence.output for sequence in sequences], scheduler.counters.preemptions
 
 

@@ -102,10 +102,12 @@ def test_a_token_sampled_after_the_end_is_discarded() -> None:
     sequence = bench.add(3, 20)
     bench.plan(), bench.plan()
     bench.scheduler.finish_sequence(sequence, FinishReason.CANCELLED)
-    assert bench.scheduler.pool.num_free < bench.config.num_blocks, "blocks stay while a step in flight names them"
+    assert bench.scheduler.kv_manager.pool.num_free < bench.config.num_blocks, (
+        "blocks stay while a step in flight names them"
+    )
     bench.complete(), bench.complete()
     assert sequence.output == [] and bench.scheduler.counters.late_tokens == 2
-    assert bench.scheduler.pool.num_free == bench.config.num_blocks
+    assert bench.scheduler.kv_manager.pool.num_free == bench.config.num_blocks
 
 
 def test_unused_kv_slots_are_counted_with_the_lookahead() -> None:

@@ -263,7 +263,7 @@ class CoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         self.drain()
-        assert self.scheduler.pool.num_free == self.engine.num_blocks
+        assert self.scheduler.kv_manager.pool.num_free == self.engine.num_blocks
         for sequence in self.sequences:
             self.check_end(sequence)
         self.check_account()

@@ -106,7 +106,7 @@ def test_memory_follows_the_pool(rig: Rig) -> None:
     rig.arrive("a", prompt=6, max_tokens=9)
     rig.step()
     page = rig.page()
-    used = rig.core.scheduler.config.num_blocks - rig.core.scheduler.pool.num_free
+    used = rig.core.scheduler.config.num_blocks - rig.core.scheduler.kv_manager.pool.num_free
     assert used == 2
     assert page.value("sluice_kv_blocks") == 64 and page.value("sluice_kv_blocks_used") == used
     assert page.value("vllm:kv_cache_usage_perc") == page.value("vllm:gpu_cache_usage_perc") == used / 64
