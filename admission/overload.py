@@ -118,15 +118,17 @@ class AdmissionControl:
 
         The spare class delays no other and is promised nothing: its maker bounds its queue.
         """
+        request = sequence.request
         if sequence.is_spare:
             return Load(), Promise(sequence.tenant)
-        output = self._lengths.mean(sequence.tenant, sequence.request.max_tokens)
+        output = self._lengths.mean(sequence.tenant, request.max_tokens)
         load = self._backlog.load_of(sequence, output)
         if self._order is not None:  # its demand counts, admitted or refused
             self._order.asked(sequence, now)
         if self._backlog.total.count:  # an empty queue takes any request: it can only run at once
             self._check_bounds(sequence, load)
-        has_estimate = self._config.deadlines and _has_target(sequence)
+        targets = request.first_token_by, request.done_by, request.first_token_target
+        has_estimate = self._config.deadlines and targets != (None, None, None)
         promise = self._check_deadline(sequence, load, now) if has_estimate else Promise(sequence.tenant)
         self.forecaster.add_newcomer(load.tokens, output)
         return load, promise
@@ -248,13 +250,8 @@ class AdmissionControl:
     def _room_of_patience(self, forecast: Forecast, slack: float) -> float:
         if not self._patience or slack <= 0.0:
             return 0.0
-        taken = min(1.0, forecast.wait / slack)
-        return (
-            PATIENCE_ROOM_PREFILLS
-            * forecast.prefill
-            * taken
-            * max(0.0, min(slack, MAX_PATIENCE_S) / self._patience - 1.0)
-        )
+        taken, beyond = min(1.0, forecast.wait / slack), min(slack, MAX_PATIENCE_S) / self._patience - 1.0
+        return PATIENCE_ROOM_PREFILLS * forecast.prefill * taken * max(0.0, beyond)
 
     def _harm(
         self, behind: DelayedRequests, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
@@ -318,9 +315,3 @@ def _hopeless(sequence: Sequence, forecast: Forecast, now: float) -> DeadlineInf
         if by is not None and by - now < HOPELESS_SHARE_OF_ESTIMATE * forecast.first_token:
             return DeadlineInfeasible("first", forecast.first_token, by - now, False, 0.0)
     return None
-
-
-def _has_target(sequence: Sequence) -> bool:
-    """Return True if the sequence has a deadline or a target; others need no forecast."""
-    has_deadline = sequence.request.first_token_by is not None or sequence.request.done_by is not None
-    return has_deadline or sequence.request.first_token_target is not None

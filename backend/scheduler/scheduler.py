@@ -328,10 +328,6 @@ class Scheduler:
             return [*others, *decodes[:count]]
         return [*others, *decodes, *(s for s in spare if s.is_prefilling)]
 
-    def _head_is_spare(self) -> bool:
-        head = self.waiting.head()
-        return head is not None and head.is_spare
-
     def _open_spare(self, others: list[Sequence], model: int) -> SpareStep:
         """Open the step to the spare class, beside the decodes of others."""
         interval = min([each for s in others if (each := s.request.token_interval) is not None], default=None)
@@ -352,8 +348,10 @@ class Scheduler:
         jumps = range(decodes, len(batch.slots))
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
         room = self._rule.prefill_room(prefilling, self._budget.tokens - len(batch.slots))
-        if not (prefilling or self._spare or self.kv_manager.num_spare) and self._head_is_spare():
-            self._open_spare(scheduled.sequences, batch.model)
+        if not (prefilling or self._spare or self.kv_manager.num_spare):
+            head = self.waiting.head()
+            if head is not None and head.is_spare:
+                self._open_spare(scheduled.sequences, batch.model)
         if self._spare is not None:
             spare, tokens = scheduled.spare_decodes, self._budget.tokens - len(batch.slots)
             budget = self._spare.prefill_budget(spare, scheduled.spare_context, tokens)
