@@ -208,7 +208,9 @@ class Forecaster:
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         times = self._models[model].fitted
         seconds, alone = times.seconds(work), times.seconds(StepWork(0, decodes, context))
-        adapting = self._adapter_time.of_decodes(scheduled.sequences[: scheduled.batch.num_decodes] if scheduled else ())
+        adapting = self._adapter_time.of_decodes(
+            scheduled.sequences[: scheduled.batch.num_decodes] if scheduled else ()
+        )
         beside = others + adapting
         return _SharedStep(prefill, seconds + beside, seconds - alone, decodes, context, adapting, others)
 

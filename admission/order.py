@@ -89,10 +89,10 @@ class UndatedBacklog:
 
     def remove(self, sequence: Sequence, now: float) -> None:
         is_oldest = sequence is self.oldest()
-        level, (_, load) = sequence.request.priority_class, self.sizes.pop(sequence)
-        work, seconds = self._classes[level], load.seconds
-        load.subtract_from((work,))
-        if not work.count:
+        _, load = self.sizes.pop(sequence)
+        level, seconds = sequence.request.priority_class, load.seconds
+        load.subtract_from((self._classes[level],))
+        if not self._classes[level].count:
             del self._classes[level]
         if not self.sizes:
             self._owed_to_oldest = 0.0
