@@ -176,19 +176,7 @@ def make_core(
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
     expiry = EXPIRIES[config.overload](forecaster)
     return Controller(
-        scheduler,
-        queue,
-        ledger,
-        copy_time,
-        lengths,
-        backlog,
-        drain,
-        pipeline,
-        control,
-        expiry,
-        models,
-        config.calibration,
-        observer_failed,
+        scheduler, queue, ledger, copy_time, pipeline, control, expiry, models, config.calibration, observer_failed
     )
 
 

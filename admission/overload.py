@@ -107,8 +107,8 @@ class AdmissionControl:
         self.calibration = EstimateCalibration(config.confidence, pipeline, self._owes)
         self.deferred = 0  # admitted without a deadline, later than its class's target
         self.refuses_late = True  # False: late requests are admitted, as a replay does
-        self._config, self._scheduler, self._backlog = config, scheduler, backlog
-        self._drain, self._lengths, self.forecaster = drain, lengths, forecaster
+        self._config, self._scheduler, self.backlog = config, scheduler, backlog
+        self.drain, self.lengths, self.forecaster = drain, lengths, forecaster
         self._policy = SchedulingPolicy()
         self._order, self._guard = order, LearnedGuard()
         self._patience = 0.0  # seconds until the deadlines of admitted requests, a running mean weighted by prefill
@@ -121,11 +121,11 @@ class AdmissionControl:
         request = sequence.request
         if sequence.is_spare:
             return Load(), Promise(sequence.tenant)
-        output = self._lengths.mean(sequence.tenant, request.max_tokens)
-        load = self._backlog.load_of(sequence, output)
+        output = self.lengths.mean(sequence.tenant, request.max_tokens)
+        load = self.backlog.load_of(sequence, output)
         if self._order is not None:  # its demand counts, admitted or refused
             self._order.asked(sequence, now)
-        if self._backlog.total.count:  # an empty queue takes any request: it can only run at once
+        if self.backlog.total.count:  # an empty queue takes any request: it can only run at once
             self._check_bounds(sequence, load)
         targets = request.first_token_by, request.done_by, request.first_token_target
         has_estimate = self._config.deadlines and targets != (None, None, None)
@@ -141,18 +141,18 @@ class AdmissionControl:
         return order is not None and order.share.credit(order.share.account(sequence.tenant)) < 0.0
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
-        own = self._backlog.of(sequence.tenant)
+        own = self.backlog.of(sequence.tenant)
         most = self._policy.most_waiting(sequence.tenant)
         excess = self._config.tenant_bounds.excess(own, load)
         if excess is None and most is not None and own.count >= max(most, 1):
             excess = Excess("count", most, own.count + 1)
         if excess is not None:
-            share = max(1, self._backlog.num_tenants)
+            share = max(1, self.backlog.num_tenants)
             raise TenantQueueFull(excess, self._until_drained((own.seconds + load.seconds) * share, 0.0))
         self._check_shared_bounds(sequence, own, load)
 
     def _check_shared_bounds(self, sequence: Sequence, own: Load, load: Load) -> None:
-        backlog, level = self._backlog, sequence.request.priority_class
+        backlog, level = self.backlog, sequence.request.priority_class
         excess = self._config.bounds.shared_excess(backlog.total, own, backlog.num_tenants, load)
         of_class = self._policy.bounds_of(level) if excess is None and self._config.class_bounds else None
         if of_class is not None:
@@ -170,7 +170,7 @@ class AdmissionControl:
             self._refuse_late(sequence, forecast, calibrated, now)
         self._learn_patience(sequence, forecast, now)
         self.calibration.overtaken(forecast.behind.sequences, forecast.prefill)
-        knows_length = self._lengths.knows(sequence.tenant, sequence.request.max_tokens)
+        knows_length = self.lengths.knows(sequence.tenant, sequence.request.max_tokens)
         self.calibration.track(sequence, calibrated, knows_length)
         target = sequence.request.first_token_target
         if sequence.request.first_token_by is None and target is not None and calibrated.first_token.reported > target:
@@ -283,7 +283,7 @@ class AdmissionControl:
         if sequence.request.done_by is None:
             return None
         slack, bounds = sequence.request.done_by - now, calibrated.last_token
-        if not forecast.wait and not self._lengths.knows(sequence.tenant, sequence.request.max_tokens):
+        if not forecast.wait and not self.lengths.knows(sequence.tenant, sequence.request.max_tokens):
             bounds = calibrated.first_token
         excess = _decisive(bounds, forecast) - slack
         if excess <= 0:
@@ -293,10 +293,10 @@ class AdmissionControl:
 
     def _until_possible(self, forecast: Forecast, slack: float) -> float:
         """Return the seconds until enough has drained for the same request to be in time."""
-        return self._until_drained(self._backlog.total.seconds + forecast.prefill, slack)
+        return self._until_drained(self.backlog.total.seconds + forecast.prefill, slack)
 
     def _until_drained(self, seconds: float, slack: float) -> float:
-        rate = self._drain.slow_rate
+        rate = self.drain.slow_rate
         return (seconds - slack * rate) / rate
 
 

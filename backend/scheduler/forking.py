@@ -7,6 +7,7 @@ copied at once, because each answer writes at once).
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from backend.adapter import Adapter
 from backend.config import EngineConfig
@@ -71,16 +72,7 @@ class Forking:
             hit = self._fork(sequence, leader, row)
             return hit or self._blocks.find(sequence, scheduled.batch.step)
         hit = self._blocks.find(sequence, scheduled.batch.step)
-        return PrefixHit(
-            hit.blocks,
-            hit.swapped,
-            hit.is_cut,
-            hit.num_held,
-            hit.num_paid,
-            hit.num_pinned,
-            is_being_computed=True,
-            follows_leader=True,
-        )
+        return replace(hit, is_being_computed=True, follows_leader=True)
 
     def take_hit(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         """Give a sequence that holds a slot its hit for this step."""
