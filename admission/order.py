@@ -94,8 +94,7 @@ class UndatedBacklog:
         load.subtract_from((self._classes[level],))
         if not self._classes[level].count:
             del self._classes[level]
-        if not self.sizes:
-            self._owed_to_oldest = 0.0
+        if not self.sizes:  # it is never used again
             self._by_age.clear()
             self._by_size.clear()
         elif self._is_late(sequence, now) and is_oldest:
@@ -369,22 +368,19 @@ class DueOrder:
         first = self._first_tenant()
         if first is None or (dated is not None and dated.due <= first[0]):
             return dated.sequence if dated is not None else None
-        return first[1].first(self.now)
+        return first[2].first(self.now)
 
-    def _first_tenant(self) -> tuple[float, UndatedBacklog] | None:
-        """Return the tenant due first among tenants not on hold, with its due time. O(classes log tenants)."""
+    def _first_tenant(self) -> tuple[float, int, UndatedBacklog] | None:
+        """Return the tenant due first among tenants not on hold, behind its due time and its number. O(classes log
+        tenants).
+        """
         repaid, self.share.repaid = self.share.repaid, []
         for account in repaid:
             account.is_repaid = False
             if (waiting := self.undated.get(account.tenant)) is not None:
                 self._rankings[waiting.level].place(waiting)
-        found: tuple[float, UndatedBacklog] | None = None
-        for ranking in self._rankings.values():
-            if (first := ranking.first(self._held)) is not None:
-                due = self._due_of(first)
-                if found is None or (due, first.number) < (found[0], found[1].number):
-                    found = due, first
-        return found
+        firsts = [ranking.first(self._held) for ranking in self._rankings.values()]
+        return min([(self._due_of(one), one.number, one) for one in firsts if one is not None], default=None)
 
     def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
         """Return the waiting request due first, of tenants not on hold, whose tenant and class pass the test. O(tenants
@@ -414,16 +410,15 @@ class DueOrder:
     def hold(self, tenant: str, reason: str | None) -> None:
         if reason is not None:
             self._held.add(tenant)
-        elif tenant not in self._held:
-            return
-        else:
+        elif tenant in self._held:
             self._held.remove(tenant)
+            self._ages.released(tenant)
+        else:
+            return
         if (undated := self.undated.get(tenant)) is not None:
             self._count_waiting(undated)
             if reason is None:
                 self._place(undated)
-        if reason is None:
-            self._ages.released(tenant)
 
     def _count_waiting(self, undated: UndatedBacklog) -> None:
         """Lift the limit of the tenant's credit while it waits for other tenants, and not for a limit of its own."""
@@ -494,10 +489,8 @@ class DueOrder:
         where there are many. No tenant counts for more than its share, however long its backlog.
         """
         others = [undated for tenant, undated in self.undated.items() if tenant != besides]
-        if len(others) <= MAX_TENANTS_EXAMINED:
-            return [(undated, 1.0) for undated in others]
-        stride = len(others) / MAX_TENANTS_EXAMINED
-        return [(others[int(n * stride)], stride) for n in range(MAX_TENANTS_EXAMINED)]
+        stride = max(1.0, len(others) / MAX_TENANTS_EXAMINED)
+        return [(others[int(n * stride)], stride) for n in range(min(len(others), MAX_TENANTS_EXAMINED))]
 
     def behind(self, sequence: Sequence, due: float) -> list[DueRequest]:
         later = self.dated[bisect_right(self.dated, due, key=_DUE) :]
@@ -523,10 +516,9 @@ class DueOrder:
                 return for_classes and other.request.priority_class > level
             if not for_debts:
                 return False
-            owes = debtors.get(other.tenant)
-            if owes is None:
-                owes = debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0
-            return owes
+            if other.tenant not in debtors:
+                debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0
+            return debtors[other.tenant]
 
         return makes_way
 

@@ -203,12 +203,11 @@ class AdmissionControl:
             tenant, level = sequence.tenant, sequence.request.priority_class
             ramp = order.ramp(order.share.account(tenant))
             room = self._guard.kept_for(tenant, level, ramp, now) * slack
-            if max(excess, harm) > 0.0:
-                if not ramp:
-                    by_debtors, by_lower_classes = self._wronged(order, sequence, forecast, excess, now)
-                    if by_debtors or by_lower_classes:
-                        self._guard.learn(tenant, level, by_debtors, by_lower_classes, now)
-            elif excess + room <= 0.0 and not ramp:
+            if not ramp and max(excess, harm) > 0.0:
+                by_debtors, by_lower_classes = self._wronged(order, sequence, forecast, excess, now)
+                if by_debtors or by_lower_classes:
+                    self._guard.learn(tenant, level, by_debtors, by_lower_classes, now)
+            elif not ramp and excess + room <= 0.0:
                 self._guard.learn(tenant, level, False, False, now)
         excess = max(excess + room, harm)
         if excess <= 0.0:
@@ -269,11 +268,9 @@ class AdmissionControl:
                 of = kind
                 likely = self.calibration.likely(of)
             excess = likely.at(first_token) - (due - now)
-            if (
-                excess > worst
-                and likely.at(first_token - prefill) <= due - now
-                and not (makes_way is not None and makes_way(sequence))
-            ):
+            if excess <= worst or likely.at(first_token - prefill) > due - now:
+                continue
+            if makes_way is None or not makes_way(sequence):
                 worst = excess
         return worst
 
