@@ -130,12 +130,8 @@ class Backlog:
         """Return the earliest arrival among waiting sequences of the class. O(waiting)."""
         return min([s.arrival for s in self._loads if s.request.priority_class == priority_class], default=None)
 
-    @property
-    def num_tenants(self) -> int:
-        return self._tenants_of[None]
-
-    def num_tenants_of(self, priority_class: int) -> int:
-        """Return the number of tenants with waiting work of the class."""
+    def num_tenants(self, priority_class: int | None = None) -> int:
+        """Return the number of tenants with waiting work: of the class, or of any."""
         return self._tenants_of[priority_class]
 
 

@@ -18,7 +18,7 @@ from math import inf
 
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration, LatencyBounds
-from admission.forecast import DelayedRequests, Forecast, Forecaster
+from admission.forecast import Delayed, Forecast, Forecaster
 from admission.order import DueOrder
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.output_length import OutputLengths
@@ -147,17 +147,17 @@ class AdmissionControl:
         if excess is None and most is not None and own.count >= max(most, 1):
             excess = Excess("count", most, own.count + 1)
         if excess is not None:
-            share = max(1, self.backlog.num_tenants)
+            share = max(1, self.backlog.num_tenants())
             raise TenantQueueFull(excess, self._until_drained((own.seconds + load.seconds) * share, 0.0))
         self._check_shared_bounds(sequence, own, load)
 
     def _check_shared_bounds(self, sequence: Sequence, own: Load, load: Load) -> None:
         backlog, level = self.backlog, sequence.request.priority_class
-        excess = self._config.bounds.shared_excess(backlog.total, own, backlog.num_tenants, load)
+        excess = self._config.bounds.shared_excess(backlog.total, own, backlog.num_tenants(), load)
         of_class = self._policy.bounds_of(level) if excess is None and self._config.class_bounds else None
         if of_class is not None:
             own = backlog.of(sequence.tenant, level)
-            excess = of_class.shared_excess(backlog.of_class(level), own, backlog.num_tenants_of(level), load)
+            excess = of_class.shared_excess(backlog.of_class(level), own, backlog.num_tenants(level), load)
         if excess is not None:
             total = backlog.total
             until = self._until_drained(total.seconds + load.seconds, 0.0)
@@ -169,7 +169,7 @@ class AdmissionControl:
         if self.refuses_late:
             self._refuse_late(sequence, forecast, calibrated, now)
         self._learn_patience(sequence, forecast, now)
-        self.calibration.overtaken(forecast.behind.sequences, forecast.prefill)
+        self.calibration.overtaken([one for one, _ in forecast.behind], forecast.prefill)
         knows_length = self.lengths.knows(sequence.tenant, sequence.request.max_tokens)
         self.calibration.track(sequence, calibrated, knows_length)
         target = sequence.request.first_token_target
@@ -253,7 +253,7 @@ class AdmissionControl:
         return PATIENCE_ROOM_PREFILLS * forecast.prefill * taken * max(0.0, beyond)
 
     def _harm(
-        self, behind: DelayedRequests, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
+        self, behind: Delayed, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
     ) -> float:
         """Return the most seconds by which the newcomer makes a waiting request late that would be in time without it;
         requests that make way for it do not count; 0 if none is late. O(requests behind), the main cost where many
@@ -261,7 +261,7 @@ class AdmissionControl:
         """
         worst, of = 0.0, (0, True, False)
         likely = self.calibration.likely(of)
-        for sequence, first_token in zip(behind.sequences, behind.first_tokens, strict=True):
+        for sequence, first_token in behind:
             due, kind = sequence.request.first_token_by, self.calibration.kind(sequence)
             assert due is not None, "it has a deadline"
             if of != kind:
