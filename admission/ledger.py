@@ -113,15 +113,12 @@ class AdapterTime:
         return self._decode * sum([one.request.adapter.num_blocks for one in sequences if one.request.adapter])
 
     def of_rows(self, scheduled: ScheduledStep) -> list[float]:
-        """Return the seconds of each row; none if no row has an adapter. What a step brings is its first row's that has
+        """Return the seconds of each row; none where adapters take none. What a step brings is its first row's that has
         the adapter.
         """
-        rows, batch = scheduled.sequences, scheduled.batch
-        for row in rows:
-            if row.request.adapter is not None:
-                break
-        else:
+        if not (self._decode or self._prompt or self._bring):
             return []
+        rows, batch = scheduled.sequences, scheduled.batch
         brought = Counter([number for number, _, _ in batch.adapter_blocks])
         seconds, decodes = [0.0] * len(rows), batch.num_decodes
         for index, row in enumerate(rows):

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from backend.adapter import Adapter
 from backend.config import EngineConfig
-from backend.paged_kv.prefix_cache import CachedBlock
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import PrefillBudget, ScheduledStep
@@ -105,7 +104,8 @@ class Forking:
         """
         full, rest = divmod(leader.num_prompt_tokens, self._block_size)
         blocks = leader.block_table.blocks[len(sequence.block_table.blocks) : full]
-        shared = [cached for block in blocks if (cached := self._cached(block)) is not None]
+        found = [self._blocks.cache.at(block) for block in blocks]
+        shared = [cached for cached in found if cached is not None and cached.name is not None]
         if len(shared) < len(blocks):
             return None
         if sequence.slot >= 0 and rest:
@@ -116,7 +116,3 @@ class Forking:
         return PrefixHit(
             shared, num_held=count, num_paid=count, is_being_computed=True, follows_leader=True, fork_row=row
         )
-
-    def _cached(self, block: int) -> CachedBlock | None:
-        cached = self._blocks.cache.at(block)
-        return None if cached is None or cached.name is None else cached

@@ -122,7 +122,7 @@ class Bench:
         self.scheduler.update_from_output(output, self.now)
         self.scheduler.check_integrity()
         if isinstance(self.scheduler.kv_manager.pool, PagedPool):
-            leaving = self.scheduler.kv_manager.blocks.swapping.leaving
+            leaving = {block for block, _ in self.scheduler.kv_manager.blocks.swapping._out}
             leaving |= {block for batch in self.in_flight for block, _ in batch.swap_out}
             self.device.poison(set(self.scheduler.kv_manager.pool.free_blocks) - leaving)
 
