@@ -157,7 +157,7 @@ class Ledger:
     def admitted(self, sequence: Sequence, promise: Promise) -> None:
         self.promises[sequence] = promise
         share = self.spare if sequence.is_spare else self.share
-        promise.account = account = share.account(promise.tenant)
+        promise.account = account = share.account(sequence.tenant)
         share.opened(account)
 
     def begun(self, sequence: Sequence, *, follows: bool) -> None:

@@ -120,7 +120,7 @@ class AdmissionControl:
         """
         request = sequence.request
         if sequence.is_spare:
-            return Load(), Promise(sequence.tenant)
+            return Load(), Promise()
         output = self.lengths.mean(sequence.tenant, request.max_tokens)
         load = self.backlog.load_of(sequence, output)
         if self._order is not None:  # its demand counts, admitted or refused
@@ -129,7 +129,7 @@ class AdmissionControl:
             self._check_bounds(sequence, load)
         targets = request.first_token_by, request.done_by, request.first_token_target
         has_estimate = self._config.deadlines and targets != (None, None, None)
-        promise = self._check_deadline(sequence, load, now) if has_estimate else Promise(sequence.tenant)
+        promise = self._check_deadline(sequence, load, now) if has_estimate else Promise()
         self.forecaster.add_newcomer(load.tokens, output)
         return load, promise
 
@@ -175,7 +175,7 @@ class AdmissionControl:
         target = sequence.request.first_token_target
         if sequence.request.first_token_by is None and target is not None and calibrated.first_token.reported > target:
             self.deferred += 1
-        return Promise(sequence.tenant, calibrated.first_token.reported, calibrated.last_token.reported)
+        return Promise(calibrated.first_token.reported, calibrated.last_token.reported)
 
     def _refuse_late(self, sequence: Sequence, forecast: Forecast, calibrated: CalibratedEstimate, now: float) -> None:
         if self._scheduler.has_work:

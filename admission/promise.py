@@ -11,7 +11,6 @@ class Promise:
     step.
     """
 
-    tenant: str  # the charged tenant
     first_token: float | None = None  # seconds from arrival, the ninetieth percentile; None: no deadline and no target
     last_token: float | None = None  # the same for the last token
     prepaid: float = 0.0  # engine seconds not used yet

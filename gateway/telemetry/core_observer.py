@@ -53,7 +53,7 @@ class CoreTelemetry(CoreObserver):
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
         """The timeline of a sequence; a new one if the core never reported it."""
-        return self._timelines.get(sequence) or SequenceTimeline(sequence, Promise(sequence.tenant), sequence.arrival)
+        return self._timelines.get(sequence) or SequenceTimeline(sequence, Promise(), sequence.arrival)
 
     def requested(self, asked: JudgedRequest, now: float) -> None:
         if (record := current.get()) is not None:
