@@ -4,11 +4,10 @@ from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Listed
 from math import inf
 
-from admission.aging import class_offsets
 from admission.expiry import Expiry
 from admission.ledger import Ledger, work_of
 from admission.observer import CoreObserver
-from admission.order import DueOrder
+from admission.order import DueOrder, class_offsets
 from admission.outcome import AdmissionRefused
 from admission.overload import AdmissionControl
 from admission.promise import Promise

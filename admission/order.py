@@ -29,11 +29,10 @@ from math import inf
 from operator import attrgetter
 from typing import Protocol
 
-from admission.aging import Aging
 from admission.backlog import Load
 from admission.forecast import DueRequest, ForecastOrder, WorkAhead
 from admission.share import Account, Share
-from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, Sequence
+from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, SPARE_CLASS, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
 IN_TIME_SHARE_OF_TARGET = 0.85
@@ -51,6 +50,21 @@ MAX_TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
 OWED_TO_OLDEST_LIMIT_S = 1.0  # engine seconds that a tenant's oldest may be owed: the cost of a few requests
 
 _DUE = attrgetter("due")
+
+Aging = tuple[float, ...]
+"""By class, the seconds by which its requests are due later than those of the most urgent class; never falling."""
+
+
+def class_offsets(seconds_per_class: float = 2.0, first: Aging = ()) -> Aging:
+    """Return the offsets of all classes: `first` of the first ones, and `seconds_per_class` more for each further one.
+    Raises `ValueError`.
+    """
+    if not seconds_per_class >= 0:
+        raise ValueError(f"seconds_per_class must be at least 0, got {seconds_per_class}")
+    if list(first) != sorted(first):
+        raise ValueError(f"offsets must not fall from class to class, got {first}")
+    first = first or (0.0,)
+    return (*first, *[first[-1] + n * seconds_per_class for n in range(1, SPARE_CLASS + 2 - len(first))])
 
 
 def _deadline(sequence: Sequence) -> float:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.aging import Aging, class_offsets
-from admission.order import OLDEST_SHARE_OF_SERVICE, DueOrder
+from admission.order import OLDEST_SHARE_OF_SERVICE, Aging, DueOrder, class_offsets
 from admission.share import Share
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import PRESSING_WAIT_S, Sequence
