@@ -199,7 +199,7 @@ class Forecaster:
         interval = min([each for s in running if (each := s.request.token_interval) is not None], default=None)
         mean_context = (sequence.num_prompt_tokens + cached) // 2
         budget = scheduler.prefill_budget(decodes, context, interval, model)
-        prefill = max(1, budget.fits(mean_context, scheduler.token_budget - decodes))
+        prefill = max(1, budget.fits(mean_context, scheduler.budget.tokens - decodes))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         times = self._models[model].fitted
         seconds, alone = times.seconds(work), times.seconds(StepWork(0, decodes, context))

@@ -63,17 +63,17 @@ class Scheduler:
         self.held_tenants = self._held_tenants.reasons  # tenants with admission on hold, and the limit met
         self.kv_manager = KVManager(config, self.hooks, waiting, self._held_tenants, self.counters)
         self.running: dict[str, Sequence] = self.kv_manager.running  # in the order of admission
-        self._limits = TenantLimits(config, self.kv_manager, self.hooks)
+        self.limits = TenantLimits(config, self.kv_manager, self.hooks)
         self._preemption = Preemption(config, self.kv_manager, self.hooks, self.counters)
         self.preempted = self._preemption.preempted  # by the last plan, or by the last lost step
         self.ended: list[Sequence] = []  # by planning, until `take_ended`
-        self._joining = Joining(config, self.kv_manager, self._limits, self._preemption, self.hooks)
+        self._joining = Joining(config, self.kv_manager, self.limits, self._preemption, self.hooks)
         self._rows = StepRows(self.kv_manager, self._preemption)
         self._forking = Forking(config, self.kv_manager)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._next_step = 0
         self._none_takes_a_slot_at: tuple[tuple[int, int], int] | None = None  # changes until the last vain search
-        self._budget = TokenBudget(config.max_num_batched_tokens)
+        self.budget = TokenBudget(config.max_num_batched_tokens)  # of a step, less after lost steps
         self._resync = DeviceResync()
         # of several models; None: all sequences are of the first
         self._turns = Turns(config, self.hooks.weight) if config.awake_bytes else None
@@ -84,7 +84,7 @@ class Scheduler:
             waiting,
             self.in_flight,
             self._rows,
-            self._budget,
+            self.budget,
             self.counters,
             self._plan_decodes,
             self._plan_prefills,
@@ -135,10 +135,6 @@ class Scheduler:
         self.kv_manager.blocks.allow(tenant, blocks)
         self._held_tenants.resume(tenant)
 
-    def demand(self, tenant: str) -> int:
-        """Return the blocks that the tenant would hold without a limit."""
-        return self._limits.demand(tenant)
-
     def weights_changed(self) -> None:
         """Compare slots by the tenants' present weights from now on."""
         self._none_takes_a_slot_at = None
@@ -171,16 +167,11 @@ class Scheduler:
         """The time to plan again even without an event: a gathered batch is due."""
         return self._rule.wakes_at
 
-    @property
-    def token_budget(self) -> int:
-        """The most tokens of a step, less than configured after lost steps."""
-        return self._budget.tokens
-
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, model: int = 0
     ) -> PrefillBudget:
         """Return the prefill budget of a step of a model beside these decodes."""
-        tokens = self._budget.tokens - num_decodes
+        tokens = self.budget.tokens - num_decodes
         return self.hooks.prefill_budget(num_decodes, decode_context, interval, tokens, model)
 
     def wake_seconds(self, model: int) -> float:
@@ -210,7 +201,7 @@ class Scheduler:
             self._resync.untold += scheduled.hits
             if scheduled.paused and self._preemption.yield_to_oldest(scheduled):
                 continue
-            if not self.in_flight and self._budget.restore():
+            if not self.in_flight and self.budget.restore():
                 continue
             if self.in_flight or self.kv_manager.freeing or all(s in scheduled.paused for s in self.running.values()):
                 return None
@@ -303,7 +294,7 @@ class Scheduler:
         if self._spare is not None:
             scheduled.count_spare()
         if jumping:
-            self._rows.add_jumps(jumping, scheduled, self._budget.tokens)
+            self._rows.add_jumps(jumping, scheduled, self.budget.tokens)
         return prefilling
 
     def _served(self, model: int) -> list[Sequence]:
@@ -347,13 +338,13 @@ class Scheduler:
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
         jumps = range(decodes, len(batch.slots))
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
-        room = self._rule.prefill_room(prefilling, self._budget.tokens - len(batch.slots))
+        room = self._rule.prefill_room(prefilling, self.budget.tokens - len(batch.slots))
         if not (prefilling or self._spare or self.kv_manager.num_spare):
             head = self.waiting.head()
             if head is not None and head.is_spare:
                 self._open_spare(scheduled.sequences, batch.model)
         if self._spare is not None:
-            spare, tokens = scheduled.spare_decodes, self._budget.tokens - len(batch.slots)
+            spare, tokens = scheduled.spare_decodes, self.budget.tokens - len(batch.slots)
             budget = self._spare.prefill_budget(spare, scheduled.spare_context, tokens)
         elif room is None:
             budget = self.prefill_budget(len(batch.slots), context, interval, batch.model)
@@ -493,8 +484,8 @@ class Scheduler:
         for scheduled in undone:
             self.kv_manager.free_idle(scheduled.named)
         self._next_step = failed.batch.step
-        feasible = self._budget.halve(failed.num_tokens)
-        self._preemption.shrink_batch(self._budget.tokens)
+        feasible = self.budget.halve(failed.num_tokens)
+        self._preemption.shrink_batch(self.budget.tokens)
         self._resync.mark_out_of_sync(self.running.values())
         if self._turns is not None:
             self._turns.lost()
@@ -508,8 +499,8 @@ class Scheduler:
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
         self.kv_manager.blocks.completed(output.step)
-        if self._budget.is_cut:
-            self._budget.computed()
+        if self.budget.is_cut:
+            self.budget.computed()
         self._rule.completed(output.elapsed)
         if self._turns is not None:
             self._turns.completed(scheduled.batch.model, output.step, output.elapsed)

@@ -290,7 +290,7 @@ def test_an_answer_on_an_idle_machine_is_expected_in_steps_of_its_own() -> None:
 def test_an_answer_is_expected_in_full_steps_while_prompts_wait_and_then_in_such_as_were_lately() -> None:
     few, many = (core_with([("a", 8000, 0)] * count) for count in (4, 500))
     idle, full = decoding(core_with([])), decoding(many)
-    full_step = few.scheduler.token_budget
+    full_step = few.scheduler.budget.tokens
     assert full == pytest.approx(99 * PRIOR_STEP_TIME.seconds(StepWork(full_step, 0, 0, 5, full_step * 5)))
     share = 4 * 8000 / full_step / 99
     assert decoding(few) == pytest.approx(share * full + (1 - share) * idle)
