@@ -120,10 +120,8 @@ class StepTime:
         """Returns the seconds of the whole step."""
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
         tokens = work.prefill_tokens + work.decode_tokens
-        fixed, above_knee = fixed * self.read_share(tokens), tokens - self.knee
-        if above_knee <= 0 and not (work.prefill_tokens or work.prefill_context):  # most steps: the other terms are 0
-            return fixed + (decode * work.decode_tokens + decode_context * work.decode_context)
-        return fixed + (
+        above_knee = tokens - self.knee
+        return fixed * self.read_share(tokens) + (
             prefill * work.prefill_tokens
             + decode * work.decode_tokens
             + decode_context * work.decode_context

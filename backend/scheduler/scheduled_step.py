@@ -99,13 +99,6 @@ class ScheduledStep:
     planned_at: float = 0.0  # seconds on the owner's clock
     planning: float = 0.0  # seconds spent planning it, for measurements
 
-    @classmethod
-    def empty(cls, step: int, model: int = 0) -> "ScheduledStep":
-        """Return a step without rows. Its lists are made here: default factories take twice as long."""
-        batch = Batch(step, 0, [], [], [], [], [], [], [])
-        batch.model = model
-        return cls(batch, [], [], [], [], {}, [], [], {}, [], {}, [])
-
     @property
     def num_tokens(self) -> int:
         return sum(self.batch.lengths)

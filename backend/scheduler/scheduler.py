@@ -247,8 +247,7 @@ class Scheduler:
             self._held_tenants.resume_all(WaitReason.MODEL)
 
     def _plan_rows(self, now: float, model: int) -> ScheduledStep:
-        scheduled = ScheduledStep.empty(self._next_step, model)
-        scheduled.planned_at = now
+        scheduled = ScheduledStep(Batch(self._next_step, model=model), planned_at=now)
         if self._resync.untold:
             self._resync.tell_hits(scheduled)
         if self.kv_manager.blocks.adapters.begin_plan():
