@@ -32,7 +32,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def limiter(engine: Engine) -> CacheLimiter:
-    return CacheLimiter(engine, POOL, DEFAULT_POLICY)
+    return CacheLimiter(engine.limit_cache, POOL, DEFAULT_POLICY)
 
 
 async def test_a_floor_is_rounded_up_to_whole_blocks_and_a_ceiling_down(engine: Engine, limiter: CacheLimiter) -> None:
