@@ -246,7 +246,7 @@ class Forecaster:
             return 0, 0.0
         if scheduler.in_flight:
             self._step_number = scheduler.in_flight[-1].batch.step
-        self._departures.follow(running, self._step_number, scheduler.counters.admissions)
+        self._departures.follow(running, self._step_number)
         joining = max(0, len(running) + places - step.decodes)
         context = step.decode_context + round(joining * (self.typical_prompt + self.typical_answer / 2))
         decodes = StepWork(0, step.decodes + joining, context)

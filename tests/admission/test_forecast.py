@@ -34,7 +34,7 @@ def running(name: str, max_tokens: int, generated: int = 0, tenant: str = "t") -
 
 def looking(sequences: list[Sequence], step: int = 0, lengths: OutputLengths | None = None) -> Departures:
     departures = Departures(lengths or OutputLengths(), SLOTS, 512)
-    departures.follow({sequence.id: sequence for sequence in sequences}, step, admissions=len(sequences))
+    departures.follow({sequence.id: sequence for sequence in sequences}, step)
     return departures
 
 
@@ -70,7 +70,7 @@ def test_an_answer_that_outlives_its_expected_length_is_expected_as_long_as_othe
     departures = looking([one], lengths=lengths)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 20
     one.output = [0] * 30
-    departures.follow({"1": one}, 30, admissions=1)
+    departures.follow({"1": one}, 30)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 900 - 30
 
 
@@ -78,9 +78,9 @@ def test_a_sequence_that_has_left_is_expected_no_more() -> None:
     early, late = running("1", 100), running("2", 500)
     departures = looking([early, late])
     assert departures.steps_until(1, 0.0, 0, 100.0) == 100
-    departures.follow({"2": late}, 60, admissions=2)
+    departures.follow({"2": late}, 60)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 500 - 60
-    departures.follow({"3": running("3", 50), "2": late}, 60, admissions=3)
+    departures.follow({"3": running("3", 50), "2": late}, 60)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 50
 
 
