@@ -171,7 +171,7 @@ class Ledger:
         promise, prompt = self.promises[sequence], len(sequence.request.prompt)
         cached = prompt - 1 if follows else sequence.num_computed_tokens
         promise.prepaid = cost = self._tariffs.estimate(sequence, 0.0, cached)
-        account = _account_of(promise)
+        account = promise.account
         account.share.spend(account, cost)
 
     def charge_side_work(self, tenant: str, seconds: float, now: float, is_spare: bool) -> None:
@@ -201,7 +201,7 @@ class Ledger:
         sums, returned = dict[Account, float](), dict[Account, float]()
         sum_of = sums.get
         for promise, cost in zip(promises, costs):  # noqa: B905 - being strict takes as long as ten rows
-            account = _account_of(promise)
+            account = promise.account
             sums[account] = sum_of(account, 0.0) + cost
             if promise.prepaid > 0.0:
                 used = min(promise.prepaid, cost)
@@ -253,12 +253,7 @@ class Ledger:
     def ended(self, sequence: Sequence) -> None:
         """Return the unused prepaid seconds of an ended sequence to its tenant. Idempotent."""
         if (promise := self.promises.pop(sequence, None)) is not None:
-            account = _account_of(promise)
+            account = promise.account
             account.share.closed(account)
             if promise.prepaid:
                 account.share.spend(account, -promise.prepaid)
-
-
-def _account_of(promise: Promise) -> Account:
-    assert promise.account is not None, "it was admitted"
-    return promise.account
