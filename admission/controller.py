@@ -137,7 +137,7 @@ class Controller:
             self.order.set_policy(class_offsets(first=policy.offsets))
         self._queue.spare.set_policy(class_offsets(0.0))
         self.scheduler.weights_changed()
-        self.control.set_policy(policy)
+        self.control.policy = policy
         self._tell(lambda observer: observer.policy_changed(policy, now))
 
     def calibrate(self, now: float) -> CalibrationStep | None:

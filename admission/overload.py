@@ -109,7 +109,7 @@ class AdmissionControl:
         self.refuses_late = True  # False: late requests are admitted, as a replay does
         self._config, self._scheduler, self.backlog = config, scheduler, backlog
         self.drain, self.lengths, self.forecaster = drain, lengths, forecaster
-        self._policy = SchedulingPolicy()
+        self.policy = SchedulingPolicy()
         self._order, self._guard = order, LearnedGuard()
         self._patience = 0.0  # seconds until the deadlines of admitted requests, a running mean weighted by prefill
 
@@ -133,16 +133,13 @@ class AdmissionControl:
         self.forecaster.add_newcomer(load.tokens, output)
         return load, promise
 
-    def set_policy(self, policy: SchedulingPolicy) -> None:
-        self._policy = policy
-
     def _owes(self, sequence: Sequence) -> bool:
         order = self._order
         return order is not None and order.share.credit(order.share.account(sequence.tenant)) < 0.0
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
         own = self.backlog.of(sequence.tenant)
-        most = self._policy.most_waiting(sequence.tenant)
+        most = self.policy.most_waiting(sequence.tenant)
         excess = self._config.tenant_bounds.excess(own, load)
         if excess is None and most is not None and own.count >= max(most, 1):
             excess = Excess("count", most, own.count + 1)
@@ -154,7 +151,7 @@ class AdmissionControl:
     def _check_shared_bounds(self, sequence: Sequence, own: Load, load: Load) -> None:
         backlog, level = self.backlog, sequence.request.priority_class
         excess = self._config.bounds.shared_excess(backlog.total, own, backlog.num_tenants(), load)
-        of_class = self._policy.bounds_of(level) if excess is None and self._config.class_bounds else None
+        of_class = self.policy.bounds_of(level) if excess is None and self._config.class_bounds else None
         if of_class is not None:
             own = backlog.of(sequence.tenant, level)
             excess = of_class.shared_excess(backlog.of_class(level), own, backlog.num_tenants(level), load)
