@@ -251,7 +251,8 @@ class Scheduler:
         if self._resync.untold:
             self._resync.tell_hits(scheduled)
         self.kv_manager.blocks.adapters.num_copied = 0
-        self._held_tenants.resume_all(WaitReason.ADAPTER)
+        if self.held_tenants:
+            self._held_tenants.resume_all(WaitReason.ADAPTER)
         self._rule.plan(scheduled)
         return scheduled
 
