@@ -60,7 +60,7 @@ class Admission:
 
     def demand(self, tenant: str) -> int:
         """Return the blocks that the tenant would hold without its lease."""
-        return self._core.scheduler.demand(tenant)
+        return self._core.scheduler.limits.demand(tenant)
 
     def is_denied(self, tenant: str) -> bool:
         """Return True if a sequence of the tenant was denied blocks since the tenant's lease last changed."""

@@ -130,12 +130,8 @@ class Backlog:
         """Return the earliest arrival among waiting sequences of the class. O(waiting)."""
         return min([s.arrival for s in self._loads if s.request.priority_class == priority_class], default=None)
 
-    @property
-    def num_tenants(self) -> int:
-        return self._tenants_of[None]
-
-    def num_tenants_of(self, priority_class: int) -> int:
-        """Return the number of tenants with waiting work of the class."""
+    def num_tenants(self, priority_class: int | None = None) -> int:
+        """Return the number of tenants with waiting work: of the class, or of any."""
         return self._tenants_of[priority_class]
 
 
@@ -155,7 +151,7 @@ class DrainMeter:
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=DRAIN_PERIODS_REMEMBERED)
-        self._slow = UNMEASURED_DRAIN_RATE
+        self.slow_rate = UNMEASURED_DRAIN_RATE  # that nine in ten periods reached
         self._since: float | None = None  # the start of the period in which the queue was never empty
         self._drained = 0.0
 
@@ -172,10 +168,5 @@ class DrainMeter:
             self._since, self._drained = now, 0.0
         elif now - self._since >= DRAIN_PERIOD_S:
             self._rates.append(self._drained / (now - self._since))
-            self._slow = max(sorted(self._rates)[int(SLOW_DRAIN_QUANTILE * len(self._rates))], MIN_DRAIN_RATE)
+            self.slow_rate = max(sorted(self._rates)[int(SLOW_DRAIN_QUANTILE * len(self._rates))], MIN_DRAIN_RATE)
             self._since, self._drained = now, 0.0
-
-    @property
-    def slow_rate(self) -> float:
-        """The drain rate that nine in ten periods reached."""
-        return self._slow

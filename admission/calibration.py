@@ -78,59 +78,46 @@ class TokenCalibration:
     """
 
     def __init__(self, reported: ConformalBound, likely: ConformalBound) -> None:
-        self._reported, self._likely = reported, likely
+        self._reported, self.likely = reported, likely
         self.kept = 0
         self.broken = 0
 
     @classmethod
     def of_first_tokens(cls, confidence: float) -> "TokenCalibration":
         reported = ConformalBound(
-            REPORTED_CONFIDENCE, FIRST_TOKEN_ADAPTATION_RATE, FIRST_TOKEN_RELATIVE_FROM_S, extrapolates=True
+            REPORTED_CONFIDENCE, FIRST_TOKEN_RELATIVE_FROM_S, FIRST_TOKEN_ADAPTATION_RATE, extrapolates=True
         )
-        return cls(reported, ConformalBound(confidence, relative_from=DECISIVE_RELATIVE_FROM_S))
+        return cls(reported, ConformalBound(confidence, DECISIVE_RELATIVE_FROM_S))
 
     @classmethod
     def of_last_tokens(cls) -> "TokenCalibration":
-        reported = ConformalBound(REPORTED_CONFIDENCE, 0.0, LAST_TOKEN_RELATIVE_FROM_S, window=LAST_TOKEN_RESIDUALS)
-        return cls(reported, ConformalBound(DONE_BY_CONFIDENCE, LAST_TOKEN_ADAPTATION_RATE, LAST_TOKEN_RELATIVE_FROM_S))
+        reported = ConformalBound(
+            REPORTED_CONFIDENCE, LAST_TOKEN_RELATIVE_FROM_S, rate=0.0, window=LAST_TOKEN_RESIDUALS
+        )
+        return cls(reported, ConformalBound(DONE_BY_CONFIDENCE, LAST_TOKEN_RELATIVE_FROM_S, LAST_TOKEN_ADAPTATION_RATE))
 
     def bounds(self, estimate: float, groups: Groups, least: LatencyBounds = ZERO_BOUNDS) -> LatencyBounds:
         """Return the bounds for an estimate; `least` holds the bounds of an earlier token."""
-        likely = max(self._likely.line().at(estimate), least.likely)
+        likely = max(self.likely.line().at(estimate), least.likely)
         return LatencyBounds(estimate, max(self._reported.line(groups).at(estimate), least.reported), likely)
 
-    def passed(self) -> None:
-        """Learn that a token's reported bound has passed without the token."""
-        self._is_known(True)
+    def count(self, is_late: bool) -> None:
+        """Count a reported bound: it held, or has passed without its token."""
+        self.broken += is_late
+        self.kept += not is_late
+        self._reported.adapt(is_late)
 
-    @property
-    def likely(self) -> BoundLine:
-        """The decisive bounds: an admission is refused if its token's bound lies behind its deadline."""
-        return self._likely.line()
-
-    def came(
-        self, given: LatencyBounds, groups: Groups, seconds: float, has_passed: bool, unforeseen: float = 0.0
-    ) -> None:
-        """Record a token that came after `seconds`; `unforeseen` of them are added to the estimate of the
-        decisive bound. `has_passed`: the token's bound already counts as missed.
+    def came(self, given: LatencyBounds, groups: Groups, seconds: float, unforeseen: float = 0.0) -> None:
+        """Record the residual of a token that came after `seconds`; `unforeseen` of them are added to the estimate of
+        the decisive bound.
         """
-        self.was_kept(given, seconds, has_passed)
         self._reported.observe(given.estimate, seconds, groups)
         self._decided(given.estimate + unforeseen, seconds)
 
-    def was_kept(self, given: LatencyBounds, seconds: float, has_passed: bool) -> None:
-        """Record a kept or missed reported bound for a token that came after `seconds`, and no residual."""
-        if not has_passed:
-            self._is_known(seconds > given.reported)
-
-    def never_came(
-        self, given: LatencyBounds, groups: Groups, least: float, has_passed: bool, unforeseen: float = 0.0
-    ) -> None:
+    def never_came(self, given: LatencyBounds, groups: Groups, least: float, unforeseen: float) -> None:
         """Record a token of an expired sequence, which would have come after `least` seconds or later: a miss of any
         bound.
         """
-        if not has_passed:
-            self._is_known(True)
         self._reported.observe(given.estimate, self._reported.beyond(given.estimate, least), groups)
         if least > given.estimate + unforeseen:
             self._decided(given.estimate + unforeseen, least)
@@ -138,23 +125,15 @@ class TokenCalibration:
     def gave_up(self, given: LatencyBounds, groups: Groups, least: float) -> None:
         """Record a sequence given up after `least` seconds; whether its bound would have held may be unknown."""
         measured = self._reported.beyond(given.estimate, least)
-        self._learn(given, groups, measured, measured > given.likely)
+        self._reported.observe(given.estimate, measured, groups)
+        self.likely.observe(given.estimate, measured)
+        self.likely.adapt(measured > given.likely)
 
     def _decided(self, estimate: float, seconds: float) -> None:
         """Record one residual of the decisive bound: predicted against measured seconds."""
-        missed = seconds > self._likely.line().at(estimate)
-        self._likely.observe(estimate, seconds)
-        self._likely.adapt(missed)
-
-    def _is_known(self, late: bool) -> None:
-        self.broken += late
-        self.kept += not late
-        self._reported.adapt(late)
-
-    def _learn(self, given: LatencyBounds, groups: Groups, seconds: float, is_unlikely: bool) -> None:
-        self._reported.observe(given.estimate, seconds, groups)
-        self._likely.observe(given.estimate, seconds)
-        self._likely.adapt(is_unlikely)
+        missed = seconds > self.likely.line().at(estimate)
+        self.likely.observe(estimate, seconds)
+        self.likely.adapt(missed)
 
 
 @dataclass(slots=True)
@@ -225,7 +204,7 @@ class EstimateCalibration:
 
     def likely(self, kind: Kind) -> BoundLine:
         """Return the decisive bounds of first tokens of a kind."""
-        return self._first[kind].likely
+        return self._first[kind].likely.line()
 
     def overtaken(self, sequences: list[Sequence], seconds: float) -> None:
         """Note that a sequence predicted to take `seconds` was admitted ahead of these."""
@@ -240,17 +219,19 @@ class EstimateCalibration:
             promise.has_first = True
             given, calibration = promise.given, self._first[promise.given.kind]
             seconds, unforeseen = now - given.arrival, promise.unforeseen + self._pipeline.stalled
-            calibration.came(given.first_token, _first_groups(sequence), seconds, promise.first_passed, unforeseen)
+            if not promise.first_passed:
+                calibration.count(seconds > given.first_token.reported)
+            calibration.came(given.first_token, _first_groups(sequence), seconds, unforeseen)
 
     def last_token(self, sequence: Sequence, now: float) -> None:
         self._pass(now)
         if (promise := self._open.pop(sequence, None)) is not None:
             given, calibration = promise.given.last_token, self._last[sequence.request.priority_class]
             seconds = now - promise.given.arrival
+            if not promise.last_passed:
+                calibration.count(seconds > given.reported)
             if promise.knows_length:
-                calibration.came(given, _last_groups(sequence), seconds, promise.last_passed)
-            else:
-                calibration.was_kept(given, seconds, promise.last_passed)
+                calibration.came(given, _last_groups(sequence), seconds)
 
     def expired(self, sequence: Sequence, now: float) -> None:
         self._pass(now)
@@ -261,7 +242,9 @@ class EstimateCalibration:
         if not sequence.output:
             first = self._first[promise.given.kind]
             least, unforeseen = waited + given.prefill, promise.unforeseen + self._pipeline.stalled
-            first.never_came(given.first_token, groups, least, promise.first_passed, unforeseen)
+            if not promise.first_passed:
+                first.count(True)
+            first.never_came(given.first_token, groups, least, unforeseen)
         if promise.knows_length:
             self._last[sequence.request.priority_class].gave_up(given.last_token, _last_groups(sequence), waited)
 
@@ -289,10 +272,10 @@ class EstimateCalibration:
                 continue
             if is_first:
                 self._open[sequence].first_passed = True
-                self._first[self._open[sequence].given.kind].passed()
+                self._first[self._open[sequence].given.kind].count(True)
             else:
                 self._open[sequence].last_passed = True
-                self._last[sequence.request.priority_class].passed()
+                self._last[sequence.request.priority_class].count(True)
 
     def _is_open(self, sequence: Sequence, is_first: bool) -> bool:
         promise = self._open.get(sequence)

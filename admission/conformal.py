@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil
 
 RESIDUALS_REMEMBERED = 300  # over all groups; a single group remembers a third
 MIN_RESIDUALS = 20  # residuals before a bound is made of them; a group needs half of its window
@@ -54,12 +54,11 @@ class Residuals:
 class BoundLine:
     """The bounds of one moment, for many estimates."""
 
-    margin: float  # above the estimate, in its unit
-    relative_from: float  # the shortest estimate that is itself the unit; inf: the unit is a second
+    margin: float  # above the estimate, as a multiple of it, or of `relative_from` if that is longer
+    relative_from: float
 
     def at(self, estimate: float) -> float:
-        unit = 1.0 if self.relative_from == inf else max(estimate, self.relative_from)
-        bound = estimate + unit * self.margin
+        bound = estimate + max(estimate, self.relative_from) * self.margin
         return bound if bound > 0 else 0.0
 
 
@@ -73,15 +72,15 @@ class ConformalBound:
     def __init__(
         self,
         confidence: float,
+        relative_from: float,
         rate: float = MISS_ADAPTATION_RATE,
-        relative_from: float | None = None,
         extrapolates: bool = False,
         window: int = RESIDUALS_REMEMBERED,
     ) -> None:
-        """`rate`: the share of a miss by which the miss rate adapts (Gibbs and Candes, 2021); small where a miss is
-        known long after its bound was given. `relative_from`: residuals of estimates from this one on are ratios; None:
-        all residuals are differences. `extrapolates`: repeated misses take bounds beyond the largest residual; not for
-        a bound that decides admission, because refusing every request measures nothing any more. `window`: the
+        """`relative_from`: residuals of estimates from this one on are ratios; errors of shorter estimates are ratios
+        to it. `rate`: the share of a miss by which the miss rate adapts (Gibbs and Candes, 2021); small where a miss is
+        known long after its bound was given. `extrapolates`: repeated misses take bounds beyond the largest residual;
+        not for a bound that decides admission, because refusing every request measures nothing any more. `window`: the
         residuals remembered.
         """
         if not 0 < confidence < 1:
@@ -106,20 +105,19 @@ class ConformalBound:
                 break
         if len(residuals.ascending) < MIN_RESIDUALS:
             return BoundLine(COLD_MARGIN_SHARE, 0.0)
-        relative_from = inf if self._relative_from is None else self._relative_from
-        return BoundLine(residuals.margin(self._miss_rate, self._target), relative_from)
+        return BoundLine(residuals.margin(self._miss_rate, self._target), self._relative_from)
 
     def beyond(self, estimate: float, least: float) -> float:
         """Return a stand-in for a censored measurement, known to be at least `least`: the median of the measurements
         with a larger residual (Efron's redistribution to the right, 1967, in one piece).
         """
-        unit = self._unit(estimate)
+        unit = max(estimate, self._relative_from)
         residual = self._all.beyond((least - estimate) / unit)
         return least if residual is None else estimate + unit * residual
 
     def observe(self, estimate: float, measured: float, groups: Groups = ()) -> None:
         """Record one residual for these groups and for all."""
-        residual = (measured - estimate) / self._unit(estimate)
+        residual = (measured - estimate) / max(estimate, self._relative_from)
         self._all.add(residual)
         for group in groups:
             own = self._groups.pop(group, None)
@@ -134,6 +132,3 @@ class ConformalBound:
         """Adapt the miss rate to a bound that held, or was missed."""
         moved = self._miss_rate + self._rate * (self._target - missed)
         self._miss_rate = min(max(moved, self._least_miss_rate), 1 - (1 - self._target) / 10)
-
-    def _unit(self, estimate: float) -> float:
-        return 1.0 if self._relative_from is None else max(estimate, self._relative_from)

@@ -4,14 +4,11 @@ from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Listed
 from math import inf
 
-from admission.aging import class_offsets
-from admission.backlog import Backlog, DrainMeter
 from admission.expiry import Expiry
 from admission.ledger import Ledger, work_of
 from admission.observer import CoreObserver
-from admission.order import DueOrder
+from admission.order import DueOrder, class_offsets
 from admission.outcome import AdmissionRefused
-from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl
 from admission.promise import Promise
 from admission.request import JudgedRequest
@@ -41,9 +38,6 @@ class Controller:
         queue: SpareLast,
         ledger: Ledger,
         copy_time: CopyTime,
-        lengths: OutputLengths,
-        backlog: Backlog,
-        drain: DrainMeter,
         pipeline: Pipeline,
         control: AdmissionControl,
         expiry: Expiry,
@@ -58,8 +52,8 @@ class Controller:
         self.calibrates = calibrates
         self.idle_calibration = IdleCalibration(scheduler.config, step_times[0])
         self.in_flight = scheduler.in_flight  # planned and not yet accounted for, the oldest first
-        self.lengths, self.step_times, self.step_time = lengths, step_times, step_times[0]
-        self.backlog, self.drain, self.control = backlog, drain, control
+        self.step_times, self.step_time, self.control = step_times, step_times[0], control
+        self.lengths, self.backlog, self.drain = control.lengths, control.backlog, control.drain
         self.observers: list[CoreObserver] = []  # told in this order
         self.order, self._queue = queue.order, queue
         self.ledger, self.share = ledger, ledger.share
@@ -82,8 +76,7 @@ class Controller:
         except AdmissionRefused as refusal:
             self._tell_arrived(sequence, refusal, now)
             raise
-        self.scheduler.claim(sequence, now)
-        self.scheduler.add(sequence)
+        self.scheduler.add(sequence, now)
         self.ledger.admitted(sequence, promise)
         if not sequence.is_spare:
             self.backlog.add(sequence, load)
@@ -144,7 +137,7 @@ class Controller:
             self.order.set_policy(class_offsets(first=policy.offsets))
         self._queue.spare.set_policy(class_offsets(0.0))
         self.scheduler.weights_changed()
-        self.control.set_policy(policy)
+        self.control.policy = policy
         self._tell(lambda observer: observer.policy_changed(policy, now))
 
     def calibrate(self, now: float) -> CalibrationStep | None:

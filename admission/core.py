@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from admission.aging import class_offsets
 from admission.backlog import Backlog, DrainMeter
 from admission.controller import Controller
 from admission.expiry import DeadlineExpiry, Expiry, NoExpiry
@@ -16,7 +15,7 @@ from admission.kv.memory import MEMORY_RISK_DEVIATIONS, FuturePeak, Gate
 from admission.kv.retention import BetweenTurnsRule, MeasuredRetention
 from admission.kv.swap_choice import SwapChoice, SwapRule
 from admission.ledger import AdapterTime, EngineTimeTariff, Ledger, Tariffs
-from admission.order import DueOrder, WaitingOrder
+from admission.order import DueOrder, WaitingOrder, class_offsets
 from admission.output_length import OutputLengths
 from admission.overload import AdmissionControl, OverloadConfig
 from admission.prefill_sizer import PrefillSizer
@@ -176,19 +175,7 @@ def make_core(
     control = AdmissionControl(_overload_config(config), scheduler, backlog, drain, lengths, forecaster, pipeline, fair)
     expiry = EXPIRIES[config.overload](forecaster)
     return Controller(
-        scheduler,
-        queue,
-        ledger,
-        copy_time,
-        lengths,
-        backlog,
-        drain,
-        pipeline,
-        control,
-        expiry,
-        models,
-        config.calibration,
-        observer_failed,
+        scheduler, queue, ledger, copy_time, pipeline, control, expiry, models, config.calibration, observer_failed
     )
 
 

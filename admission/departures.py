@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from heapq import heappop, heappush
 from itertools import accumulate, count
 from math import ceil
 
@@ -17,42 +16,32 @@ _GOLDEN_RATIO = 0.6180339887498949  # multiples of it, less their whole parts, a
 
 
 class Departures:
-    """Predicts the ends of running sequences. Each change since the last call costs O(log running), each call
-    O(running).
-    """
+    """Predicts the ends of running sequences, in O(running) a call."""
 
     def __init__(self, lengths: OutputLengths, most_running: int, token_budget: int) -> None:
         self._lengths, self._token_budget = lengths, token_budget
         self._each = max(1, min(MAX_QUANTILES_PER_SEQUENCE, MAX_QUANTILES // most_running))
         self._ends: list[int] = []  # sorted step numbers, `_each` of each sequence
-        self._of: dict[Sequence, list[int]] = {}
-        # heap of each sequence's first end; entries of ended sequences leave it lazily
-        self._first: list[tuple[int, int, Sequence]] = []
+        self._of: dict[Sequence, tuple[int, list[int]]] = {}  # a number, and its ends
         self._numbers = count()
         self._sums = [0]  # of the first n ends
         self._step = 0
-        self._admissions = 0
 
-    def follow(self, running: Mapping[str, Sequence], step: int, admissions: int) -> None:
-        """Update to the running sequences, the number of the newest step, and the number of admissions so far."""
+    def follow(self, running: Mapping[str, Sequence], step: int) -> None:
+        """Update to the running sequences, and the number of the newest step."""
         if step == self._step and len(running) == len(self._of):
             return
         self._step = step
-        joined = []
-        if admissions != self._admissions:
-            self._admissions = admissions
-            joined = [sequence for sequence in running.values() if sequence not in self._of]
+        joined = [sequence for sequence in running.values() if sequence not in self._of]
         if len(self._of) + len(joined) != len(running):
             for sequence in [one for one in self._of if one.id not in running]:
                 self._drop(sequence)
         for sequence in joined:
             self._expect(sequence)
-        while self._first and self._first[0][0] <= step:
-            end, _, sequence = heappop(self._first)
-            # it outlived its first quantile: forecast it anew
-            if sequence in self._of and self._of[sequence][0] == end:
-                self._drop(sequence)
-                self._expect(sequence)
+        outlived = [(ends[0], number, one) for one, (number, ends) in self._of.items() if ends[0] <= step]
+        for _, _, sequence in sorted(outlived):  # beyond its first quantile: it is forecast anew
+            self._drop(sequence)
+            self._expect(sequence)
         self._sums = list(accumulate(self._ends, initial=0))
 
     def steps_until(self, lacking: float, work: float, free: int, length: float) -> int:
@@ -90,11 +79,11 @@ class Departures:
         longer = min(generated + 1 + generated // OUTLIVED_OUTPUT_DIVISOR, max(most, generated + 1))
         lengths = self._lengths.quantiles(sequence.tenant, most, shares, generated, longer)
         begun = self._step - generated + max(0, sequence.num_uncomputed_tokens - 1) // self._token_budget
-        self._of[sequence] = expected = [begun + length for length in lengths]
+        expected = [begun + length for length in lengths]
+        self._of[sequence] = number, expected
         for end in expected:
             insort(self._ends, end)
-        heappush(self._first, (expected[0], number, sequence))
 
     def _drop(self, sequence: Sequence) -> None:
-        for end in self._of.pop(sequence):
+        for end in self._of.pop(sequence)[1]:
             del self._ends[bisect_left(self._ends, end)]

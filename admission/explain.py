@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from admission.core import Overload
 from admission.event_logs.event_log import check_version, reading, step_times_of
-from admission.event_logs.names import CHOICES
 from admission.event_logs.numbers import in_seconds
 
 REASONS = {
@@ -184,7 +183,7 @@ class _LogReader:
         self._engine = entry[2]
         if len(step_times_of(entry)) > 1:
             self._until_planned = "until the next step of its model was planned"
-        if CHOICES["overload"][entry[3]["overload"]] is Overload.CONTROLLED_DELAY:
+        if entry[3]["overload"] == Overload.CONTROLLED_DELAY:
             self._given_up = _GIVEN_UP | {"expired": "given up: the queue had stood for too long"}
 
     def _wait_until(self, now: float) -> None:

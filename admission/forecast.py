@@ -45,14 +45,9 @@ class DueRequest(NamedTuple):
     tokens: int  # uncomputed tokens of its prompt
 
 
-@dataclass(slots=True)
-class DelayedRequests:
-    """Requests with deadlines due after a newcomer, in their order, with the seconds from now until the first token of
-    each.
-    """
-
-    sequences: list[Sequence]
-    first_tokens: list[float]
+Delayed = list[tuple[Sequence, float]]
+"""Requests with deadlines due after a newcomer, in their order, each with the seconds from now until its first token.
+"""
 
 
 class ForecastOrder(Protocol):
@@ -79,7 +74,7 @@ class Forecast:
     own_wait: float  # the part of it caused by its tenant's waiting requests
     each: float  # seconds of the wait for each token ahead
     prefill: float  # its own
-    behind: DelayedRequests
+    behind: Delayed
 
 
 class _SharedStep(NamedTuple):
@@ -148,7 +143,7 @@ class Forecaster:
 
     def _behind(
         self, later: list[DueRequest], total: float, requests: float, soonest: float, step: _SharedStep
-    ) -> DelayedRequests:
+    ) -> Delayed:
         """Return the times at which requests due later have their first tokens, behind `total` tokens of `requests`.
 
         If they wait for slots or memory, the first and the last are forecast, and the others are assumed to follow
@@ -162,16 +157,16 @@ class Forecaster:
             if last:
                 first, _ = self._until_place(requests, waiting[0], step)
                 place, each = float(first), max(0.0, float(last - first)) / max(1, len(waiting) - 1)
-        behind, a_token = DelayedRequests([], []), step.seconds / step.prefill_tokens
+        behind: Delayed = []
+        a_token = step.seconds / step.prefill_tokens
         for _, _, sequence, tokens in later:
             waits = sequence.status is SequenceStatus.WAITING
             wait = _wait(total, place if waits else 0.0, decodes, step)
             place += each if waits else 0.0
             total += tokens
             if sequence.request.first_token_by is not None:
-                behind.sequences.append(sequence)
                 own = tokens * a_token + self._adapter_time.of_prompt(sequence, tokens)
-                behind.first_tokens.append(soonest + wait + own)
+                behind.append((sequence, soonest + wait + own))
         return behind
 
     def prefilling(self) -> list[tuple[Sequence, int]]:
@@ -204,7 +199,7 @@ class Forecaster:
         interval = min([each for s in running if (each := s.request.token_interval) is not None], default=None)
         mean_context = (sequence.num_prompt_tokens + cached) // 2
         budget = scheduler.prefill_budget(decodes, context, interval, model)
-        prefill = max(1, budget.fits(mean_context, scheduler.token_budget - decodes))
+        prefill = max(1, budget.fits(mean_context, scheduler.budget.tokens - decodes))
         work = StepWork(prefill, decodes, context, mean_context, prefill * mean_context)
         times = self._models[model].fitted
         seconds, alone = times.seconds(work), times.seconds(StepWork(0, decodes, context))
@@ -251,7 +246,7 @@ class Forecaster:
             return 0, 0.0
         if scheduler.in_flight:
             self._step_number = scheduler.in_flight[-1].batch.step
-        self._departures.follow(running, self._step_number, scheduler.counters.admissions)
+        self._departures.follow(running, self._step_number)
         joining = max(0, len(running) + places - step.decodes)
         context = step.decode_context + round(joining * (self.typical_prompt + self.typical_answer / 2))
         decodes = StepWork(0, step.decodes + joining, context)

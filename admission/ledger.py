@@ -87,17 +87,12 @@ class Tariffs:
 def work_of(scheduled: ScheduledStep) -> StepWork:
     """Returns the work of a planned step."""
     batch, decodes = scheduled.batch, scheduled.batch.num_decodes
-    tokens = context = pairs = 0
+    work = StepWork(0, decodes, scheduled.decode_context)
     for row in range(decodes, len(batch.starts)):
-        start, length = batch.starts[row], batch.lengths[row]
-        tokens += length
-        context += start
-        pairs += prefill_pairs(start, length)
+        work = work.with_prefill(batch.starts[row], batch.lengths[row])
     for _, start, length in batch.padding:
-        tokens += length
-        context += start
-        pairs += prefill_pairs(start, length)
-    return StepWork(tokens, decodes, scheduled.decode_context, context, pairs)
+        work = work.with_prefill(start, length)
+    return work
 
 
 class AdapterTime:
@@ -118,15 +113,12 @@ class AdapterTime:
         return self._decode * sum([one.request.adapter.num_blocks for one in sequences if one.request.adapter])
 
     def of_rows(self, scheduled: ScheduledStep) -> list[float]:
-        """Return the seconds of each row; none if no row has an adapter. What a step brings is its first row's that has
+        """Return the seconds of each row; none where adapters take none. What a step brings is its first row's that has
         the adapter.
         """
-        rows, batch = scheduled.sequences, scheduled.batch
-        for row in rows:
-            if row.request.adapter is not None:
-                break
-        else:
+        if not (self._decode or self._prompt or self._bring):
             return []
+        rows, batch = scheduled.sequences, scheduled.batch
         brought = Counter([number for number, _, _ in batch.adapter_blocks])
         seconds, decodes = [0.0] * len(rows), batch.num_decodes
         for index, row in enumerate(rows):
@@ -165,7 +157,7 @@ class Ledger:
     def admitted(self, sequence: Sequence, promise: Promise) -> None:
         self.promises[sequence] = promise
         share = self.spare if sequence.is_spare else self.share
-        promise.account = account = share.account(promise.tenant)
+        promise.account = account = share.account(sequence.tenant)
         share.opened(account)
 
     def begun(self, sequence: Sequence, *, follows: bool) -> None:
@@ -179,7 +171,7 @@ class Ledger:
         promise, prompt = self.promises[sequence], len(sequence.request.prompt)
         cached = prompt - 1 if follows else sequence.num_computed_tokens
         promise.prepaid = cost = self._tariffs.estimate(sequence, 0.0, cached)
-        account = _account_of(promise)
+        account = promise.account
         account.share.spend(account, cost)
 
     def charge_side_work(self, tenant: str, seconds: float, now: float, is_spare: bool) -> None:
@@ -209,7 +201,7 @@ class Ledger:
         sums, returned = dict[Account, float](), dict[Account, float]()
         sum_of = sums.get
         for promise, cost in zip(promises, costs):  # noqa: B905 - being strict takes as long as ten rows
-            account = _account_of(promise)
+            account = promise.account
             sums[account] = sum_of(account, 0.0) + cost
             if promise.prepaid > 0.0:
                 used = min(promise.prepaid, cost)
@@ -261,12 +253,7 @@ class Ledger:
     def ended(self, sequence: Sequence) -> None:
         """Return the unused prepaid seconds of an ended sequence to its tenant. Idempotent."""
         if (promise := self.promises.pop(sequence, None)) is not None:
-            account = _account_of(promise)
+            account = promise.account
             account.share.closed(account)
             if promise.prepaid:
                 account.share.spend(account, -promise.prepaid)
-
-
-def _account_of(promise: Promise) -> Account:
-    assert promise.account is not None, "it was admitted"
-    return promise.account

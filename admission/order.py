@@ -23,17 +23,16 @@ that none waits for ever.
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from math import inf
 from operator import attrgetter
 from typing import Protocol
 
-from admission.aging import Aging
+from admission.backlog import Load
 from admission.forecast import DueRequest, ForecastOrder, WorkAhead
 from admission.share import Account, Share
-from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, Sequence
+from backend.scheduler.sequence import DEFAULT_FIRST_TOKEN_S, SPARE_CLASS, Sequence
 from backend.scheduler.waiting_queue import WaitingQueue
 
 IN_TIME_SHARE_OF_TARGET = 0.85
@@ -52,6 +51,21 @@ OWED_TO_OLDEST_LIMIT_S = 1.0  # engine seconds that a tenant's oldest may be owe
 
 _DUE = attrgetter("due")
 
+Aging = tuple[float, ...]
+"""By class, the seconds by which its requests are due later than those of the most urgent class; never falling."""
+
+
+def class_offsets(seconds_per_class: float = 2.0, first: Aging = ()) -> Aging:
+    """Return the offsets of all classes: `first` of the first ones, and `seconds_per_class` more for each further one.
+    Raises `ValueError`.
+    """
+    if not seconds_per_class >= 0:
+        raise ValueError(f"seconds_per_class must be at least 0, got {seconds_per_class}")
+    if list(first) != sorted(first):
+        raise ValueError(f"offsets must not fall from class to class, got {first}")
+    first = first or (0.0,)
+    return (*first, *[first[-1] + n * seconds_per_class for n in range(1, SPARE_CLASS + 2 - len(first))])
+
 
 def _deadline(sequence: Sequence) -> float:
     assert sequence.request.first_token_by is not None, "it presses"
@@ -63,15 +77,6 @@ def has_begun(sequence: Sequence) -> bool:
     return bool(sequence.output) or sequence.num_preemptions > 0 or sequence.num_yields > 0
 
 
-@dataclass(slots=True)
-class BacklogWork:
-    """An amount of waiting work: engine seconds as predicted, tokens to compute, and requests."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-    requests: int = 0
-
-
 class UndatedBacklog:
     """One tenant's waiting requests without deadlines. Each operation costs O(log waiting)."""
 
@@ -79,8 +84,8 @@ class UndatedBacklog:
         """`number` identifies the backlog; later backlogs have larger numbers."""
         self.account, self.number, self.aging = account, number, aging
         self.level = -1  # the class by which it is ranked
-        self.sizes: dict[Sequence, tuple[int, float, int]] = {}  # number, engine seconds, tokens
-        self._classes: dict[int, BacklogWork] = {}
+        self.sizes: dict[Sequence, tuple[int, Load]] = {}  # number, and work without bytes and pairs
+        self._classes: dict[int, Load] = {}  # the sum of their work, by class
         self._by_age: list[tuple[float, int, Sequence]] = []  # heaps; removed requests leave them lazily
         self._by_size: list[tuple[int, float, int, Sequence]] = []
         # Engine seconds of its quarter that the oldest late request has not had. Service of others adds a quarter of
@@ -88,19 +93,22 @@ class UndatedBacklog:
         self._owed_to_oldest = 0.0
 
     def add(self, sequence: Sequence, number: int, seconds: float, tokens: int) -> None:
-        self.sizes[sequence] = number, seconds, tokens
-        self._count(sequence.request.priority_class, seconds, tokens, 1)
+        load = Load(1, tokens, 0, seconds)
+        self.sizes[sequence] = number, load
+        load.add_to((self._classes.setdefault(sequence.request.priority_class, Load()),))
         heappush(self._by_age, (self._rank_by_age(sequence), number, sequence))
         heappush(self._by_size, self._sized(sequence))
         if max(len(self._by_age), len(self._by_size)) > 4 * len(self.sizes) + MIN_STALE_ENTRIES:
             self._rebuild()
 
     def remove(self, sequence: Sequence, now: float) -> None:
-        is_oldest = sequence is self._top_by_age()
-        _, seconds, tokens = self.sizes.pop(sequence)
-        self._count(sequence.request.priority_class, -seconds, -tokens, -1)
-        if not self.sizes:
-            self._owed_to_oldest = 0.0
+        is_oldest = sequence is self.oldest()
+        _, load = self.sizes.pop(sequence)
+        level, seconds = sequence.request.priority_class, load.seconds
+        load.subtract_from((self._classes[level],))
+        if not self._classes[level].count:
+            del self._classes[level]
+        if not self.sizes:  # it is never used again
             self._by_age.clear()
             self._by_size.clear()
         elif self._is_late(sequence, now) and is_oldest:
@@ -121,14 +129,12 @@ class UndatedBacklog:
         heapify(self._by_age)
         heapify(self._by_size)
 
-    def work(self, priority_class: int) -> BacklogWork:
+    def work(self, priority_class: int) -> Load:
         """Return the waiting work of this class and higher ones. O(classes)."""
-        total = BacklogWork()
+        total = Load()
         for level, work in self._classes.items():
             if level <= priority_class:
-                total.seconds += work.seconds
-                total.tokens += work.tokens
-                total.requests += work.requests
+                work.add_to((total,))
         return total
 
     def classes_below(self, priority_class: int) -> list[int]:
@@ -140,18 +146,13 @@ class UndatedBacklog:
         """The most urgent class with waiting work. O(classes)."""
         return min(self._classes)
 
-    @property
-    def due_class(self) -> int:
-        """The class of its request due first."""
-        return self._top_by_age().request.priority_class
-
     def first(self, now: float) -> Sequence:
         """Return the request that goes first; the backlog is not empty.
 
         The oldest goes first once it is late, unless it has had its quarter of the service; else those that have begun,
         then the shortest. A late request leaves the heap by size for good: it waits for its turn as the oldest.
         """
-        oldest = self._top_by_age()
+        oldest = self.oldest()
         if not self._is_late(oldest, now) or self._owed_to_oldest < 0.0:
             heap = self._by_size
             while heap and self._goes_by_age(heap[0][3], heap[0][2], now):
@@ -160,15 +161,8 @@ class UndatedBacklog:
                 return heap[0][3]
         return oldest
 
-    def _count(self, priority_class: int, seconds: float, tokens: int, requests: int) -> None:
-        work = self._classes.setdefault(priority_class, BacklogWork())
-        work.seconds = max(0.0, work.seconds + seconds)
-        work.tokens += tokens
-        work.requests += requests
-        if not work.requests:
-            del self._classes[priority_class]
-
-    def _top_by_age(self) -> Sequence:
+    def oldest(self) -> Sequence:
+        """Return the oldest request, classes by their offsets."""
         heap, sizes = self._by_age, self.sizes
         while (found := sizes.get(heap[0][2])) is None or found[0] != heap[0][1]:
             heappop(heap)
@@ -181,8 +175,8 @@ class UndatedBacklog:
 
     def _sized(self, sequence: Sequence) -> tuple[int, float, int, Sequence]:
         """Return an entry of the heap by size: a request that has begun goes before the others of its class."""
-        number, seconds, _ = self.sizes[sequence]
-        return sequence.request.priority_class, -1.0 if has_begun(sequence) else seconds, number, sequence
+        number, load = self.sizes[sequence]
+        return sequence.request.priority_class, -1.0 if has_begun(sequence) else load.seconds, number, sequence
 
     def _is_late(self, sequence: Sequence, now: float) -> bool:
         target, level = sequence.request.first_token_target, sequence.request.priority_class
@@ -275,7 +269,7 @@ class DueOrder:
         self.share, self.aging, self._seconds, self._uncached = share, aging, seconds, uncached
         self.now = 0.0
         self.dated: list[DueRequest] = []  # sorted
-        self.undated: dict[str, UndatedBacklog] = {}  # by tenant, never empty
+        self.undated: dict[str, UndatedBacklog] = {}  # by tenant, a new one for each new backlog, never empty
         self._held: set[str] = set()  # tenants on hold
         self._dues: dict[Sequence, tuple[float, float]] = {}  # `_due_and_age` as they last left the queue
         self._waiting: dict[Sequence, DueRequest | None] = {}
@@ -333,17 +327,11 @@ class DueOrder:
         return found is not None and found[0] == number
 
     def _place(self, undated: UndatedBacklog) -> None:
-        level = undated.due_class
+        level = undated.oldest().request.priority_class
         ranking = self._rankings.get(level)
         if ranking is None:
             ranking = self._rankings[level] = TenantRanking(self.undated, level)
         ranking.place(undated)
-
-    def backlog_of(self, tenant: str) -> UndatedBacklog | None:
-        """Return a tenant's waiting requests without deadlines, a new object for each new backlog; None if there are
-        none, or the tenant is on hold.
-        """
-        return None if tenant in self._held else self.undated.get(tenant)
 
     # waiting
 
@@ -394,22 +382,19 @@ class DueOrder:
         first = self._first_tenant()
         if first is None or (dated is not None and dated.due <= first[0]):
             return dated.sequence if dated is not None else None
-        return first[1].first(self.now)
+        return first[2].first(self.now)
 
-    def _first_tenant(self) -> tuple[float, UndatedBacklog] | None:
-        """Return the tenant due first among tenants not on hold, with its due time. O(classes log tenants)."""
+    def _first_tenant(self) -> tuple[float, int, UndatedBacklog] | None:
+        """Return the tenant due first among tenants not on hold, behind its due time and its number. O(classes log
+        tenants).
+        """
         repaid, self.share.repaid = self.share.repaid, []
         for account in repaid:
             account.is_repaid = False
             if (waiting := self.undated.get(account.tenant)) is not None:
                 self._rankings[waiting.level].place(waiting)
-        found: tuple[float, UndatedBacklog] | None = None
-        for ranking in self._rankings.values():
-            if (first := ranking.first(self._held)) is not None:
-                due = self._due_of(first)
-                if found is None or (due, first.number) < (found[0], found[1].number):
-                    found = due, first
-        return found
+        firsts = [ranking.first(self._held) for ranking in self._rankings.values()]
+        return min([(self._due_of(one), one.number, one) for one in firsts if one is not None], default=None)
 
     def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
         """Return the waiting request due first, of tenants not on hold, whose tenant and class pass the test. O(tenants
@@ -439,16 +424,15 @@ class DueOrder:
     def hold(self, tenant: str, reason: str | None) -> None:
         if reason is not None:
             self._held.add(tenant)
-        elif tenant not in self._held:
-            return
-        else:
+        elif tenant in self._held:
             self._held.remove(tenant)
+            self._ages.released(tenant)
+        else:
+            return
         if (undated := self.undated.get(tenant)) is not None:
             self._count_waiting(undated)
             if reason is None:
                 self._place(undated)
-        if reason is None:
-            self._ages.released(tenant)
 
     def _count_waiting(self, undated: UndatedBacklog) -> None:
         """Lift the limit of the tenant's credit while it waits for other tenants, and not for a limit of its own."""
@@ -488,7 +472,7 @@ class DueOrder:
         is_dated = self._is_dated(sequence)
         if not is_dated and (undated := self.undated.get(sequence.tenant)) is not None:
             work, weight = undated.work(level), undated.account.weight
-            tokens, requests, own = float(work.tokens), float(work.requests), float(work.tokens)
+            tokens, requests, own = float(work.tokens), float(work.count), float(work.tokens)
             due += work.seconds * max(self.share.asking_weight, weight) / weight
         tenant, held = sequence.tenant, self._held  # the end of a hold cannot be foreseen
         for _, _, waiting, uncached in self.due_by(due):
@@ -510,7 +494,7 @@ class DueOrder:
                 weight = undated.account.weight
                 part = times * min(1.0, until * weight / max(weight_of_all, weight) / work.seconds)
                 tokens += part * work.tokens
-                requests += part * work.requests
+                requests += part * work.count
                 own += part * work.tokens if undated.account.tenant == tenant else 0.0
         return WorkAhead(tokens, requests, own)
 
@@ -519,10 +503,8 @@ class DueOrder:
         where there are many. No tenant counts for more than its share, however long its backlog.
         """
         others = [undated for tenant, undated in self.undated.items() if tenant != besides]
-        if len(others) <= MAX_TENANTS_EXAMINED:
-            return [(undated, 1.0) for undated in others]
-        stride = len(others) / MAX_TENANTS_EXAMINED
-        return [(others[int(n * stride)], stride) for n in range(MAX_TENANTS_EXAMINED)]
+        stride = max(1.0, len(others) / MAX_TENANTS_EXAMINED)
+        return [(others[int(n * stride)], stride) for n in range(min(len(others), MAX_TENANTS_EXAMINED))]
 
     def behind(self, sequence: Sequence, due: float) -> list[DueRequest]:
         later = self.dated[bisect_right(self.dated, due, key=_DUE) :]
@@ -548,10 +530,9 @@ class DueOrder:
                 return for_classes and other.request.priority_class > level
             if not for_debts:
                 return False
-            owes = debtors.get(other.tenant)
-            if owes is None:
-                owes = debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0
-            return owes
+            if other.tenant not in debtors:
+                debtors[other.tenant] = self.ramp(self.share.account(other.tenant)) > 0.0
+            return debtors[other.tenant]
 
         return makes_way
 

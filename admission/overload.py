@@ -18,7 +18,7 @@ from math import inf
 
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration, LatencyBounds
-from admission.forecast import DelayedRequests, Forecast, Forecaster
+from admission.forecast import Delayed, Forecast, Forecaster
 from admission.order import DueOrder
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
 from admission.output_length import OutputLengths
@@ -107,9 +107,9 @@ class AdmissionControl:
         self.calibration = EstimateCalibration(config.confidence, pipeline, self._owes)
         self.deferred = 0  # admitted without a deadline, later than its class's target
         self.refuses_late = True  # False: late requests are admitted, as a replay does
-        self._config, self._scheduler, self._backlog = config, scheduler, backlog
-        self._drain, self._lengths, self.forecaster = drain, lengths, forecaster
-        self._policy = SchedulingPolicy()
+        self._config, self._scheduler, self.backlog = config, scheduler, backlog
+        self.drain, self.lengths, self.forecaster = drain, lengths, forecaster
+        self.policy = SchedulingPolicy()
         self._order, self._guard = order, LearnedGuard()
         self._patience = 0.0  # seconds until the deadlines of admitted requests, a running mean weighted by prefill
 
@@ -118,44 +118,43 @@ class AdmissionControl:
 
         The spare class delays no other and is promised nothing: its maker bounds its queue.
         """
+        request = sequence.request
         if sequence.is_spare:
-            return Load(), Promise(sequence.tenant)
-        output = self._lengths.mean(sequence.tenant, sequence.request.max_tokens)
-        load = self._backlog.load_of(sequence, output)
+            return Load(), Promise()
+        output = self.lengths.mean(sequence.tenant, request.max_tokens)
+        load = self.backlog.load_of(sequence, output)
         if self._order is not None:  # its demand counts, admitted or refused
             self._order.asked(sequence, now)
-        if self._backlog.total.count:  # an empty queue takes any request: it can only run at once
+        if self.backlog.total.count:  # an empty queue takes any request: it can only run at once
             self._check_bounds(sequence, load)
-        has_estimate = self._config.deadlines and _has_target(sequence)
-        promise = self._check_deadline(sequence, load, now) if has_estimate else Promise(sequence.tenant)
+        targets = request.first_token_by, request.done_by, request.first_token_target
+        has_estimate = self._config.deadlines and targets != (None, None, None)
+        promise = self._check_deadline(sequence, load, now) if has_estimate else Promise()
         self.forecaster.add_newcomer(load.tokens, output)
         return load, promise
-
-    def set_policy(self, policy: SchedulingPolicy) -> None:
-        self._policy = policy
 
     def _owes(self, sequence: Sequence) -> bool:
         order = self._order
         return order is not None and order.share.credit(order.share.account(sequence.tenant)) < 0.0
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
-        own = self._backlog.of(sequence.tenant)
-        most = self._policy.most_waiting(sequence.tenant)
+        own = self.backlog.of(sequence.tenant)
+        most = self.policy.most_waiting(sequence.tenant)
         excess = self._config.tenant_bounds.excess(own, load)
         if excess is None and most is not None and own.count >= max(most, 1):
             excess = Excess("count", most, own.count + 1)
         if excess is not None:
-            share = max(1, self._backlog.num_tenants)
+            share = max(1, self.backlog.num_tenants())
             raise TenantQueueFull(excess, self._until_drained((own.seconds + load.seconds) * share, 0.0))
         self._check_shared_bounds(sequence, own, load)
 
     def _check_shared_bounds(self, sequence: Sequence, own: Load, load: Load) -> None:
-        backlog, level = self._backlog, sequence.request.priority_class
-        excess = self._config.bounds.shared_excess(backlog.total, own, backlog.num_tenants, load)
-        of_class = self._policy.bounds_of(level) if excess is None and self._config.class_bounds else None
+        backlog, level = self.backlog, sequence.request.priority_class
+        excess = self._config.bounds.shared_excess(backlog.total, own, backlog.num_tenants(), load)
+        of_class = self.policy.bounds_of(level) if excess is None and self._config.class_bounds else None
         if of_class is not None:
             own = backlog.of(sequence.tenant, level)
-            excess = of_class.shared_excess(backlog.of_class(level), own, backlog.num_tenants_of(level), load)
+            excess = of_class.shared_excess(backlog.of_class(level), own, backlog.num_tenants(level), load)
         if excess is not None:
             total = backlog.total
             until = self._until_drained(total.seconds + load.seconds, 0.0)
@@ -167,13 +166,13 @@ class AdmissionControl:
         if self.refuses_late:
             self._refuse_late(sequence, forecast, calibrated, now)
         self._learn_patience(sequence, forecast, now)
-        self.calibration.overtaken(forecast.behind.sequences, forecast.prefill)
-        knows_length = self._lengths.knows(sequence.tenant, sequence.request.max_tokens)
+        self.calibration.overtaken([one for one, _ in forecast.behind], forecast.prefill)
+        knows_length = self.lengths.knows(sequence.tenant, sequence.request.max_tokens)
         self.calibration.track(sequence, calibrated, knows_length)
         target = sequence.request.first_token_target
         if sequence.request.first_token_by is None and target is not None and calibrated.first_token.reported > target:
             self.deferred += 1
-        return Promise(sequence.tenant, calibrated.first_token.reported, calibrated.last_token.reported)
+        return Promise(calibrated.first_token.reported, calibrated.last_token.reported)
 
     def _refuse_late(self, sequence: Sequence, forecast: Forecast, calibrated: CalibratedEstimate, now: float) -> None:
         if self._scheduler.has_work:
@@ -201,12 +200,11 @@ class AdmissionControl:
             tenant, level = sequence.tenant, sequence.request.priority_class
             ramp = order.ramp(order.share.account(tenant))
             room = self._guard.kept_for(tenant, level, ramp, now) * slack
-            if max(excess, harm) > 0.0:
-                if not ramp:
-                    by_debtors, by_lower_classes = self._wronged(order, sequence, forecast, excess, now)
-                    if by_debtors or by_lower_classes:
-                        self._guard.learn(tenant, level, by_debtors, by_lower_classes, now)
-            elif excess + room <= 0.0 and not ramp:
+            if not ramp and max(excess, harm) > 0.0:
+                by_debtors, by_lower_classes = self._wronged(order, sequence, forecast, excess, now)
+                if by_debtors or by_lower_classes:
+                    self._guard.learn(tenant, level, by_debtors, by_lower_classes, now)
+            elif not ramp and excess + room <= 0.0:
                 self._guard.learn(tenant, level, False, False, now)
         excess = max(excess + room, harm)
         if excess <= 0.0:
@@ -248,16 +246,11 @@ class AdmissionControl:
     def _room_of_patience(self, forecast: Forecast, slack: float) -> float:
         if not self._patience or slack <= 0.0:
             return 0.0
-        taken = min(1.0, forecast.wait / slack)
-        return (
-            PATIENCE_ROOM_PREFILLS
-            * forecast.prefill
-            * taken
-            * max(0.0, min(slack, MAX_PATIENCE_S) / self._patience - 1.0)
-        )
+        taken, beyond = min(1.0, forecast.wait / slack), min(slack, MAX_PATIENCE_S) / self._patience - 1.0
+        return PATIENCE_ROOM_PREFILLS * forecast.prefill * taken * max(0.0, beyond)
 
     def _harm(
-        self, behind: DelayedRequests, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
+        self, behind: Delayed, prefill: float, now: float, makes_way: Callable[[Sequence], bool] | None = None
     ) -> float:
         """Return the most seconds by which the newcomer makes a waiting request late that would be in time without it;
         requests that make way for it do not count; 0 if none is late. O(requests behind), the main cost where many
@@ -265,18 +258,16 @@ class AdmissionControl:
         """
         worst, of = 0.0, (0, True, False)
         likely = self.calibration.likely(of)
-        for sequence, first_token in zip(behind.sequences, behind.first_tokens, strict=True):
+        for sequence, first_token in behind:
             due, kind = sequence.request.first_token_by, self.calibration.kind(sequence)
             assert due is not None, "it has a deadline"
             if of != kind:
                 of = kind
                 likely = self.calibration.likely(of)
             excess = likely.at(first_token) - (due - now)
-            if (
-                excess > worst
-                and likely.at(first_token - prefill) <= due - now
-                and not (makes_way is not None and makes_way(sequence))
-            ):
+            if excess <= worst or likely.at(first_token - prefill) > due - now:
+                continue
+            if makes_way is None or not makes_way(sequence):
                 worst = excess
         return worst
 
@@ -286,7 +277,7 @@ class AdmissionControl:
         if sequence.request.done_by is None:
             return None
         slack, bounds = sequence.request.done_by - now, calibrated.last_token
-        if not forecast.wait and not self._lengths.knows(sequence.tenant, sequence.request.max_tokens):
+        if not forecast.wait and not self.lengths.knows(sequence.tenant, sequence.request.max_tokens):
             bounds = calibrated.first_token
         excess = _decisive(bounds, forecast) - slack
         if excess <= 0:
@@ -296,10 +287,10 @@ class AdmissionControl:
 
     def _until_possible(self, forecast: Forecast, slack: float) -> float:
         """Return the seconds until enough has drained for the same request to be in time."""
-        return self._until_drained(self._backlog.total.seconds + forecast.prefill, slack)
+        return self._until_drained(self.backlog.total.seconds + forecast.prefill, slack)
 
     def _until_drained(self, seconds: float, slack: float) -> float:
-        rate = self._drain.slow_rate
+        rate = self.drain.slow_rate
         return (seconds - slack * rate) / rate
 
 
@@ -318,9 +309,3 @@ def _hopeless(sequence: Sequence, forecast: Forecast, now: float) -> DeadlineInf
         if by is not None and by - now < HOPELESS_SHARE_OF_ESTIMATE * forecast.first_token:
             return DeadlineInfeasible("first", forecast.first_token, by - now, False, 0.0)
     return None
-
-
-def _has_target(sequence: Sequence) -> bool:
-    """Return True if the sequence has a deadline or a target; others need no forecast."""
-    has_deadline = sequence.request.first_token_by is not None or sequence.request.done_by is not None
-    return has_deadline or sequence.request.first_token_target is not None

@@ -1,12 +1,11 @@
 """The prefill sizer: the prefill that a step may carry so that its decodes get their tokens in time."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from math import inf, sqrt
 
 from admission.step_times.step_time import CopyTime, StepTime, StepTimeModel, StepWork
 from backend.config import EngineConfig
-from backend.scheduler.scheduled_step import FixedPrefillBudget, PrefillBudget
+from backend.scheduler.scheduled_step import PrefillBudget
 
 MIN_RELATIVE_ERROR = 0.02  # of a step: its copies are not known before it is planned
 CAUTION_MEAN_ERRORS = 2.9
@@ -25,7 +24,7 @@ LONGEST_STEP_S = 0.25
 """
 
 
-class TimedPrefillBudget:
+class TimedPrefillBudget(PrefillBudget):
     """A prefill budget for a step of at most `seconds`, counting each token's attended context and the block copies
     that make room for it or bring it back.
 
@@ -42,28 +41,24 @@ class TimedPrefillBudget:
         copy_time: CopyTime,
         block_size: int,
     ) -> None:
-        self._step, self._seconds, self._times = step, seconds, times
-        self._least, self._most = least, most
+        super().__init__(most)
+        self._step, self._seconds, self._times, self._least = step, seconds, times, least
         self._copy_time, self._block_size = copy_time, block_size
         self._copies: tuple[float, int, float] | None = None  # due, free and rate of `copies`; None: none are made
 
     def fits(self, start: int, length: int) -> int:
         """Searches for the number of tokens that fit: predicted time is monotone in work."""
-        high = max(0, min(length, self._most))
-        if self._lasts(start, high):
+        high = max(0, min(length, self.tokens))
+        if self._is_in_time(start, high):
             return high
         low = max(0, min(high, self._least))
-        solution = int(max(low, min(high, self._solution(start))))
-        for middle in (solution, solution + 1):  # rounding apart, it ends between them
-            low, high = self._narrowed(start, low, high, middle)
-        while low < high:
-            low, high = self._narrowed(start, low, high, (low + high + 1) // 2)
-        return low
+        more = range(low + 1, high)
+        return low + bisect_left(more, True, key=lambda tokens: not self._is_in_time(start, tokens))
 
     def spend(self, start: int, length: int) -> None:
         self._step = self._step.with_prefill(start, length)
         self._least -= length
-        self._most -= length
+        self.tokens -= length
 
     def copies(self, due: float, free: int, rate: float) -> None:
         self._copies = due, free, rate
@@ -83,37 +78,11 @@ class TimedPrefillBudget:
         due, free, rate = self._copies
         return self._copy_time.seconds(due + back + rate * max(0, blocks - free))
 
-    def _narrowed(self, start: int, low: int, high: int, middle: int) -> tuple[int, int]:
-        """Return the range of the number of fitting tokens, after testing `middle`."""
-        if not low < middle <= high:
-            return low, high
-        return (middle, high) if self._lasts(start, middle) else (low, middle - 1)
-
-    def _lasts(self, start: int, length: int) -> bool:
+    def _is_in_time(self, start: int, length: int) -> bool:
         seconds = self._times.seconds(self._step.with_prefill(start, length))
         if self._copies is not None:
             seconds += self._copying(-(-length // self._block_size))
         return seconds <= self._seconds
-
-    def _solution(self, start: int) -> float:
-        """Return the number of tokens behind `start` that fill the remaining time: seconds are quadratic in it on both
-        sides of the knee.
-        """
-        times, step = self._times, self._step
-        _, prefill, _, _, _, pairs, beyond = times.coefficients
-        left = self._seconds - times.seconds(step.with_prefill(start, 0)) - self._copying(0)
-        each = prefill + pairs * (start + 0.5)
-        below_knee = max(0, times.knee - step.prefill_tokens - step.decode_tokens)
-        tokens = _root(pairs / 2, each, left)
-        return tokens if tokens <= below_knee else _root(pairs / 2, each + beyond, left + beyond * below_knee)
-
-
-def _root(a: float, b: float, c: float) -> float:
-    """Returns the x >= 0 for which a·x² + b·x = c, with a and b >= 0; 0 where c < 0."""
-    if c <= 0:
-        return 0.0
-    divisor = b + sqrt(b * b + 4 * a * c)
-    return 2 * c / divisor if divisor else inf
 
 
 class PrefillSizer:
@@ -147,7 +116,7 @@ class PrefillSizer:
         if interval is None:
             most = min(self.most_tokens, tokens) if num_decodes else tokens
             if not self._is_chunked:
-                return FixedPrefillBudget(most)
+                return PrefillBudget(most)
             seconds = LONGEST_STEP_S
         else:
             most, seconds = tokens, self.seconds_within(interval, times.seconds(decodes), model)

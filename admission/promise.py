@@ -1,6 +1,6 @@
 """A promise is admission's forecast for one sequence, with its tenant's payment for it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from admission.share import Account
 
@@ -11,9 +11,8 @@ class Promise:
     step.
     """
 
-    tenant: str  # the charged tenant
     first_token: float | None = None  # seconds from arrival, the ninetieth percentile; None: no deadline and no target
     last_token: float | None = None  # the same for the last token
     prepaid: float = 0.0  # engine seconds not used yet
     charged: float = 0.0  # engine seconds, to its tenant for completed steps
-    account: Account | None = None  # that is charged, from its admission to its end
+    account: Account = field(init=False, repr=False)  # that is charged; the ledger sets it when it is admitted

@@ -8,6 +8,7 @@ from admission.backlog import Load
 MAX_SHARED_QUEUE_FILL_BOUNDS = 2  # times its bound: the most that tenants within their shares may fill a shared queue
 
 
+# fields of `QueueBounds` and of `Load`, with their names for people
 _UNITS = {"count": "requests", "tokens": "tokens", "bytes": "bytes", "seconds": "seconds of engine time"}
 
 
@@ -45,14 +46,10 @@ class QueueBounds:
         """
         if waiting.count == 0:
             return None
-        if self.count is not None and (count := waiting.count + newcomer.count) > self.count:
-            return Excess("count", self.count, count)
-        if self.tokens is not None and (tokens := waiting.tokens + newcomer.tokens) > self.tokens:
-            return Excess("tokens", self.tokens, tokens)
-        if self.bytes is not None and (size := waiting.bytes + newcomer.bytes) > self.bytes:
-            return Excess("bytes", self.bytes, size)
-        if self.seconds is not None and (seconds := waiting.seconds + newcomer.seconds) > self.seconds:
-            return Excess("seconds", self.seconds, seconds)
+        for unit in _UNITS:
+            bound, load = getattr(self, unit), getattr(waiting, unit) + getattr(newcomer, unit)
+            if bound is not None and load > bound:
+                return Excess(unit, bound, load)
         return None
 
     def shared_excess(self, waiting: Load, own: Load, num_tenants: int, newcomer: Load) -> Excess | None:

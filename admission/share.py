@@ -104,15 +104,14 @@ class Share:
             return account.saved
         return self.burst_s if account.is_capped else self._level - account.offset
 
-    def best(self) -> float:
-        """Return the largest credit of a tenant that takes part; 0 without any."""
+    def behind_best(self, account: Account) -> float:
+        """Return by how much the tenant's credit is below the largest of a tenant that takes part, in engine seconds
+        for each unit of weight.
+        """
         tops = self._top(self._nearest_cap, is_waiting=False), self._top(self._waiting, is_waiting=True)
         found = [self._level - top.offset for top in tops if top is not None]
-        return max([*found, self.burst_s] if self._num_capped else found, default=0.0)
-
-    def behind_best(self, account: Account) -> float:
-        """Return by how much the tenant's credit is below the largest, in engine seconds for each unit of weight."""
-        return max(0.0, self.best() - self.credit(account))
+        best = max([*found, self.burst_s] if self._num_capped else found, default=0.0)
+        return max(0.0, best - self.credit(account))
 
     @property
     def scale(self) -> float:

@@ -27,7 +27,7 @@ from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.scheduled_step import NewToken
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from backend.step_loop import StepLoop
 from backend.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from backend.text.detokenizer import IncrementalDetokenizer
@@ -103,7 +103,7 @@ class LLM:
         config = replace(self.model.engine_config, max_preemptions=sys.maxsize)  # no sequence is given up for others
         if not self._executor.runs_ahead:
             config = replace(config, steps_in_flight=1)  # a step planned behind another would only know less of it
-        self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
+        self.scheduler = Scheduler(config, FirstComeFirstServed())
         self._engine = OfflineEngine(self.scheduler, self._executor)
         self._names = self.model.block_names(secrets.token_bytes(32))
         self.scheduler.name_blocks_by(self._names)

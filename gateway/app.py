@@ -188,7 +188,7 @@ async def open_service(
             responses=quotas.store.responses(),
             batches=batches,
             kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
-            cache_limiter=CacheLimiter(admission, kv_pool, tenants.policies.current),
+            cache_limiter=CacheLimiter(admission.limit_cache, kv_pool, tenants.policies.current),
             prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names, adapters.registry.get),
             debts=debts,
             kept_usage=KeptUsage(

@@ -45,7 +45,7 @@ there is news of the prefix cache:
      computes its prompt}, "evicted": blocks evicted since the last plan that tells it, "idle": idle blocks then,
      "blocks": {id: blocks of its output, named as it left them}}
 
-Names of settings, choices, reasons and refusals, and the version, are those of `names`.
+Names of settings and refusals, and the version, are those of `names`; choices and reasons are their enums' values.
 
 The log holds no prompt, no token and no hash of either. The checksum is over slots and starts of all rows, so that a
 replay with another decision fails at the first step that differs.
@@ -62,8 +62,6 @@ from admission.controller import Controller
 from admission.core import CoreConfig, make_core, raise_failure
 from admission.event_logs.blocks import CacheFindings, NewlyNamed, ReplayedNames, runs_of
 from admission.event_logs.names import (
-    FINISH_REASONS,
-    OBSTACLES,
     REFUSALS,
     VERSION,
     asked_of,
@@ -132,7 +130,7 @@ class EventLog(CoreObserver):
 
     def arrived(self, sequence: Sequence, answer: Promise | AdmissionRefused, now: float) -> None:
         request, prompt = sequence.request, sequence.num_prompt_tokens
-        promise, why = (answer, None) if isinstance(answer, Promise) else (None, REFUSALS.of(type(answer)))
+        promise, why = (answer, None) if isinstance(answer, Promise) else (None, REFUSALS[type(answer)])
         tokens = f"{prompt},{request.max_tokens},{sequence.token_limit - prompt}"
         deadlines = request.first_token_by, request.done_by, request.first_token_target
         by = ",".join([_number_of(seconds) for seconds in deadlines])
@@ -144,7 +142,7 @@ class EventLog(CoreObserver):
         )
 
     def finished(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        ended = f"{_text_of(sequence.id)},{_text_of(FINISH_REASONS.of(reason))}"
+        ended = f"{_text_of(sequence.id)},{_text_of(reason.value)}"
         self._write(f'["finish",{moment(now)},{ended}{self._cached()}]')
 
     def gave_up(self, sequence: Sequence, now: float) -> None:
@@ -189,7 +187,7 @@ class EventLog(CoreObserver):
         preempted, blocked, held, ended = _ids_of(self._scheduler.preempted), "null", "null", "[]"
         if (reason := self._scheduler.wait_reason) and (head := self._scheduler.waiting_head):
             overtakes = [1] if head is self._scheduler.overtaker else []
-            blocked = _encode([OBSTACLES.of(reason), head.id, *overtakes])
+            blocked = _encode([reason.value, head.id, *overtakes])
         if self._scheduler.held_tenants != self._held:
             held = self._changed_holds()
         if self._given_up:
@@ -237,11 +235,11 @@ class EventLog(CoreObserver):
 
     def _changed_holds(self) -> str:
         self._held = dict(self._scheduler.held_tenants)
-        return _encode({tenant: OBSTACLES.of(limit) for tenant, limit in self._held.items()})
+        return _encode({tenant: limit.value for tenant, limit in self._held.items()})
 
     def _take_given_up(self) -> str:
         given_up, self._given_up = self._given_up, []
-        return _encode([[one.id, FINISH_REASONS.of(one.finish_reason)] for one in given_up if one.finish_reason])
+        return _encode([[one.id, one.finish_reason.value] for one in given_up if one.finish_reason])
 
     def _log(self, kind: str, now: float, *said: Any) -> None:
         self._write(f'["{kind}",{moment(now)},{_encode(said)[1:]}')
@@ -376,7 +374,7 @@ class _Replay:
         elif kind == "request":
             core.requested(asked_of(entry), now)
         elif kind == "finish":
-            core.finish_sequence(self._sequences[entry[2]], FINISH_REASONS[entry[3]], now)
+            core.finish_sequence(self._sequences[entry[2]], FinishReason(entry[3]), now)
         elif kind == "extend":
             core.raise_token_limit(self._sequences[entry[2]], entry[3], now)
         elif kind in {"charge", "debts"}:

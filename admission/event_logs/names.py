@@ -1,15 +1,16 @@
 """The names used in an event log, and the code's object behind each.
 
-The log's names are in the order of writing. Once a release has written logs, they stay fixed for that version, or
-recorded logs could not be replayed; an object that is renamed in the code keeps its name here.
+Fields are in the order of writing. Once a release has written logs, names and the values of enums stay fixed for that
+version, or recorded logs could not be replayed; a field or class that is renamed in the code keeps its name here.
 
-A new field, refusal or value gets a name here, in the order of writing. Older logs lack it: the logs of
+A new field or refusal gets a name here, in the order of writing. Older logs lack it: the logs of
 tests/labs/core/recorded are recorded anew (`python -m scripts.record_logs`), and `VERSION` rises once a release has
 written any.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
 
 from admission.core import CoreConfig, MemoryGate, Overload
 from admission.kv.retention import BetweenTurnsRule
@@ -18,78 +19,41 @@ from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull, T
 from admission.request import JudgedPrompt, JudgedRequest
 from admission.scheduling_policy import QueueBounds, SchedulingPolicy
 from backend.config import Batching, EngineConfig, KVAllocation
-from backend.scheduler.scheduled_step import WaitReason
-from backend.scheduler.sequence import FinishReason
 
 VERSION = 16
 
-T = TypeVar("T")
-
-
-class Names(Generic[T]):
-    """A bijection between names and objects."""
-
-    def __init__(self, things: Mapping[str, T]) -> None:
-        self._things = dict(things)
-        self._names = {thing: name for name, thing in things.items()}
-        assert len(self._names) == len(self._things), "one thing has two names"
-
-    def __getitem__(self, name: str) -> T:
-        """Return the object of a name. Raises `KeyError`."""
-        return self._things[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._things)
-
-    def of(self, thing: T) -> str:
-        """Return the name of an object. Raises `KeyError`."""
-        return self._names[thing]
-
-    def items(self) -> Iterator[tuple[str, T]]:
-        return iter(self._things.items())
-
-
-ENGINE_FIELDS = Names(
-    {
-        name: name
-        for name in (
-            "num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk",
-            "batching", "max_batch_delay", "preferred_batch_sizes", "kv_allocation", "steps_in_flight",
-            "max_preemptions", "prefix_cache", "num_host_blocks", "block_copy_seconds", "copies_run_ahead",
-        )
-    }
+ENGINE_FIELDS = (
+    "num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "batching",
+    "max_batch_delay", "preferred_batch_sizes", "kv_allocation", "steps_in_flight", "max_preemptions", "prefix_cache",
+    "num_host_blocks", "block_copy_seconds", "copies_run_ahead",
 )  # fmt: skip
-ADAPTER_FIELDS = Names({name: name for name in ("max_adapter_rank", "adapter_block_seconds")})
+ADAPTER_FIELDS = ("max_adapter_rank", "adapter_block_seconds")
 """The fields that the log of an engine with adapters has beside."""
-SLEEP_FIELDS = Names({name: name for name in ("awake_bytes", "weight_bytes", "wake_seconds")})
+SLEEP_FIELDS = ("awake_bytes", "weight_bytes", "wake_seconds")
 """The fields that the log of an engine whose models sleep has beside."""
-EXPERT_FIELDS = Names({"expert_reads": "expert_reads"})
+EXPERT_FIELDS = ("expert_reads",)
 """The fields that the log of an engine with a model of experts has beside."""
-
-CORE_FIELDS = Names(
-    {
-        {"burst_s": "burst"}.get(name, name): name
-        for name in (
-            "order", "weights", "burst_s", "seconds_per_class", "memory", "min_free_blocks", "swap", "between_turns",
-            "prefill_share", "overload", "confidence", "max_waiting", "max_waiting_tokens", "max_waiting_bytes",
-            "max_waiting_seconds", "tenant_max_waiting", "tenant_max_waiting_tokens", "tenant_max_waiting_bytes",
-            "tenant_max_waiting_seconds", "memory_risk", "calibration", "spare_share",
-        )
-    }
+CORE_FIELDS = (
+    "order", "weights", "burst_s", "seconds_per_class", "memory", "min_free_blocks", "swap", "between_turns",
+    "prefill_share", "overload", "confidence", "max_waiting", "max_waiting_tokens", "max_waiting_bytes",
+    "max_waiting_seconds", "tenant_max_waiting", "tenant_max_waiting_tokens", "tenant_max_waiting_bytes",
+    "tenant_max_waiting_seconds", "memory_risk", "calibration", "spare_share",
 )  # fmt: skip
-CHOICES: Mapping[str, Names[Any]] = {  # by the field's name in the log, its possible values
-    "batching": Names({one.value: one for one in Batching}),
-    "kv_allocation": Names({one.value: one for one in KVAllocation}),
-    "swap": Names({one.value: one for one in SwapRule}),
-    "between_turns": Names({one.value: one for one in BetweenTurnsRule}),
-    "memory": Names({one.value: one for one in MemoryGate}),
-    "overload": Names({one.value: one for one in Overload}),
+LOGGED_AS = {"burst_s": "burst"}
+"""The names in the log of fields that have another in the code."""
+CHOICES: Mapping[str, type[Enum]] = {  # by field; the log has the value of a member
+    "batching": Batching,
+    "kv_allocation": KVAllocation,
+    "swap": SwapRule,
+    "between_turns": BetweenTurnsRule,
+    "memory": MemoryGate,
+    "overload": Overload,
 }
-REFUSALS: Names[type[AdmissionRefused]] = Names(
-    {"QueueFull": QueueFull, "TenantQueueFull": TenantQueueFull, "DeadlineUnmeetable": DeadlineInfeasible}
-)
-FINISH_REASONS = Names({one.value: one for one in FinishReason})
-OBSTACLES = Names({one.value: one for one in WaitReason})
+REFUSALS: Mapping[type[AdmissionRefused], str] = {
+    QueueFull: "QueueFull",
+    TenantQueueFull: "TenantQueueFull",
+    DeadlineInfeasible: "DeadlineUnmeetable",
+}
 POLICY_FIELDS = ("weights", "offsets", "bounds", "may_wait")  # fields of `SchedulingPolicy`, written by position
 BOUNDS = ("count", "tokens", "bytes", "seconds")  # the same of `QueueBounds`
 
@@ -113,31 +77,31 @@ def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
 
 
 def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
-    """Read an `engine_entry`. Raises `KeyError`, `TypeError` or `ConfigError` if malformed."""
+    """Read an `engine_entry`. Raises `KeyError`, `ValueError`, `TypeError` or `ConfigError` if malformed."""
     values = _values(entry, ENGINE_FIELDS)
     for fields in (ADAPTER_FIELDS, SLEEP_FIELDS, EXPERT_FIELDS):
         values |= _values(entry, fields) if any(name in entry for name in fields) else {}
     return EngineConfig(**values)
 
 
-def _entry(config: CoreConfig | EngineConfig, fields: Names[str]) -> dict[str, Any]:
-    return {name: _said(name, getattr(config, field)) for name, field in fields.items()}
+def _entry(config: CoreConfig | EngineConfig, fields: tuple[str, ...]) -> dict[str, Any]:
+    return {LOGGED_AS.get(field, field): _said(getattr(config, field)) for field in fields}
 
 
-def _said(name: str, value: Any) -> Any:
-    if name in CHOICES:
-        return CHOICES[name].of(value)
+def _said(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _values(entry: Mapping[str, Any], fields: Names[str]) -> dict[str, Any]:
-    return {field: _meant(name, entry[name]) for name, field in fields.items()}
+def _values(entry: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+    return {field: _meant(field, entry[LOGGED_AS.get(field, field)]) for field in fields}
 
 
-def _meant(name: str, said: Any) -> Any:
-    if name in CHOICES:
-        return CHOICES[name][said]
-    return tuple([_meant(name, one) for one in said]) if isinstance(said, list) else said
+def _meant(field: str, said: Any) -> Any:
+    if field in CHOICES:
+        return CHOICES[field](said)
+    return tuple([_meant(field, one) for one in said]) if isinstance(said, list) else said
 
 
 def policy_entry(policy: SchedulingPolicy) -> list[Any]:

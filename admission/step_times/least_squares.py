@@ -3,7 +3,7 @@
 Arithmetic is plain floats in a fixed order, so that a replay on another machine solves for the same numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import mul
 
 NUM_COEFFICIENTS = 7
@@ -17,20 +17,28 @@ class Evidence:
         self.moment = [0.0] * NUM_COEFFICIENTS
 
     def add(
-        self, features: Mapping[int, Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
+        self, columns: Sequence[Sequence[float]], seconds: Sequence[float], weights: Sequence[float], keep: float
     ) -> None:
-        """Add steps, the oldest first: the values of each feature used so far, the measured times, and the weights.
-        Each added step multiplies the weight of the earlier sums by `keep`.
+        """Add steps, the oldest first: the values of each feature, the measured times, and the weights. Each added step
+        multiplies the weight of the earlier sums by `keep`. Most steps only decode: sums that stay 0 are left out.
         """
-        for i, values in features.items():
+        used = [(i, values) for i, values in enumerate(columns) if self.gram[i][i] > 0.0 or any(values)]
+        for i, values in used:
             row, weighted = self.gram[i], [weight * x for weight, x in zip(weights, values, strict=True)]
-            for j, others in features.items():
+            for j, others in used:
                 row[j] = _faded_sum(row[j], weighted, others, keep)
             self.moment[i] = _faded_sum(self.moment[i], weighted, seconds, keep)
 
+    def add_guess(self, coefficients: Sequence[float], scale: Sequence[float], weight: float) -> None:
+        """Add each coefficient, of features divided by `scale`, as if typical steps of this weight had told it."""
+        for place, (coefficient, unit) in enumerate(zip(coefficients, scale, strict=True)):
+            share = max(coefficient * unit, 1e-9)
+            self.gram[place][place] += weight / share**2
+            self.moment[place] += weight / share
+
     def and_newer(self, newer: "Evidence", keep: float, factor: float) -> "Evidence":
-        """Return the sum of both: this one keeps a share `keep` of its weight, as if each of its steps had taken
-        `factor` times as long.
+        """Return the sum of both: this one has `keep` times its weight, as if each of its steps had taken `factor`
+        times as long.
         """
         both = Evidence()
         share, squared = keep / factor, keep / factor**2
@@ -57,7 +65,7 @@ def non_negative_least_squares(
         for i, row in enumerate(gram):
             if row[i] <= 0.0:
                 continue
-            slope = moment[i] - _dot_product(row, x)
+            slope = moment[i] - dot_product(row, x)
             before = x[i]
             value = before + slope / row[i]
             x[i] = value = value if value > 0 else 0.0
@@ -68,8 +76,8 @@ def non_negative_least_squares(
     return x
 
 
-def _dot_product(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the sum of the products, in their order. It is written out because a fit takes 140 of them."""
+def dot_product(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the sum of the products, in their order. It is written out because a fit takes 140 of them."""
     a0, a1, a2, a3, a4, a5, a6 = a
     b0, b1, b2, b3, b4, b5, b6 = b
     return a0 * b0 + a1 * b1 + a2 * b2 + a3 * b3 + a4 * b4 + a5 * b5 + a6 * b6
@@ -84,7 +92,7 @@ def solve_non_negative(gram: Sequence[Sequence[float]], moment: Sequence[float])
         best, steepest = -1, 1e-10
         for place, size in enumerate(sizes):
             if size > 0 and place not in free:
-                slope = (moment[place] - _dot_product(gram[place], x)) / size
+                slope = (moment[place] - dot_product(gram[place], x)) / size
                 if slope > steepest:
                     best, steepest = place, slope
         if best < 0:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 
-from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, solve_non_negative
+from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, dot_product, solve_non_negative
 
 TIMES_PER_SHAPE = 5  # times remembered of each shape
 TOLERATED_RELATIVE_ERROR = 0.01  # without a lower weight for the shape
@@ -63,24 +63,21 @@ class StepCalibration:
         weights = [1.0] * len(rows)
         for _ in range(REWEIGHTING_ROUNDS):
             solution = self._solve(rows, weights, knee)[0]
-            errors = [abs(1.0 - _dot(row, solution)) for row in rows]
+            errors = [abs(1.0 - dot_product(row, solution)) for row in rows]
             tolerance = max(TOLERATED_RELATIVE_ERROR, 3.0 * _median(errors))
             weights = [min(1.0, tolerance / error) if error > 0 else 1.0 for error in errors]
         solution, evidence = self._solve(rows, weights, knee)
         cost = 0.0
         for row in rows:
-            error = abs(1.0 - _dot(row, solution))
+            error = abs(1.0 - dot_product(row, solution))
             cost += min(error, tolerance) * error
         return CalibratedFit(solution, evidence, cost)
 
     def _solve(self, rows: list[list[float]], weights: list[float], knee: int) -> tuple[list[float], Evidence]:
         evidence = Evidence()
-        columns = {place: [row[place] for row in rows] for place in range(NUM_COEFFICIENTS)}
+        columns = [[row[place] for row in rows] for place in range(NUM_COEFFICIENTS)]
         evidence.add(columns, [1.0] * len(rows), weights, 1.0)
-        for place, (guess, scale) in enumerate(zip(self._guess, typical_features(knee), strict=True)):
-            share = max(guess * scale, 1e-9)
-            evidence.gram[place][place] += GUESS_WEIGHT / share**2
-            evidence.moment[place] += GUESS_WEIGHT / share
+        evidence.add_guess(self._guess, typical_features(knee), GUESS_WEIGHT)
         return solve_non_negative(evidence.gram, evidence.moment), evidence
 
 
@@ -98,17 +95,13 @@ class CalibratedFit:
         rest. A serving machine is faster or slower as a whole than during calibration: only the proportions count.
         """
         scale = max(self._scale_of(live), 1 / MAX_SLOWDOWN_FACTOR)
-        both, share, squared = Evidence(), LIVE_STEPS_PER_SHAPE / scale, LIVE_STEPS_PER_SHAPE / scale**2
-        for row, known, added in zip(both.gram, self._evidence.gram, live.gram, strict=True):
-            row[:] = [squared * one + other for one, other in zip(known, added, strict=True)]
-        moments = zip(self._evidence.moment, live.moment, strict=True)
-        both.moment = [share * one + other for one, other in moments]
+        both = self._evidence.and_newer(live, LIVE_STEPS_PER_SHAPE, scale)
         return solve_non_negative(both.gram, both.moment)
 
     def _scale_of(self, live: Evidence) -> float:
         """Return the factor by which live steps last longer than these coefficients predict."""
-        square = _dot([_dot(row, self._solution) for row in live.gram], self._solution)
-        return _dot(live.moment, self._solution) / square if square > 0 else 1.0
+        square = dot_product([dot_product(row, self._solution) for row in live.gram], self._solution)
+        return dot_product(live.moment, self._solution) / square if square > 0 else 1.0
 
 
 def scaled_features(amounts: Amounts, knee: int, read_share: float) -> list[float]:
@@ -120,13 +113,6 @@ def scaled_features(amounts: Amounts, knee: int, read_share: float) -> list[floa
 def typical_features(knee: int) -> tuple[float, float, float, float, float, float, float]:
     """Returns scales that bring all features near 1, for the conditioning of the fit."""
     return (1.0, knee / 2, knee / 16, 64.0 * knee, 4.0 * knee, 256.0 * knee, float(knee))
-
-
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    total = 0.0
-    for x, y in zip(a, b, strict=True):
-        total += x * y
-    return total
 
 
 def _quartile(values: Iterable[float]) -> float:

@@ -18,7 +18,13 @@ from operator import add
 from typing import Any
 
 from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, non_negative_least_squares
-from admission.step_times.step_calibration import Amounts, CalibratedFit, StepCalibration, typical_features
+from admission.step_times.step_calibration import (
+    Amounts,
+    CalibratedFit,
+    StepCalibration,
+    scaled_features,
+    typical_features,
+)
 from backend.config import EngineConfig
 
 FAR_OFF_FACTOR = 2.0  # a prediction off by more than this factor, as the first are, says little about a weight
@@ -114,10 +120,8 @@ class StepTime:
         """Returns the seconds of the whole step."""
         fixed, prefill, decode, decode_context, prefill_context, pairs, beyond = self.coefficients
         tokens = work.prefill_tokens + work.decode_tokens
-        fixed, above_knee = fixed * self.read_share(tokens), tokens - self.knee
-        if above_knee <= 0 and not (work.prefill_tokens or work.prefill_context):  # most steps: the other terms are 0
-            return fixed + (decode * work.decode_tokens + decode_context * work.decode_context)
-        return fixed + (
+        above_knee = tokens - self.knee
+        return fixed * self.read_share(tokens) + (
             prefill * work.prefill_tokens
             + decode * work.decode_tokens
             + decode_context * work.decode_context
@@ -190,12 +194,11 @@ class StepTimeModel:
         self._evidence, self._newer = Evidence(), Evidence()  # before and since the last fit
         self._steps: list[tuple[StepWork, float]] = []  # since the last fit
         self._weights: list[float] = []  # of the first steps, weighed on demand
-        self._had_prefill = self._was_beyond = False  # True if any of them had prefill, or tokens beyond the knee
         self._sizes = _ErrorSizes()
         self._calibration = StepCalibration(prior.coefficients, prior.read_share)
         self._calibrated: CalibratedFit | None = None
         self.is_calibrated = False  # True once calibration steps have told the coefficients apart
-        self._take_prior(prior, prior_weight)
+        self._evidence.add_guess(prior.coefficients, self._scale, 1e-2 * prior_weight)
 
     @property
     def relative_error(self) -> float:
@@ -268,34 +271,13 @@ class StepTimeModel:
             self._weights.append(weight / expected**2)
 
     def _learn(self, steps: list[tuple[StepWork, float]]) -> None:
-        """Add the newest steps to the evidence, by the features used since the last fit. Most steps only decode, and
-        have three of the seven: the sums of the others are 0.
-        """
+        """Add the newest steps to the evidence."""
         self._weigh()
-        works, knee = [work for work, _ in steps], self.fitted.knee
-        tokens = [work.prefill_tokens + work.decode_tokens for work in works]
-        self._had_prefill = self._had_prefill or any(work.prefill_tokens for work in works)
-        self._was_beyond = self._was_beyond or max(tokens) > knee
-        amounts: dict[int, list[float]] = {
-            0: [self.fitted.read_share(count) for count in tokens],
-            2: [work.decode_tokens for work in works],
-            3: [work.decode_context for work in works],
-        }
-        if self._had_prefill:
-            amounts[1] = [work.prefill_tokens for work in works]
-            amounts[4] = [work.prefill_context for work in works]
-            amounts[5] = [work.prefill_pairs for work in works]
-        if self._was_beyond:
-            amounts[6] = [max(0, count - knee) for count in tokens]
-        features = {place: [amount / self._scale[place] for amount in each] for place, each in amounts.items()}
-        self._newer.add(features, [seconds for _, seconds in steps], self._weights[-len(steps) :], self._keep)
-
-    def _take_prior(self, prior: StepTime, weight: float) -> None:
-        """Add each coefficient of the prior as the evidence of `weight` typical steps."""
-        for index, (coefficient, scale) in enumerate(zip(prior.coefficients, self._scale, strict=True)):
-            share = max(coefficient * scale, 1e-9)
-            self._evidence.gram[index][index] += weight * 1e-2 / share**2
-            self._evidence.moment[index] += weight * 1e-2 / share
+        knee, read_share = self.fitted.knee, self.fitted.read_share
+        reads = [read_share(work.prefill_tokens + work.decode_tokens) for work, _ in steps]
+        rows = [scaled_features(work.amounts, knee, read) for (work, _), read in zip(steps, reads, strict=True)]
+        columns = [[row[place] for row in rows] for place in range(NUM_COEFFICIENTS)]
+        self._newer.add(columns, [seconds for _, seconds in steps], self._weights[-len(steps) :], self._keep)
 
     def _refit(self) -> None:
         """Fit all steps; where that cannot explain the newest, scale the older ones to their speed."""
@@ -306,7 +288,6 @@ class StepTimeModel:
             self._sizes.mean = min(self._sizes.mean, PRIOR_RELATIVE_ERROR)  # capped, not reset: it may drift again
         self.fitted, self._evidence = fitted, evidence
         self._newer, self._steps, self._weights = Evidence(), [], []
-        self._had_prefill = self._was_beyond = False
 
     def _fit(self, factor: float) -> tuple[StepTime, Evidence]:
         """Returns a fit in which each step before the last fit counts as `factor` times as long, and its evidence."""

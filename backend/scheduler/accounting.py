@@ -72,9 +72,7 @@ class Accounting:
         for token_id in forced[: sequence.token_limit - known]:
             sequence.output.append(token_id)
             count += 1
-            reason = None
-            if token_id in sequence.request.end_tokens or len(sequence.output) >= sequence.request.max_tokens:
-                reason = self._end_of(sequence, token_id)
+            reason = self._end_of(sequence, token_id)
             new_tokens.append((sequence, token_id, reason))
             if reason is not None:
                 scheduled.ended.append((sequence, reason))

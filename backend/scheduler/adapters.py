@@ -37,18 +37,11 @@ class AdapterBlocks:
         self.users: dict[Adapter, int] = {}  # sequences in slots, by adapter
         self._due: list[_Copy] = []  # that no step carries out yet
         self._in_flight: list[tuple[int, list[_Copy]]] = []  # by step
-        self._num_copied = 0  # blocks brought by the step being planned
-        self._has_passed_over = False
+        self.num_copied = 0  # blocks brought by the step being planned; each plan begins at 0
 
     @property
     def num_due(self) -> int:
         return len(self._due)
-
-    def begin_plan(self) -> bool:
-        """Begin to plan a step; returns True if the last plan passed over sequences, which may come now."""
-        passed_over, self._has_passed_over = self._has_passed_over, False
-        self._num_copied = 0
-        return passed_over
 
     def num_lacking(self, adapter: Adapter) -> int:
         """Return the adapter's blocks that are not on the device."""
@@ -77,11 +70,9 @@ class AdapterBlocks:
     def has_to_wait(self, sequence: Sequence) -> bool:
         """Return True if the step already brings enough blocks of adapters: this sequence's are left for the next."""
         adapter = sequence.request.adapter
-        if adapter is None or not self._num_copied:
+        if adapter is None or not self.num_copied:
             return False
-        has_to = self._num_copied + self.num_lacking(adapter) > self._most_copied
-        self._has_passed_over = self._has_passed_over or has_to
-        return has_to
+        return self.num_copied + self.num_lacking(adapter) > self._most_copied
 
     def take(self, sequence: Sequence, step: int) -> None:
         """Let a sequence hold its adapter from this step on, which brings what is lacking of it. The caller has made
@@ -108,7 +99,7 @@ class AdapterBlocks:
             name = adapter.block_names[index]
             self._cache.publish(name, block, step, table, is_copied=True)
             self._due.append((adapter.number, index, block, name))
-        self._num_copied += len(lacking)
+        self.num_copied += len(lacking)
 
     def leave(self, sequence: Sequence) -> None:
         """Release the adapter of a sequence that no step in flight names."""

@@ -7,10 +7,10 @@ copied at once, because each answer writes at once).
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from backend.adapter import Adapter
 from backend.config import EngineConfig
-from backend.paged_kv.prefix_cache import CachedBlock
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import PrefillBudget, ScheduledStep
@@ -62,10 +62,6 @@ class Forking:
             swapping.fit(hit, start, self._blocks.pool.num_free, budget)
         return hit
 
-    def num_left(self, sequence: Sequence, scheduled: ScheduledStep, budget: PrefillBudget) -> int:
-        """Return the number of tokens that a waiting sequence has to compute, without cached and forked ones."""
-        return sequence.num_uncomputed_tokens - self.find(sequence, scheduled, budget).num_blocks * self._block_size
-
     def _find(self, sequence: Sequence, scheduled: ScheduledStep) -> PrefixHit:
         leaders = scheduled.leaders
         row = leaders.get(sequence.prompt_group) if leaders and sequence.prompt_group is not None else None
@@ -75,16 +71,7 @@ class Forking:
             hit = self._fork(sequence, leader, row)
             return hit or self._blocks.find(sequence, scheduled.batch.step)
         hit = self._blocks.find(sequence, scheduled.batch.step)
-        return PrefixHit(
-            hit.blocks,
-            hit.swapped,
-            hit.is_cut,
-            hit.num_held,
-            hit.num_paid,
-            hit.num_pinned,
-            is_being_computed=True,
-            follows_leader=True,
-        )
+        return replace(hit, is_being_computed=True, follows_leader=True)
 
     def take_hit(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         """Give a sequence that holds a slot its hit for this step."""
@@ -117,7 +104,8 @@ class Forking:
         """
         full, rest = divmod(leader.num_prompt_tokens, self._block_size)
         blocks = leader.block_table.blocks[len(sequence.block_table.blocks) : full]
-        shared = [cached for block in blocks if (cached := self._cached(block)) is not None]
+        found = [self._blocks.cache.at(block) for block in blocks]
+        shared = [cached for cached in found if cached is not None and cached.name is not None]
         if len(shared) < len(blocks):
             return None
         if sequence.slot >= 0 and rest:
@@ -128,7 +116,3 @@ class Forking:
         return PrefixHit(
             shared, num_held=count, num_paid=count, is_being_computed=True, follows_leader=True, fork_row=row
         )
-
-    def _cached(self, block: int) -> CachedBlock | None:
-        cached = self._blocks.cache.at(block)
-        return None if cached is None or cached.name is None else cached

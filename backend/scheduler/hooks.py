@@ -5,7 +5,7 @@ from typing import Protocol
 
 from backend.config import EngineConfig
 from backend.scheduler.retention import Retention
-from backend.scheduler.scheduled_step import FixedPrefillBudget, FixedSpareStep, PrefillBudget, SpareStep
+from backend.scheduler.scheduled_step import FixedSpareStep, PrefillBudget, SpareStep
 from backend.scheduler.sequence import Sequence
 
 
@@ -89,7 +89,7 @@ class DefaultHooks:
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, tokens: int, model: int = 0
     ) -> PrefillBudget:
-        return FixedPrefillBudget(tokens)
+        return PrefillBudget(tokens)
 
     def spare_step(self, num_others: int, others_context: int, interval: float | None, model: int = 0) -> SpareStep:
         return FixedSpareStep()

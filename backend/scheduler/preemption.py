@@ -51,10 +51,6 @@ class Victims:
     def may_be_preempted(self, sequence: Sequence) -> bool:
         return sequence.is_spare or sequence.num_preemptions < self._max_preemptions
 
-    def is_hopeless(self, sequence: Sequence) -> bool:
-        """Return True if a sequence, the last in rank, is ended rather than preempted once more."""
-        return sequence.num_preemptions >= self._max_preemptions
-
     def _is_eligible(self, sequence: Sequence) -> bool:
         progressed = sequence.num_preemptions == 0 or sequence.is_spare or self._steps(sequence) > 0
         return progressed and self.may_be_preempted(sequence)
@@ -252,7 +248,7 @@ class Preemption:
                 self._yield(max(scheduled.paused, key=YOUNGEST))
             return None
         victim = max(self._kv_manager.running.values(), key=self._victims.key)
-        if self._victims.is_hopeless(victim):
+        if victim.num_preemptions >= self._config.max_preemptions:
             return victim
         victim.num_preemptions += victim.is_spare
         self._preempt_for_memory(victim)

@@ -30,44 +30,27 @@ class WaitReason(StrEnum):
     TOKENS = "tokens"  # it has reached its `token_limit`
 
 
-class PrefillBudget(Protocol):
-    """The prefill that a step may still take."""
+class PrefillBudget:
+    """The prefill that a step may still take: a number of tokens, regardless of their context."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
 
     def fits(self, start: int, length: int) -> int:
         """Return how many of `length` tokens behind `start` computed ones fit the step."""
-        ...
+        return max(0, min(length, self.tokens))
 
     def spend(self, start: int, length: int) -> None:
         """Spend the budget on `length` tokens behind `start` computed ones."""
-        ...
+        self.tokens -= length
 
     def copies(self, due: float, free: int, rate: float) -> None:
         """Record that the step, as planned so far, copies `due` blocks. Each block allocated from now on beyond `free`
         is expected to cost `rate` more copies.
         """
-        ...
 
     def fits_back(self, start: int, blocks: int) -> int:
         """Return how many of `blocks` behind `start` computed tokens the step can copy back."""
-        ...
-
-
-class FixedPrefillBudget:
-    """A budget of a fixed number of tokens, regardless of their context."""
-
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
-
-    def fits(self, start: int, length: int) -> int:
-        return max(0, min(length, self._tokens))
-
-    def spend(self, start: int, length: int) -> None:
-        self._tokens -= length
-
-    def copies(self, due: float, free: int, rate: float) -> None:
-        pass
-
-    def fits_back(self, start: int, blocks: int) -> int:
         return blocks
 
 
@@ -90,7 +73,7 @@ class FixedSpareStep:
         return len(contexts)
 
     def prefill_budget(self, num_decodes: int, decode_context: int, tokens: int) -> PrefillBudget:
-        return FixedPrefillBudget(tokens)
+        return PrefillBudget(tokens)
 
 
 @dataclass(slots=True)
@@ -115,13 +98,6 @@ class ScheduledStep:
     spare_context: int = 0  # tokens that these attend to
     planned_at: float = 0.0  # seconds on the owner's clock
     planning: float = 0.0  # seconds spent planning it, for measurements
-
-    @classmethod
-    def empty(cls, step: int, model: int = 0) -> "ScheduledStep":
-        """Return a step without rows. Its lists are made here: default factories take twice as long."""
-        batch = Batch(step, 0, [], [], [], [], [], [], [])
-        batch.model = model
-        return cls(batch, [], [], [], [], {}, [], [], {}, [], {}, [])
 
     @property
     def num_tokens(self) -> int:

@@ -7,7 +7,6 @@ Iteration-level scheduling is Orca's (Yu et al., 2022), paged memory with preemp
 from collections import deque
 
 from backend.config import EngineConfig
-from backend.paged_kv.block_pool import BlockPool
 from backend.scheduler.accounting import Accounting
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
@@ -19,10 +18,8 @@ from backend.scheduler.joining import Joining
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.lost_steps import DeviceResync, TokenBudget
 from backend.scheduler.preemption import Preemption
-from backend.scheduler.prefill_order import PrefillOrder
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import (
-    FixedPrefillBudget,
     NewToken,
     PrefillBudget,
     ScheduledStep,
@@ -66,18 +63,17 @@ class Scheduler:
         self.held_tenants = self._held_tenants.reasons  # tenants with admission on hold, and the limit met
         self.kv_manager = KVManager(config, self.hooks, waiting, self._held_tenants, self.counters)
         self.running: dict[str, Sequence] = self.kv_manager.running  # in the order of admission
-        self._limits = TenantLimits(config, self.kv_manager, self.hooks)
+        self.limits = TenantLimits(config, self.kv_manager, self.hooks)
         self._preemption = Preemption(config, self.kv_manager, self.hooks, self.counters)
         self.preempted = self._preemption.preempted  # by the last plan, or by the last lost step
         self.ended: list[Sequence] = []  # by planning, until `take_ended`
-        self._joining = Joining(config, self.kv_manager, self._limits, self._preemption, self.hooks)
+        self._joining = Joining(config, self.kv_manager, self.limits, self._preemption, self.hooks)
         self._rows = StepRows(self.kv_manager, self._preemption)
         self._forking = Forking(config, self.kv_manager)
-        self._prefill_order = PrefillOrder(config, self.hooks)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._next_step = 0
         self._none_takes_a_slot_at: tuple[tuple[int, int], int] | None = None  # changes until the last vain search
-        self._budget = TokenBudget(config.max_num_batched_tokens)
+        self.budget = TokenBudget(config.max_num_batched_tokens)  # of a step, less after lost steps
         self._resync = DeviceResync()
         # of several models; None: all sequences are of the first
         self._turns = Turns(config, self.hooks.weight) if config.awake_bytes else None
@@ -88,7 +84,7 @@ class Scheduler:
             waiting,
             self.in_flight,
             self._rows,
-            self._budget,
+            self.budget,
             self.counters,
             self._plan_decodes,
             self._plan_prefills,
@@ -97,13 +93,16 @@ class Scheduler:
 
     # arrivals and departures
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Its prompt and max_tokens must fit max_model_len."""
+    def add(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Queue a sequence. Its prompt and max_tokens must fit max_model_len. The cached blocks of its conversation's
+        last turn are evicted last, until it has a slot or has ended.
+        """
         assert 0 < sequence.num_prompt_tokens < sequence.request.most_tokens <= self.config.max_model_len
         if self._turns is None and sequence.request.model:
             self._turns = Turns(self.config, self.hooks.weight)
         sequence.block_table.num_told_names = len(sequence.block_names)
         sequence.admission_number = self.counters.admissions
+        self.kv_manager.blocks.between_turns.claim(sequence, now)
         self.waiting.add(sequence)
         self._rule.arrived(sequence)
         self._held_tenants.resume(sequence.tenant)
@@ -114,10 +113,6 @@ class Scheduler:
         """
         self.kv_manager.begin_event(now)
         sequence.num_found_tokens = self.num_cached_tokens(sequence)
-
-    def claim(self, sequence: Sequence, now: float = 0.0) -> None:
-        """Have the cached blocks of its conversation's last turn evicted last, until it has a slot or has ended."""
-        self.kv_manager.blocks.between_turns.claim(sequence, now)
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the prefix tokens of a waiting sequence that are cached or computed by steps in flight."""
@@ -140,10 +135,6 @@ class Scheduler:
         self.kv_manager.blocks.allow(tenant, blocks)
         self._held_tenants.resume(tenant)
 
-    def demand(self, tenant: str) -> int:
-        """Return the blocks that the tenant would hold without a limit."""
-        return self._limits.demand(tenant)
-
     def weights_changed(self) -> None:
         """Compare slots by the tenants' present weights from now on."""
         self._none_takes_a_slot_at = None
@@ -158,10 +149,6 @@ class Scheduler:
         """Return the sequences ended by planning since the last call, because no victim was left to free memory."""
         ended, self.ended = self.ended, []
         return ended
-
-    @property
-    def pool(self) -> BlockPool:
-        return self.kv_manager.pool
 
     def name_blocks_by(self, names: BlockNaming) -> None:
         """Have output blocks named; without it only prompt blocks have names."""
@@ -185,16 +172,11 @@ class Scheduler:
         """The time to plan again even without an event: a gathered batch is due."""
         return self._rule.wakes_at
 
-    @property
-    def token_budget(self) -> int:
-        """The most tokens of a step, less than configured after lost steps."""
-        return self._budget.tokens
-
     def prefill_budget(
         self, num_decodes: int, decode_context: int, interval: float | None, model: int = 0
     ) -> PrefillBudget:
         """Return the prefill budget of a step of a model beside these decodes."""
-        tokens = self._budget.tokens - num_decodes
+        tokens = self.budget.tokens - num_decodes
         return self.hooks.prefill_budget(num_decodes, decode_context, interval, tokens, model)
 
     def wake_seconds(self, model: int) -> float:
@@ -224,7 +206,7 @@ class Scheduler:
             self._resync.untold += scheduled.hits
             if scheduled.paused and self._preemption.yield_to_oldest(scheduled):
                 continue
-            if not self.in_flight and self._budget.restore():
+            if not self.in_flight and self.budget.restore():
                 continue
             if self.in_flight or self.kv_manager.freeing or all(s in scheduled.paused for s in self.running.values()):
                 return None
@@ -270,11 +252,11 @@ class Scheduler:
             self._held_tenants.resume_all(WaitReason.MODEL)
 
     def _plan_rows(self, now: float, model: int) -> ScheduledStep:
-        scheduled = ScheduledStep.empty(self._next_step, model)
-        scheduled.planned_at = now
+        scheduled = ScheduledStep(Batch(self._next_step, model=model), planned_at=now)
         if self._resync.untold:
             self._resync.tell_hits(scheduled)
-        if self.kv_manager.blocks.adapters.begin_plan():
+        self.kv_manager.blocks.adapters.num_copied = 0
+        if self.held_tenants:
             self._held_tenants.resume_all(WaitReason.ADAPTER)
         self._rule.plan(scheduled)
         return scheduled
@@ -317,7 +299,7 @@ class Scheduler:
         if self._spare is not None:
             scheduled.count_spare()
         if jumping:
-            self._rows.add_jumps(jumping, scheduled, self._budget.tokens)
+            self._rows.add_jumps(jumping, scheduled, self.budget.tokens)
         return prefilling
 
     def _served(self, model: int) -> list[Sequence]:
@@ -346,10 +328,6 @@ class Scheduler:
             return [*others, *decodes[:count]]
         return [*others, *decodes, *(s for s in spare if s.is_prefilling)]
 
-    def _head_is_spare(self) -> bool:
-        head = self.waiting.head()
-        return head is not None and head.is_spare
-
     def _open_spare(self, others: list[Sequence], model: int) -> SpareStep:
         """Open the step to the spare class, beside the decodes of others."""
         interval = min([each for s in others if (each := s.request.token_interval) is not None], default=None)
@@ -358,37 +336,57 @@ class Scheduler:
         return step  # mypyc takes the attribute for None where it was set to that before
 
     def _plan_prefills(self, prefilling: list[Sequence], scheduled: ScheduledStep) -> None:
-        """Plan prefill chunks of running and waiting sequences in the order of `PrefillOrder`.
+        """Plan prefill chunks, earliest due first, running or waiting.
 
-        Decodes have no part in it: a decode takes one token of a step, a prefill all remaining ones.
+        First come, first served would make all later requests wait for a prompt of many steps, and equal shares would
+        make every prompt wait for every other. A prompt's due time is fixed as it begins, so none is passed over for
+        ever. Decodes have no part in it: a decode takes one token of a step, a prefill all remaining ones.
         """
         promised = [each for s in scheduled.sequences if (each := s.request.token_interval) is not None]
         interval = min(promised, default=None)
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
         jumps = range(decodes, len(batch.slots))
         context = scheduled.decode_context + sum([batch.starts[row] for row in jumps])
-        room = self._rule.prefill_room(prefilling, self._budget.tokens - len(batch.slots))
-        if not (prefilling or self._spare or self.kv_manager.num_spare) and self._head_is_spare():
-            self._open_spare(scheduled.sequences, batch.model)
+        room = self._rule.prefill_room(prefilling, self.budget.tokens - len(batch.slots))
+        if not (prefilling or self._spare or self.kv_manager.num_spare):
+            head = self.waiting.head()
+            if head is not None and head.is_spare:
+                self._open_spare(scheduled.sequences, batch.model)
         if self._spare is not None:
-            spare, tokens = scheduled.spare_decodes, self._budget.tokens - len(batch.slots)
+            spare, tokens = scheduled.spare_decodes, self.budget.tokens - len(batch.slots)
             budget = self._spare.prefill_budget(spare, scheduled.spare_context, tokens)
         elif room is None:
             budget = self.prefill_budget(len(batch.slots), context, interval, batch.model)
         else:
-            budget = FixedPrefillBudget(room)
+            budget = PrefillBudget(room)
         for row in jumps:
             budget.spend(batch.starts[row], batch.lengths[row] - 1)  # one of them counts as a decode
         self._joining.begin_plan()
-        for sequence in self._prefill_order.served(prefilling):
+        for sequence in sorted(prefilling, key=self.hooks.due):
             self._admit_waiting(scheduled, budget, sequence)
             if sequence.status is not _RUNNING or sequence.last_step == batch.step:
                 continue  # preempted for an earlier sequence, and perhaps admitted again
             hit = self._forking.find(sequence, scheduled, budget)
-            length = self._prefill_order.chunk(sequence, hit, budget)
+            length = self._chunk(sequence, hit, budget)
             if self._take(sequence, hit, scheduled) and length:
                 self._prefill(sequence, length, scheduled, budget)
         self._admit_waiting(scheduled, budget, None)
+
+    def _chunk(self, sequence: Sequence, hit: PrefixHit, budget: PrefillBudget) -> int:
+        """Return the number of tokens of a prefill that this step can compute beside the hit; 0 when it does not fit.
+
+        Tokens that another sequence computes in this very step are not computed twice, but found in the next; nor are
+        tokens that the host has, beyond a block that keeps the step from having no row.
+        """
+        if hit.is_being_computed:
+            return 0
+        found, most = hit.num_blocks * self.config.block_size, self.config.prefill_chunk
+        start, uncomputed = sequence.num_computed_tokens + found, sequence.num_uncomputed_tokens - found
+        if hit.is_cut:
+            return budget.fits(start, self.config.block_size)
+        if most is None:
+            return uncomputed if budget.fits(start, uncomputed) == uncomputed else 0
+        return budget.fits(start, min(uncomputed, most))
 
     def _prefill(self, sequence: Sequence, length: int, scheduled: ScheduledStep, budget: PrefillBudget) -> None:
         start = sequence.num_computed_tokens
@@ -416,14 +414,14 @@ class Scheduler:
         - in a step that brings as many adapters as it may (ADAPTER),
         - where all slots are taken, by a sequence that may take a slot from another tenant (`_head`).
         """
-        order = self._prefill_order
+        due = self.hooks.due
         while (sequence := self._head(scheduled)) is not None:
-            if before is not None and (self._joining.still_lacks(sequence) or not order.goes_before(sequence, before)):
+            if before is not None and (self._joining.still_lacks(sequence) or due(sequence) >= due(before)):
                 break
             if sequence.is_spare and self._spare is None:
                 break
             hit = self._forking.find(sequence, scheduled, budget)
-            length = order.chunk(sequence, hit, budget)
+            length = self._chunk(sequence, hit, budget)
             self.wait_reason = self._joining.why_wait(sequence, hit, length, scheduled, self._rule)
             if self.wait_reason is WaitReason.ALLOWANCE and self._preemption.take_back(sequence):
                 continue
@@ -495,8 +493,8 @@ class Scheduler:
         for scheduled in undone:
             self.kv_manager.free_idle(scheduled.named)
         self._next_step = failed.batch.step
-        feasible = self._budget.halve(failed.num_tokens)
-        self._preemption.shrink_batch(self._budget.tokens)
+        feasible = self.budget.halve(failed.num_tokens)
+        self._preemption.shrink_batch(self.budget.tokens)
         self._resync.mark_out_of_sync(self.running.values())
         if self._turns is not None:
             self._turns.lost()
@@ -510,8 +508,8 @@ class Scheduler:
         scheduled = self.in_flight.popleft()
         assert scheduled.batch.step == output.step
         self.kv_manager.blocks.completed(output.step)
-        if self._budget.is_cut:
-            self._budget.computed()
+        if self.budget.is_cut:
+            self.budget.computed()
         self._rule.completed(output.elapsed)
         if self._turns is not None:
             self._turns.completed(scheduled.batch.model, output.step, output.elapsed)

@@ -66,11 +66,6 @@ class Swapping:
         """The copies that the next step has to make."""
         return len(self._out) + len(self._in)
 
-    @property
-    def leaving(self) -> set[int]:
-        """The blocks that the next step copies to the host: until then their contents are needed."""
-        return {block for block, _ in self._out}
-
     def plan(self, batch: Batch) -> None:
         """Have a step make the copies that are due."""
         for _, host_block in self._out:

@@ -2,13 +2,14 @@
 
 from bisect import insort
 from collections import OrderedDict
+from itertools import chain
 from typing import Protocol
 
 from backend.scheduler.sequence import Sequence
 
 
-class SequenceQueue(Protocol):
-    """An order over waiting sequences."""
+class WaitingQueue(Protocol):
+    """An order over waiting sequences, which can hold tenants back; the scheduler is its only caller."""
 
     def __len__(self) -> int: ...
 
@@ -21,72 +22,25 @@ class SequenceQueue(Protocol):
         ...
 
     def head(self) -> Sequence | None:
-        """Return the sequence that is admitted next; None when the queue is empty."""
+        """Return the sequence that is admitted next, of tenants not on hold; None if there is none."""
         ...
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that was admitted or cancelled."""
         ...
 
-
-class WaitingQueue(SequenceQueue, Protocol):
-    """A queue that can hold tenants back; the scheduler is its only caller."""
-
     def hold(self, tenant: str, reason: str | None) -> None:
         """Offer no sequence of the tenant, because of a limit of its own; with None, offer them again."""
         ...
 
 
-class HoldingQueue:
-    """Makes a `WaitingQueue` of any order: sequences of a held tenant lie aside, and keep their places."""
-
-    def __init__(self, order: SequenceQueue) -> None:
-        self._order = order
-        self._aside: dict[str, set[Sequence]] = {}
-
-    def __len__(self) -> int:
-        return len(self._order) + sum(map(len, self._aside.values()))
-
-    def add(self, sequence: Sequence) -> None:
-        self._order.add(sequence)
-        self._lay_aside(sequence)
-
-    def restore(self, sequence: Sequence) -> None:
-        self._order.restore(sequence)
-        self._lay_aside(sequence)
-
-    def head(self) -> Sequence | None:
-        """Return the first sequence of a tenant that is not held, and lay aside the sequences before it."""
-        while (sequence := self._order.head()) is not None and sequence.tenant in self._aside:
-            self._lay_aside(sequence)
-        return sequence
-
-    def remove(self, sequence: Sequence) -> None:
-        aside = self._aside.get(sequence.tenant)
-        if aside and sequence in aside:
-            aside.remove(sequence)
-        else:
-            self._order.remove(sequence)
-
-    def hold(self, tenant: str, reason: str | None) -> None:
-        if reason is not None:
-            self._aside.setdefault(tenant, set())
-            return
-        for sequence in sorted(self._aside.pop(tenant, ()), key=lambda waiting: (waiting.arrival, waiting.id)):
-            self._order.restore(sequence)
-
-    def _lay_aside(self, sequence: Sequence) -> None:
-        if sequence.tenant in self._aside:
-            self._order.remove(sequence)
-            self._aside[sequence.tenant].add(sequence)
-
-
 class FirstComeFirstServed:
-    """Orders by arrival. A preempted sequence arrived before every newcomer, so it goes first."""
+    """A `WaitingQueue` by arrival. A preempted sequence arrived before every newcomer, so it goes first."""
 
     def __init__(self) -> None:
         self._arrived: OrderedDict[str, Sequence] = OrderedDict()  # a dict finds its first in linear time
         self._restored: list[Sequence] = []  # few, by arrival
+        self._held: set[str] = set()  # tenants
 
     def __len__(self) -> int:
         return len(self._arrived) + len(self._restored)
@@ -98,10 +52,15 @@ class FirstComeFirstServed:
         insort(self._restored, sequence, key=lambda waiting: waiting.arrival)
 
     def head(self) -> Sequence | None:
-        if self._restored:
-            return self._restored[0]
-        return next(iter(self._arrived.values()), None)
+        waiting = chain(self._restored, self._arrived.values())
+        return next((sequence for sequence in waiting if sequence.tenant not in self._held), None)
 
     def remove(self, sequence: Sequence) -> None:
         if self._arrived.pop(sequence.id, None) is None:
             self._restored.remove(sequence)
+
+    def hold(self, tenant: str, reason: str | None) -> None:
+        if reason is None:
+            self._held.discard(tenant)
+        else:
+            self._held.add(tenant)

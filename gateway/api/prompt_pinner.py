@@ -1,21 +1,15 @@
 """Keeps the system prompts that a policy pins in the prefix cache, by the names of their full blocks."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from admission.admission import Admission
 from backend.adapter import Adapter
 from backend.paged_kv.block_names import BlockName
 from gateway.api.prompt_names import PromptNames
 from gateway.tenants.pinned_prompts import PinnedPrompts
 from quotas.policy.policy import Policy
-
-
-class PinningMemory(Protocol):
-    """The engine's view of pinned prefixes."""
-
-    def pin_prefixes(self, tenant: str, names: Collection[BlockName]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -41,7 +35,7 @@ class PromptPinner:
 
     def __init__(
         self,
-        memory: PinningMemory,
+        memory: Admission,
         prompts: PinnedPrompts,
         names: PromptNames | None,
         adapter: Callable[[str], Adapter | None] = lambda _: None,

@@ -1,10 +1,9 @@
 """Announces a replica to routers in the quota store, for as long as it takes requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from socket import socket
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import orjson
@@ -14,17 +13,10 @@ from gateway.api.service import Service
 from gateway.background import Outages, beside
 from gateway.settings.settings import Settings
 from quotas.errors import QuotaError
+from quotas.store.announcements import Announcements
 
 PERIOD_SECONDS = 1.0  # between two announcements
 LOOK_SECONDS = 0.1  # between checks for the server's start
-
-
-class AnnouncementWriter(Protocol):
-    """The announcements of a fleet, as `quotas.store.announcements` keeps them."""
-
-    def announce(self, replica: str, said: bytes) -> Awaitable[object]: ...
-
-    def leave(self, replica: str) -> Awaitable[object]: ...
 
 
 def addresses(advertised: str, port: int, admin_port: int) -> bytes:
@@ -40,9 +32,7 @@ def addresses(advertised: str, port: int, admin_port: int) -> bytes:
 class Announcer:
     """Announces `said` for the replica `name` at intervals, while it serves."""
 
-    def __init__(
-        self, announcements: AnnouncementWriter, name: str, said: bytes, is_serving: Callable[[], bool]
-    ) -> None:
+    def __init__(self, announcements: Announcements, name: str, said: bytes, is_serving: Callable[[], bool]) -> None:
         self._announcements, self._name, self._said = announcements, name, said
         self._is_serving = is_serving
         self._is_there = False

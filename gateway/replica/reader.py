@@ -134,7 +134,7 @@ class ReplicaReader:
         scheduler = self._core.scheduler
         newest = scheduler.in_flight[-1] if scheduler.in_flight else None
         decodes, context = (newest.batch.num_decodes, newest.decode_context) if newest else (0, 0)
-        tokens = max(1, scheduler.token_budget - decodes)
+        tokens = max(1, scheduler.budget.tokens - decodes)
         return self._core.step_time.fitted.seconds(StepWork(tokens, decodes, context)) / tokens
 
     def _seat_seconds(self) -> float:

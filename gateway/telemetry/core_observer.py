@@ -22,21 +22,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CompletedStep:
-    """One completed step, frozen. Moments are in seconds of the engine's clock, durations in seconds."""
+    """One completed step, frozen."""
 
     scheduled: ScheduledStep
-    planned: float
-    completed: float
-    elapsed: float  # of the device
-    planning: float  # of the event loop
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self.scheduled.batch.slots)
-
-    @property
-    def num_decodes(self) -> int:
-        return self.scheduled.batch.num_decodes
+    completed: float  # seconds of the engine's clock
+    elapsed: float  # seconds of the device
 
     @property
     def prefill_tokens(self) -> int:
@@ -63,7 +53,7 @@ class CoreTelemetry(CoreObserver):
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
         """The timeline of a sequence; a new one if the core never reported it."""
-        return self._timelines.get(sequence) or SequenceTimeline(sequence, Promise(sequence.tenant), sequence.arrival)
+        return self._timelines.get(sequence) or SequenceTimeline(sequence, Promise(), sequence.arrival)
 
     def requested(self, asked: JudgedRequest, now: float) -> None:
         if (record := current.get()) is not None:
@@ -87,7 +77,7 @@ class CoreTelemetry(CoreObserver):
 
     def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
         self._note_tokens(step, now)
-        _notify(self.on_step, CompletedStep(step, step.planned_at, now, output.elapsed, step.planning))
+        _notify(self.on_step, CompletedStep(step, now, output.elapsed))
 
     def rolled_back(self, step: ScheduledStep, now: float) -> None:
         self._forget_from(step.batch.step)

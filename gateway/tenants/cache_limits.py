@@ -1,9 +1,8 @@
 """Keeps the engine's limits on cached KV memory at the policy's values, and refuses policies that leave no room."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from backend.config import EngineConfig
 from backend.roofline import show_bytes
@@ -12,12 +11,6 @@ from quotas.policy.policy_diff import changed_tenants
 from quotas.policy.units import counted
 
 TENANTS_PER_TURN = 100  # tenants whose limits change in one turn of the event loop
-
-
-class CachedMemory(Protocol):
-    """The engine's view of idle cached blocks: floors and ceilings of tenants."""
-
-    def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +85,9 @@ class CacheLimiter:
     request.
     """
 
-    def __init__(self, memory: CachedMemory, pool: KVPool, policy: Policy) -> None:
-        self._memory = memory
+    def __init__(self, limit_cache: Callable[[str, int, int | None], object], pool: KVPool, policy: Policy) -> None:
+        """`limit_cache` sets a tenant's floor and ceiling in the engine, in blocks."""
+        self._limit_cache = limit_cache
         self._pool = pool
         self._policy = policy
         self._in_force: Policy | None = None  # the policy applied to the engine
@@ -129,7 +123,7 @@ class CacheLimiter:
         limits = floor, ceiling = self._pool.cache_limits(self._policy, tenant)
         if limits == self._limits.get(tenant, (0, None)):
             return
-        self._memory.limit_cache(tenant, floor, ceiling)
+        self._limit_cache(tenant, floor, ceiling)
         if limits == (0, None):
             del self._limits[tenant]
         else:

@@ -3,23 +3,15 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
-from typing import Protocol
 
 from admission.share import Account
 from gateway.background import Outages, map_in_slices
 from quotas.errors import QuotaError
 from quotas.reservation import Usage
+from quotas.store.usage_ledger import UsageLedger
 from quotas.usage_row import NO_KEY
 
 INTERVAL_SECONDS = 2.0
-
-
-class HoursLedger(Protocol):
-    """Books usage that no limit counts, and how long processes ran."""
-
-    def add(self, tenant: str, row: str, usage: Usage) -> None: ...
-
-    async def book_running(self, day: date, seconds: float) -> None: ...
 
 
 class EngineHours:
@@ -30,7 +22,7 @@ class EngineHours:
     def __init__(
         self,
         shares: Iterable[Mapping[str, Account]],
-        ledger: HoursLedger,
+        ledger: UsageLedger,
         clock: Callable[[], float],
         today: Callable[[], date],
     ) -> None:

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
+from admission.admission import Admission
 from quotas.errors import QuotaError
+from quotas.store.redis_store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -16,29 +17,6 @@ RENEW_SECONDS = 1.0  # between renewals of a sufficient lease
 RETRY_SECONDS = 0.2  # between attempts to get memory held by other replicas
 HEADROOM_RATIO = 1.25  # of the demand, so that growth seldom waits for a renewal
 IDLE_SECONDS = 30.0  # without demand, after which a tenant is forgotten
-
-
-class LeaseStore(Protocol):
-    async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
-        """Lease up to `wanted` of the `limit` bytes that all replicas may hold for the tenant.
-
-        Returns the bytes granted, instead of those granted before, and for how many seconds from the call on.
-        """
-        ...
-
-
-class KVAllowances(Protocol):
-    """The engine's view of tenants' KV memory, in blocks: each tenant's allowance, its demand, and the largest possible
-    need of one of its sequences.
-    """
-
-    def allow(self, tenant: str, blocks: int | None) -> None: ...
-
-    def demand(self, tenant: str) -> int: ...
-
-    def is_denied(self, tenant: str) -> bool: ...
-
-    def longest_of(self, tenants: Iterable[str]) -> dict[str, int]: ...
 
 
 @dataclass(slots=True)
@@ -59,7 +37,7 @@ class KvLeases:
     need, so that each comes to its end.
     """
 
-    def __init__(self, store: LeaseStore, memory: KVAllowances, block_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(self, store: RedisStore, memory: Admission, block_bytes: int, clock: Callable[[], float]) -> None:
         self._store = store
         self._memory = memory
         self._block_bytes = block_bytes

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from admission.admission import Admission
 from admission.controller import Controller
@@ -10,16 +9,10 @@ from gateway.background import Outages
 from gateway.settings.settings import Settings
 from quotas.errors import QuotaError
 from quotas.store.redis_store import RedisStore
-from quotas.store.served_sums import ServedElsewhere
+from quotas.store.served_sums import ServedSums
 
 PERIOD_SECONDS = 0.1  # between exchanges of several replicas
 ALONE_SECONDS = 1.0  # between exchanges of a lone replica
-
-
-class Sums(Protocol):
-    """The sums of all replicas' service, as `quotas.store.served_sums` keeps them."""
-
-    async def exchange(self, served: Mapping[str, float]) -> ServedElsewhere: ...
 
 
 def share_debts(settings: Settings, store: RedisStore, admission: Admission, core: Controller) -> "SharedDebts | None":
@@ -40,7 +33,7 @@ class SharedDebts:
 
     def __init__(
         self,
-        sums: Sums,
+        sums: ServedSums,
         served: Callable[[], Mapping[str, float]],
         debts_changed: Callable[[Mapping[str, float], int], object],
         clock: Callable[[], float],

@@ -128,7 +128,7 @@ class InstantTelemetry(CoreTelemetry):
 
     def timeline(self, sequence: Sequence) -> SequenceTimeline:
         now = sequence.arrival
-        chunk, promise = Chunk(0, 0, sequence.num_prompt_tokens, now), Promise(sequence.tenant)
+        chunk, promise = Chunk(0, 0, sequence.num_prompt_tokens, now), Promise()
         return SequenceTimeline(
             sequence, promise, now, now, 0.0, prefilled=now, first_token=now, ended=now, released=now, chunks=[chunk]
         )

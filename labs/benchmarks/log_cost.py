@@ -84,7 +84,7 @@ def _record() -> RequestRecord:
     """The record of a served request."""
     sequence = Sequence(PromptRequest("chatcmpl-1-0", "acme", [7] * 200, SamplingParams(), 100, 0, frozenset()))
     sequence.output += [8] * 100
-    timeline = SequenceTimeline(sequence, Promise("acme"), 100.004, admitted=100.01, first_token=100.03, ended=100.9)
+    timeline = SequenceTimeline(sequence, Promise(), 100.004, admitted=100.01, first_token=100.03, ended=100.9)
     return RequestRecord(
         "req_6ec9de4ba31910add664c99886e0e036",
         "POST",

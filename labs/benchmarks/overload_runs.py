@@ -71,7 +71,7 @@ class PromiseRecorder(Recorder):
         super()._done(sequence, request, now)
 
     def _resolve(self, sequence: Running, first: float | None, last: float | None) -> None:
-        number, told = self._told.pop(sequence, (0, Promise("")))
+        number, told = self._told.pop(sequence, (0, Promise()))
         if told.first_token is not None and told.last_token is not None:
             who, prompt, length = sequence.tenant, sequence.num_prompt_tokens, len(sequence.output)
             kept = KeptPromise(number, who, told.first_token, told.last_token, first, last, prompt, length)

@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol
 
 from admission.forecast import DueRequest, WorkAhead
 from backend.scheduler.sequence import Sequence
-from backend.scheduler.waiting_queue import HoldingQueue, SequenceQueue
 from labs.orderings.predicted import Predicted
 
 
@@ -27,8 +26,18 @@ class Line(NamedTuple):
         return cls(line[:place], line[place + 1 :])
 
 
-class Ordering(SequenceQueue, Protocol):
-    """An order of waiting sequences, without tenants on hold."""
+class Ordering(Protocol):
+    """An order of waiting sequences, as a `WaitingQueue` without tenants on hold."""
+
+    def __len__(self) -> int: ...
+
+    def add(self, sequence: Sequence) -> None: ...
+
+    def restore(self, sequence: Sequence) -> None: ...
+
+    def head(self) -> Sequence | None: ...
+
+    def remove(self, sequence: Sequence) -> None: ...
 
     def set_time(self, now: float) -> None:
         """Set the time to `now`: a step is planned next."""
@@ -56,8 +65,11 @@ class Indifferent:
         pass
 
 
-class PublishedOrder(HoldingQueue):
-    """The order of a published ordering. Tenants have no shares in it unless the ordering reads their accounts."""
+class PublishedOrder:
+    """The order of a published ordering. Tenants have no shares in it unless the ordering reads their accounts.
+
+    Sequences of a held tenant lie aside, and keep their places.
+    """
 
     def __init__(
         self, ordering: Ordering, uncached: Callable[[Sequence], int], predicted: Predicted | None = None
@@ -65,8 +77,44 @@ class PublishedOrder(HoldingQueue):
         """`uncached` returns a sequence's tokens to compute; `predicted` learns from answers for the ordering; None: it
         needs none.
         """
-        super().__init__(ordering)
         self.ordering, self.predicted, self._uncached = ordering, predicted, uncached
+        self._aside: dict[str, set[Sequence]] = {}
+
+    def __len__(self) -> int:
+        return len(self.ordering) + sum(map(len, self._aside.values()))
+
+    def add(self, sequence: Sequence) -> None:
+        self.ordering.add(sequence)
+        self._lay_aside(sequence)
+
+    def restore(self, sequence: Sequence) -> None:
+        self.ordering.restore(sequence)
+        self._lay_aside(sequence)
+
+    def head(self) -> Sequence | None:
+        """Return the first sequence of a tenant that is not held, and lay aside the sequences before it."""
+        while (sequence := self.ordering.head()) is not None and sequence.tenant in self._aside:
+            self._lay_aside(sequence)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        aside = self._aside.get(sequence.tenant)
+        if aside and sequence in aside:
+            aside.remove(sequence)
+        else:
+            self.ordering.remove(sequence)
+
+    def hold(self, tenant: str, reason: str | None) -> None:
+        if reason is not None:
+            self._aside.setdefault(tenant, set())
+            return
+        for sequence in sorted(self._aside.pop(tenant, ()), key=lambda waiting: (waiting.arrival, waiting.id)):
+            self.ordering.restore(sequence)
+
+    def _lay_aside(self, sequence: Sequence) -> None:
+        if sequence.tenant in self._aside:
+            self.ordering.remove(sequence)
+            self._aside[sequence.tenant].add(sequence)
 
     def due(self, sequence: Sequence) -> float:
         return sequence.arrival

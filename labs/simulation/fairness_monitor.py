@@ -57,7 +57,8 @@ class FairnessMonitor:
         self.update()
         accounts = self.share.accounts
         self._names += [tenant for tenant in accounts if tenant not in self._names]
-        backlogs = [self.order.backlog_of(tenant) for tenant in self._names]
+        undated = self.order.undated
+        backlogs = [undated.get(tenant) if accounts[tenant].is_waiting else None for tenant in self._names]
         before = self._backlogs + [None] * (len(backlogs) - len(self._backlogs))
         same = [now is not None and now is then for now, then in zip(backlogs, before, strict=True)]
         self._gap.observe([accounts[tenant].served for tenant in self._names], same)

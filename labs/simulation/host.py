@@ -72,8 +72,7 @@ class HostTimes:
         planned, rows = self._planned.pop(step)
         delivered = self._rows if self._done_at > planned else 0
         between = max(0.0, now - elapsed - max(planned, self._done_at))
-        features = {0: [1.0], 1: [float(delivered)], 2: [float(self._requests)]}
-        self._evidence.add(features, [between], [1.0], 1.0)
+        self._evidence.add([[1.0], [float(delivered)], [float(self._requests)]], [between], [1.0], 1.0)
         self._done_at, self._rows, self._requests = now, rows, ended
 
     @property

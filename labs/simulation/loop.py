@@ -237,7 +237,7 @@ class Loop:
             request.grant.settle(0, 0)
 
     def _refused(self, arrival: Arrival, refusal: AdmissionRefused, now: float) -> None:
-        reason = refusal.reason if isinstance(refusal, GatewayRefused) else REFUSALS.of(type(refusal))
+        reason = refusal.reason if isinstance(refusal, GatewayRefused) else REFUSALS[type(refusal)]
         self._note_refused(arrival.prompts, reason)
         again = self._clients.retry(arrival, refusal, now)
         if again is not None:

@@ -40,7 +40,7 @@ def test_sums_are_those_of_what_waits(steps: list[tuple[str, int, int, bool]]) -
             assert queue.of(name).tokens == sum(s.num_prompt_tokens for s in waiting if s.tenant == name)
     for each in waiting:
         queue.discard(each)
-    assert queue.total == Load() and queue.num_tenants == 0
+    assert queue.total == Load() and queue.num_tenants() == 0
 
 
 def test_the_most_urgent_and_the_oldest_of_those_that_wait_are_known() -> None:

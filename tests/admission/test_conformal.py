@@ -11,6 +11,7 @@ from admission.conformal import (
 )
 
 GROUP_WINDOW, GROUP_ENOUGH = RESIDUALS_REMEMBERED // 3, RESIDUALS_REMEMBERED // 6
+LONG = 64.0  # errors of all estimates here are ratios to it
 
 
 def bound(conformal: ConformalBound, estimate: float, groups: tuple[object, ...] = ()) -> float:
@@ -19,7 +20,7 @@ def bound(conformal: ConformalBound, estimate: float, groups: tuple[object, ...]
 
 def coverage(noise: list[float], confidence: float = 0.9, skip: int = 100) -> float:
     """Share of the bounds that held, after some to learn from."""
-    conformal, held = ConformalBound(confidence), []
+    conformal, held = ConformalBound(confidence, LONG), []
     for residual in noise:
         held.append(10.0 + residual <= bound(conformal, 10.0))
         conformal.observe(10.0, 10.0 + residual)
@@ -40,7 +41,7 @@ def test_bounds_follow_a_drift() -> None:
 
 
 def test_before_enough_is_known_the_margin_is_a_share_of_the_estimate() -> None:
-    conformal = ConformalBound(0.9)
+    conformal = ConformalBound(0.9, LONG)
     for _ in range(MIN_RESIDUALS - 1):
         conformal.observe(1.0, 1.0)
     assert bound(conformal, 2.0) == 2.0 * (1 + COLD_MARGIN_SHARE)
@@ -48,9 +49,9 @@ def test_before_enough_is_known_the_margin_is_a_share_of_the_estimate() -> None:
     assert bound(conformal, 2.0) == 2.0
 
 
-@pytest.mark.parametrize("relative_from", [None, 1.5])
-def test_a_bound_is_never_negative_and_never_falls_as_the_estimate_rises(relative_from: float | None) -> None:
-    conformal = ConformalBound(0.9, relative_from=relative_from)
+@pytest.mark.parametrize("relative_from", [LONG, 1.5])
+def test_a_bound_is_never_negative_and_never_falls_as_the_estimate_rises(relative_from: float) -> None:
+    conformal = ConformalBound(0.9, relative_from)
     for n in range(50):
         conformal.observe(3.0, n / 100)
     bounds = [bound(conformal, n / 10) for n in range(60)]
@@ -58,15 +59,15 @@ def test_a_bound_is_never_negative_and_never_falls_as_the_estimate_rises(relativ
 
 
 def test_a_residual_that_was_cut_short_counts_as_those_that_went_further() -> None:
-    conformal = ConformalBound(0.9)
+    conformal = ConformalBound(0.9, LONG)
     for n in range(10):
         conformal.observe(1.0, 1.0 + n)
     assert conformal.beyond(2.0, least=5.5) == 9.0  # the median of 4 to 9 beyond the estimate, the higher of two
     assert conformal.beyond(2.0, least=11.0) == 11.0, "nothing went further"
 
 
-def test_residuals_are_differences_or_multiples_of_the_estimate_from_one_on() -> None:
-    differences, multiples = ConformalBound(0.9), ConformalBound(0.9, relative_from=2.0)
+def test_residuals_are_differences_or_from_one_estimate_on_multiples_of_it() -> None:
+    differences, multiples = ConformalBound(0.9, LONG), ConformalBound(0.9, 2.0)
     for conformal in (differences, multiples):
         for _ in range(MIN_RESIDUALS):
             conformal.observe(4.0, 5.0)
@@ -77,11 +78,11 @@ def test_residuals_are_differences_or_multiples_of_the_estimate_from_one_on() ->
 
 def test_a_confidence_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="confidence must be between 0 and 1, got 1"):
-        ConformalBound(1)
+        ConformalBound(1, LONG)
 
 
 def test_a_group_is_told_by_its_own_once_enough_is_known_of_it() -> None:
-    conformal = ConformalBound(0.9)
+    conformal = ConformalBound(0.9, LONG)
     for n in range(GROUP_ENOUGH):
         assert bound(conformal, 1.0, ("slow",)) == bound(conformal, 1.0, ("unknown",)), f"{n} of its own are too few"
         conformal.observe(1.0, 5.0, ("slow",))
@@ -91,7 +92,7 @@ def test_a_group_is_told_by_its_own_once_enough_is_known_of_it() -> None:
 
 
 def test_a_group_forgets_what_is_long_past() -> None:
-    conformal = ConformalBound(0.9)
+    conformal = ConformalBound(0.9, LONG)
     for measured in (5.0, 2.0):
         for _ in range(GROUP_WINDOW):
             conformal.observe(1.0, measured, ("a",))
@@ -99,7 +100,7 @@ def test_a_group_forgets_what_is_long_past() -> None:
 
 
 def test_the_groups_kept_are_bounded_and_those_that_come_stay() -> None:
-    conformal = ConformalBound(0.9)
+    conformal = ConformalBound(0.9, LONG)
     for n in range(MAX_RESIDUAL_GROUPS + 50):
         conformal.observe(1.0, 9.0, (f"once-{n}",))
         conformal.observe(1.0, 1.0, ("comes",))
@@ -107,7 +108,7 @@ def test_the_groups_kept_are_bounded_and_those_that_come_stay() -> None:
 
 
 def test_misses_that_go_on_take_bounds_beyond_all_that_was_measured_where_nothing_depends_on_it() -> None:
-    reported, decisive = ConformalBound(0.9, 0.03, extrapolates=True), ConformalBound(0.9, 0.03)
+    reported, decisive = ConformalBound(0.9, LONG, 0.03, extrapolates=True), ConformalBound(0.9, LONG, 0.03)
     for conformal in (reported, decisive):
         for n in range(100):
             conformal.observe(1.0, 1.0 + n / 99)

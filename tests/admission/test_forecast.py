@@ -34,7 +34,7 @@ def running(name: str, max_tokens: int, generated: int = 0, tenant: str = "t") -
 
 def looking(sequences: list[Sequence], step: int = 0, lengths: OutputLengths | None = None) -> Departures:
     departures = Departures(lengths or OutputLengths(), SLOTS, 512)
-    departures.follow({sequence.id: sequence for sequence in sequences}, step, admissions=len(sequences))
+    departures.follow({sequence.id: sequence for sequence in sequences}, step)
     return departures
 
 
@@ -70,7 +70,7 @@ def test_an_answer_that_outlives_its_expected_length_is_expected_as_long_as_othe
     departures = looking([one], lengths=lengths)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 20
     one.output = [0] * 30
-    departures.follow({"1": one}, 30, admissions=1)
+    departures.follow({"1": one}, 30)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 900 - 30
 
 
@@ -78,9 +78,9 @@ def test_a_sequence_that_has_left_is_expected_no_more() -> None:
     early, late = running("1", 100), running("2", 500)
     departures = looking([early, late])
     assert departures.steps_until(1, 0.0, 0, 100.0) == 100
-    departures.follow({"2": late}, 60, admissions=2)
+    departures.follow({"2": late}, 60)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 500 - 60
-    departures.follow({"3": running("3", 50), "2": late}, 60, admissions=3)
+    departures.follow({"3": running("3", 50), "2": late}, 60)
     assert departures.steps_until(1, 0.0, 0, 100.0) == 50
 
 
@@ -187,8 +187,9 @@ def test_those_due_later_wait_for_slots_too() -> None:
     later = [machine.arrive(SHORT, first_token_by=machine.now + deadline) for deadline in (7, 8, 9)]
     asked = make_sequence("asked", "a", 20, SHORT, first_token_by=machine.now + 6)
     behind = machine.core.control.forecaster.of(asked, 0, machine.now).behind
-    assert behind.sequences == later and behind.first_tokens == sorted(behind.first_tokens)
-    assert behind.first_tokens[0] > 2, "no slot comes free before"
+    first_tokens = [seconds for _, seconds in behind]
+    assert [one for one, _ in behind] == later and first_tokens == sorted(first_tokens)
+    assert first_tokens[0] > 2, "no slot comes free before"
 
 
 def test_cached_prompt_tokens_shorten_its_own_forecast_and_the_wait_of_others() -> None:
@@ -289,7 +290,7 @@ def test_an_answer_on_an_idle_machine_is_expected_in_steps_of_its_own() -> None:
 def test_an_answer_is_expected_in_full_steps_while_prompts_wait_and_then_in_such_as_were_lately() -> None:
     few, many = (core_with([("a", 8000, 0)] * count) for count in (4, 500))
     idle, full = decoding(core_with([])), decoding(many)
-    full_step = few.scheduler.token_budget
+    full_step = few.scheduler.budget.tokens
     assert full == pytest.approx(99 * PRIOR_STEP_TIME.seconds(StepWork(full_step, 0, 0, 5, full_step * 5)))
     share = 4 * 8000 / full_step / 99
     assert decoding(few) == pytest.approx(share * full + (1 - share) * idle)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from admission.aging import Aging, class_offsets
-from admission.order import OLDEST_SHARE_OF_SERVICE, DueOrder
+from admission.order import OLDEST_SHARE_OF_SERVICE, Aging, DueOrder, class_offsets
 from admission.share import Share
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import PRESSING_WAIT_S, Sequence
@@ -281,9 +280,9 @@ def test_an_edit_of_offsets_ranks_waiting_requests_by_the_new_ones() -> None:
     low = queue.add("a", 2)
     queue.now = 2.0
     high = queue.add("a", 0)
-    assert queue.order.undated["a"].due_class == high.request.priority_class
+    assert queue.order.undated["a"].oldest() is high
     queue.order.set_policy(class_offsets(0.5))
-    assert queue.order.undated["a"].due_class == low.request.priority_class, "it is the older of two equals"
+    assert queue.order.undated["a"].oldest() is low, "it is the older of two equals"
 
 
 def test_what_goes_before_a_newcomer_counts_though_its_class_is_lower() -> None:

@@ -186,4 +186,5 @@ def test_an_edit_of_weights_leaves_nobody_beyond_the_most_debt() -> None:
     share.charge(debtor, 1.0)
     share.waits(other, is_waiting=True)
     share.spend(other, 500.0)
-    assert share.best() == max(map(share.credit, (debtor, other))), "and it is still found among those that wait"
+    behind = share.credit(other) - share.credit(debtor)
+    assert (share.behind_best(debtor), share.behind_best(other)) == (max(0.0, behind), max(0.0, -behind))

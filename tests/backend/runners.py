@@ -18,7 +18,7 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from backend.worker.device_stream import CpuStream, DeferredWork, DeviceStream, Work
 from backend.worker.graph_shapes import StepShape
 from backend.worker.model_runner import ModelRunner
@@ -131,7 +131,7 @@ def generate(
 
 def complete(runner: ModelRunner, sequences: abc.Sequence[Sequence], at_once: int = 1000) -> None:
     """Run sequences to their ends; `at_once` arrive with each step."""
-    scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
+    scheduler = Scheduler(runner.config, FirstComeFirstServed())
     coming = deque(sequences)
     tokens: dict[str, list[int]] = {sequence.id: [] for sequence in sequences}
     loop = OfflineEngine(scheduler, runner)
@@ -140,5 +140,5 @@ def complete(runner: ModelRunner, sequences: abc.Sequence[Sequence], at_once: in
             scheduler.add(coming.popleft())
         for sequence, token, _ in loop.step():
             tokens[sequence.id].append(token)
-    assert scheduler.pool.num_free == runner.config.num_blocks
+    assert scheduler.kv_manager.pool.num_free == runner.config.num_blocks
     assert [*tokens.values()] == [sequence.output for sequence in sequences]

@@ -30,9 +30,9 @@ def test_a_failed_compilation_leaves_nothing_and_its_place_in_the_log(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     contents = compiled_core.sources()
-    contents["admission/aging.py"] += b'\n\ndef mistaken() -> int:\n    return "a word"\n'
+    contents["admission/promise.py"] += b'\n\ndef mistaken() -> int:\n    return "a word"\n'
     monkeypatch.setattr(compile_core, "sources", lambda: contents)
     with caplog.at_level(logging.WARNING):
         assert compile_core.compile_core() is None
-    assert "admission/aging.py:" in caplog.text
+    assert "admission/promise.py:" in caplog.text
     assert list(home.iterdir()) == []

@@ -44,7 +44,7 @@ async def test_many_streams_share_batches_without_mixing_their_tokens(bench: Ben
 
     await asyncio.gather(*(one(n) for n in range(2 * STREAMS_PER_CALLBACK)))
     assert bench.engine.num_streams == 0
-    assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+    assert bench.scheduler.kv_manager.pool.num_free == bench.scheduler.config.num_blocks
 
 
 async def test_the_device_has_its_next_step_before_this_one_completes(bench: Bench) -> None:
@@ -60,11 +60,11 @@ async def test_leaving_the_scope_frees_the_blocks_when_the_last_step_in_flight_c
     with bench.admitted(bench.request()) as stream:
         await bench.settle()
     assert stream.sequence.status is SequenceStatus.FINISHED
-    assert bench.scheduler.pool.num_free < bench.scheduler.config.num_blocks
+    assert bench.scheduler.kv_manager.pool.num_free < bench.scheduler.config.num_blocks
     bench.executor.free()
     while bench.scheduler.in_flight:
         await asyncio.sleep(0.001)
-    assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+    assert bench.scheduler.kv_manager.pool.num_free == bench.scheduler.config.num_blocks
     assert stream.sequence.output == []
 
 
@@ -132,7 +132,7 @@ async def test_steps_without_memory_are_planned_again_with_less_and_every_stream
     await asyncio.gather(*(one(n) for n in range(8)))
     assert bench.executor.lost and bench.scheduler.counters.lost_steps == bench.executor.lost
     assert not bench.engine.failed.done()
-    assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+    assert bench.scheduler.kv_manager.pool.num_free == bench.scheduler.config.num_blocks
 
 
 async def test_memory_that_runs_out_while_a_step_computes_costs_nobody_a_token(bench: Bench) -> None:
@@ -160,7 +160,7 @@ async def test_a_sequence_without_numbers_ends_alone_and_its_blocks_are_free(ben
         rest = await drain(whole)
         assert rest == continuation([8, 9, 10, 11], 8, END)
     assert not bench.engine.failed.done()
-    assert bench.scheduler.pool.num_free == bench.scheduler.config.num_blocks
+    assert bench.scheduler.kv_manager.pool.num_free == bench.scheduler.config.num_blocks
     assert bench.scheduler.counters.generation_tokens == len(tokens) + len(rest)
     bench.scheduler.check_integrity()
 

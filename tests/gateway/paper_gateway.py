@@ -175,7 +175,7 @@ class Gateway:
             responses=cast(ResponseStore, PaperResponses()),
             batches=cast(BatchRecords, None),
             kv_leases=KvLeases(self.store, admission, 1024, self.engine.clock),
-            cache_limiter=CacheLimiter(admission, KVPool.of(CONFIG, 1024), policies.current),
+            cache_limiter=CacheLimiter(admission.limit_cache, KVPool.of(CONFIG, 1024), policies.current),
             prompt_pinner=PromptPinner(admission, PinnedPrompts(tokenizer, CONFIG.block_size), prompt_names),
             debts=None,
             kept_usage=KeptUsage(lambda now: {}, self.store, 1024, self.engine.clock),

@@ -143,7 +143,7 @@ def test_the_option_turns_it_off(checkpoints: dict[str, Path]) -> None:
     llm = LLM(str(checkpoints["qwen2"]), EngineOptions(prefix_cache=False))
     for _ in range(2):
         assert ask(llm, "qwen2", FIRST_TURNS) == [0] * len(FIRST_TURNS)
-    assert llm.scheduler.pool.num_free == llm.model.engine_config.num_blocks
+    assert llm.scheduler.kv_manager.pool.num_free == llm.model.engine_config.num_blocks
 
 
 class CancellingLLM(LLM):

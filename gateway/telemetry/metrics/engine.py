@@ -90,7 +90,7 @@ class EngineMetrics:
         """Count a completed step, in O(1) but for summing the lengths of its prefills, and what windows hide."""
         batch, elapsed = step.scheduled.batch, step.elapsed
         decodes, rows = batch.num_decodes, len(batch.slots)
-        self._planning.observe(step.planning)
+        self._planning.observe(step.scheduled.planning)
         self._sizes.observe(rows)
         self._busy += elapsed
         self._decode_tokens.value += decodes

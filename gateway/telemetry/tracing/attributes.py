@@ -44,14 +44,15 @@ def of_request(record: RequestRecord, kv: KVShape, now: float) -> Attributes:
 
 
 def of_step(step: CompletedStep) -> dict[str, int]:
+    batch = step.scheduled.batch
     return {
-        "sluice.step.number": step.scheduled.batch.step,
-        "sluice.step.sequences": step.num_sequences,
-        "sluice.step.decodes": step.num_decodes,
+        "sluice.step.number": batch.step,
+        "sluice.step.sequences": len(batch.slots),
+        "sluice.step.decodes": batch.num_decodes,
         "sluice.step.prefill_tokens": step.prefill_tokens,
         "sluice.step.admitted": len(step.scheduled.admitted),
         "sluice.step.device_us": round(step.elapsed * 1e6),
-        "sluice.step.planning_us": round(step.planning * 1e6),
+        "sluice.step.planning_us": round(step.scheduled.planning * 1e6),
     }
 
 

@@ -59,7 +59,7 @@ class StepSpans:
         if step.completed < self._due:
             return
         self._due = step.completed + self._interval
-        record = StepRecord(step.completed, step.completed - step.planned, of_step(step))
+        record = StepRecord(step.completed, step.completed - step.scheduled.planned_at, of_step(step))
         served = set(step.scheduled.sequences)
         for request_record in self._live:
             if any(timeline.sequence in served for timeline in request_record.engine.timelines):

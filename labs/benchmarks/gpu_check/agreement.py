@@ -24,7 +24,7 @@ from backend.placement import place_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from backend.sizing import size_engine
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.finding import Finding
@@ -111,7 +111,7 @@ def _scores(runner: ModelRunner, texts: list[list[int]]) -> list[float]:
 def _completed(
     runner: ModelRunner, prompts: list[list[int]], sampling: SamplingParams, num_tokens: int
 ) -> list[Sequence]:
-    scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
+    scheduler = Scheduler(runner.config, FirstComeFirstServed())
     sequences = [
         Sequence(PromptRequest(str(number), "", prompt, sampling, num_tokens, 0, frozenset()), float(number))
         for number, prompt in enumerate(prompts)

@@ -26,7 +26,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.forking import group_by_prompt
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from backend.step_loop import StepLoop
 from backend.worker import warm_up
 from backend.worker.executor import InlineDevice
@@ -137,7 +137,7 @@ class Traffic:
     def __init__(self, runner: ModelRunner, seqs: int, longest_prompt: int) -> None:
         self.steps = self.cancelled = 0
         config = replace(runner.config, max_preemptions=sys.maxsize)
-        self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
+        self.scheduler = Scheduler(config, FirstComeFirstServed())
         self._seqs, self._longest_prompt = seqs, longest_prompt
         self._vocab, self._random = runner.decoder.config.vocab_size, Random(0)
         self._names = BlockNames(b"leak", config.block_size)

@@ -34,7 +34,7 @@ from backend.llm import OfflineEngine
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import SHAPES, dtype_of, random_runner, write_checkpoint
@@ -378,7 +378,7 @@ def _held_against(
 
 def _generated(runner: ModelRunner, work: Generated) -> float:
     """Seconds that ours takes."""
-    scheduler = Scheduler(replace(runner.config, prefix_cache=False), HoldingQueue(FirstComeFirstServed()))
+    scheduler = Scheduler(replace(runner.config, prefix_cache=False), FirstComeFirstServed())
     greedy = SamplingParams(temperature=0, ignore_eos=True)
     for number, (prompt, tokens) in enumerate(zip(work.prompts, work.max_tokens, strict=True)):
         request = PromptRequest(str(number), "", prompt, greedy, tokens, number, frozenset())

@@ -18,7 +18,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gateway_process import gateway_process
@@ -72,7 +72,7 @@ class _Run:
 
 
 def _generate(runner: ModelRunner, requests: Requests) -> _Run:
-    scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
+    scheduler = Scheduler(runner.config, FirstComeFirstServed())
     sampling = SamplingParams(temperature=0.6, ignore_eos=True)
     for number, (prompt, length) in enumerate(requests):
         request = PromptRequest(str(number), "", prompt, sampling, length, number, frozenset())

@@ -26,7 +26,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Counters
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from backend.worker.device_stream import DeviceStream
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.finding import Finding
@@ -142,7 +142,7 @@ class _Runners:
         runner = ModelRunner(self._decoder, kv, config, self._make_stream())
         if way.has_graphs:
             runner.warm_up()
-        scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()))
+        scheduler = Scheduler(config, FirstComeFirstServed())
         names = BlockNames(b"same", config.block_size)
         scheduler.name_blocks_by(names)
         rounds = []

@@ -8,7 +8,7 @@ from admission.step_times.least_squares import NUM_COEFFICIENTS, Evidence, solve
 
 def evidence_of(rows: list[list[float]], values: list[float]) -> Evidence:
     evidence = Evidence()
-    columns = {place: [row[place] for row in rows] for place in range(NUM_COEFFICIENTS)}
+    columns = [[row[place] for row in rows] for place in range(NUM_COEFFICIENTS)]
     evidence.add(columns, values, [1.0] * len(rows), 1.0)
     return evidence
 

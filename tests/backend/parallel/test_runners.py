@@ -16,7 +16,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch, NewSequence
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, PromptRequest, Sequence
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from backend.worker.model_runner import ModelRunner
 from tests.backend.parallel.ranks import lead, taking_turns
 from tests.backend.runners import CONFIG, EagerGraphStream, generate, make_runner
@@ -35,7 +35,7 @@ SCARCE = replace(CONFIG, num_blocks=16)
 def served(runner: ModelRunner, seed: int) -> tuple[list[list[int]], int]:
     """The tokens of sequences that come at random, some of which are cancelled, and how often one was preempted."""
     random = Random(seed)
-    scheduler = Scheduler(runner.config, HoldingQueue(FirstComeFirstServed()))
+    scheduler = Scheduler(runner.config, FirstComeFirstServed())
     engine = OfflineEngine(scheduler, runner)
     coming = deque(
         Sequence(PromptRequest(str(n), "", prompt, sampling, sampling.max_tokens or 8, n, frozenset()), float(n))
@@ -50,7 +50,7 @@ def served(runner: ModelRunner, seed: int) -> tuple[list[list[int]], int]:
             scheduler.finish_sequence(random.choice(running), FinishReason.CANCELLED)
         if scheduler.has_work:
             engine.step()
-    assert scheduler.pool.num_free == runner.config.num_blocks
+    assert scheduler.kv_manager.pool.num_free == runner.config.num_blocks
     return [sequence.output for sequence in sequences], scheduler.counters.preemptions
 
 

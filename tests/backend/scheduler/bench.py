@@ -17,7 +17,7 @@ from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.retention import Retention
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from tests.backend.paper_device import PaperDevices, continuation, logprobs_of
 from tests.backend.sequences import make_sequence
 
@@ -49,7 +49,7 @@ class Bench:
         self.config = make_config(**changes)
         self.hooks = hooks = make_hooks(self.config)
         hooks.retention = retention or hooks.retention
-        self.scheduler = Scheduler(self.config, HoldingQueue(FirstComeFirstServed()), hooks)
+        self.scheduler = Scheduler(self.config, FirstComeFirstServed(), hooks)
         self.now = 0.0
         self.names = BlockNames(b"secret", self.config.block_size)
         self.scheduler.name_blocks_by(self.names)
@@ -90,8 +90,7 @@ class Bench:
         self.names.name(sequence, len(prompt) // self.config.block_size)
         if is_looked_up:
             self.scheduler.look_up(sequence, self.now)
-            self.scheduler.claim(sequence, self.now)
-        self.scheduler.add(sequence)
+        self.scheduler.add(sequence, self.now)
         return sequence
 
     def pin_prefixes(self, tenant: str, *prompts: list[int], salt: str | None = None, now: float | None = None) -> None:
@@ -122,10 +121,10 @@ class Bench:
             output.forced = self.device.forced(batch, forced)
         self.scheduler.update_from_output(output, self.now)
         self.scheduler.check_integrity()
-        if isinstance(self.scheduler.pool, PagedPool):
-            leaving = self.scheduler.kv_manager.blocks.swapping.leaving
+        if isinstance(self.scheduler.kv_manager.pool, PagedPool):
+            leaving = {block for block, _ in self.scheduler.kv_manager.blocks.swapping._out}
             leaving |= {block for batch in self.in_flight for block, _ in batch.swap_out}
-            self.device.poison(set(self.scheduler.pool.free_blocks) - leaving)
+            self.device.poison(set(self.scheduler.kv_manager.pool.free_blocks) - leaving)
 
     def lose(self, now: float | None = None, copied: int = 0) -> None:
         """Lose the steps in flight; `copied` of their copies were made."""
@@ -151,7 +150,10 @@ class Bench:
     def drain(self) -> None:
         for _ in range(MOST_STEPS):
             if not self.scheduler.has_work:
-                assert self.scheduler.pool.num_free + self.scheduler.kv_manager.cache.num_idle == self.config.num_blocks
+                assert (
+                    self.scheduler.kv_manager.pool.num_free + self.scheduler.kv_manager.cache.num_idle
+                    == self.config.num_blocks
+                )
                 return
             self.step()
         pytest.fail("the work did not end")
@@ -193,7 +195,7 @@ class BenchMachine(RuleBasedStateMachine):
             self.log_probabilities_are_those_of_the_tokens()
             self.check_ends()
             self.bench.scheduler.kv_manager.cache.clear()
-            assert self.bench.scheduler.pool.num_free == self.bench.config.num_blocks
+            assert self.bench.scheduler.kv_manager.pool.num_free == self.bench.config.num_blocks
 
     def check_ends(self) -> None:
         for sequence in self.sequences:

@@ -12,7 +12,7 @@ from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import FinishReason, Sequence
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from tests.backend.scheduler.bench import LossyMachine
 from tests.backend.sequences import make_sequence
 from tests.examples import examples
@@ -25,7 +25,7 @@ class Planned:
     """A scheduler whose steps are executed on paper."""
 
     def __init__(self, config: EngineConfig = CONFIG, hooks: DefaultHooks | None = None) -> None:
-        self.scheduler = Scheduler(config, HoldingQueue(FirstComeFirstServed()), hooks)
+        self.scheduler = Scheduler(config, FirstComeFirstServed(), hooks)
         self.numbers = 0
 
     def adapter(self, num_blocks: int) -> Adapter:

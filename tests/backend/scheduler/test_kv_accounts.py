@@ -32,7 +32,10 @@ def test_every_block_is_on_an_account(asks: list[tuple[str, list[int], int, int]
         for _ in range(steps):
             if bench.plan() is not None:
                 bench.complete()
-            assert accounts.num_held + accounts.cache.num_idle + scheduler.pool.num_free == bench.config.num_blocks
+            assert (
+                accounts.num_held + accounts.cache.num_idle + scheduler.kv_manager.pool.num_free
+                == bench.config.num_blocks
+            )
             num_shared = scheduler.kv_manager.blocks.holdings.num_shared
             assert accounts.num_held <= accounts.held().total() <= accounts.num_held + 2 * num_shared
             assert accounts.cache.idle_by_tenant().total() + accounts.cache.num_pinned == accounts.cache.num_idle

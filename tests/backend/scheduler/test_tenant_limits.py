@@ -19,7 +19,7 @@ def test_the_first_of_a_tenant_starts_only_when_it_can_run_to_its_end() -> None:
     bench.scheduler.allow("small", 3)
     sequence = bench.add(3, 12, "small")
     bench.step()
-    assert sequence.status is SequenceStatus.WAITING and bench.scheduler.demand("small") == 4
+    assert sequence.status is SequenceStatus.WAITING and bench.scheduler.limits.demand("small") == 4
     bench.scheduler.allow("small", 4)
     bench.drain()
     assert sequence.output == expected(sequence) and sequence.num_yields == 0
@@ -27,12 +27,12 @@ def test_the_first_of_a_tenant_starts_only_when_it_can_run_to_its_end() -> None:
 
 def test_demand_is_what_the_tenants_running_sequences_may_need() -> None:
     bench = Bench()
-    assert bench.scheduler.demand("small") == 0
+    assert bench.scheduler.limits.demand("small") == 0
     bench.add(7, 12, "small")
     bench.plan()
-    assert bench.scheduler.demand("small") == 5
+    assert bench.scheduler.limits.demand("small") == 5
     bench.drain()
-    assert bench.scheduler.demand("small") == 0
+    assert bench.scheduler.limits.demand("small") == 0
 
 
 def test_a_sequence_stops_at_the_tokens_it_may_generate_and_goes_on_when_it_may_more() -> None:

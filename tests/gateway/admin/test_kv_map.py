@@ -46,7 +46,7 @@ async def test_blocks_of_a_cut_sequence_stay_its_own_until_the_step_is_over(site
     assert site.core.schedule(site.clock()) is not None
     site.core.finish_sequence(record.engine.timelines[0].sequence, FinishReason.CANCELLED, site.clock())
     scheduler = site.core.scheduler
-    used = scheduler.config.num_blocks - scheduler.pool.num_free
+    used = scheduler.config.num_blocks - scheduler.kv_manager.pool.num_free
     runs = (await kv_map(scheduler, 8))["runs"]
     assert sum(blocks for owner, blocks, _ in runs if owner == 0) == used > 0
 

@@ -22,4 +22,4 @@ async def test_the_engine_works_by_the_policy_in_force_and_by_each_that_takes_it
     await follow(parsed(LIMITED.format(3, 4)))
     await follow(parsed("tenants: {acme: {weight: 3}}"))
     assert told[1:] == [("acme", 4, 2**20 // BLOCK), ("acme", 0, None)]
-    assert gateway.scheduler.pool.num_free == CONFIG.num_blocks
+    assert gateway.scheduler.kv_manager.pool.num_free == CONFIG.num_blocks

@@ -27,7 +27,7 @@ def a_timeline(**changes: Any) -> SequenceTimeline:
     """Queued at 100.004, in its first step at 100.010, first token at 100.030, ended at 100.070."""
     values: dict[str, Any] = {
         "sequence": a_sequence(),
-        "promise": Promise("acme"),
+        "promise": Promise(),
         "queued": 100.004,
         "admitted": 100.010,
         "credit": 0.02,

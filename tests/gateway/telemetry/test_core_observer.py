@@ -42,8 +42,9 @@ def test_a_trail_has_the_moments_of_a_sequence(run: Run) -> None:
 def test_steps_are_told_of_with_what_they_did(run: Run) -> None:
     run.arrive("a", prompt=12, max_tokens=3)
     run.run()
-    assert [(step.num_decodes, step.prefill_tokens) for step in run.steps] == [(0, 8), (0, 4), (1, 0), (1, 0)]
-    assert all(step.elapsed == 0.01 and step.planning > 0 for step in run.steps)
+    assert [step.scheduled.batch.num_decodes for step in run.steps] == [0, 0, 1, 1]
+    assert [step.prefill_tokens for step in run.steps] == [8, 4, 0, 0]
+    assert all(step.elapsed == 0.01 and step.scheduled.planning > 0 for step in run.steps)
 
 
 def test_a_preempted_sequence_shows_when_it_gave_way_and_when_it_came_back(run: Run) -> None:

@@ -16,8 +16,11 @@ class Engine:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int, int | None]] = []
+        self.fails = False
 
     def limit_cache(self, tenant: str, floor: int, ceiling: int | None) -> None:
+        if self.fails:
+            raise RuntimeError
         self.told.append((tenant, floor, ceiling))
 
     def take(self) -> list[tuple[str, int, int | None]]:
@@ -32,7 +35,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def limiter(engine: Engine) -> CacheLimiter:
-    return CacheLimiter(engine, POOL, DEFAULT_POLICY)
+    return CacheLimiter(engine.limit_cache, POOL, DEFAULT_POLICY)
 
 
 async def test_a_floor_is_rounded_up_to_whole_blocks_and_a_ceiling_down(engine: Engine, limiter: CacheLimiter) -> None:
@@ -75,16 +78,13 @@ async def test_floors_are_lowered_before_any_is_raised(engine: Engine, limiter: 
 
 
 async def test_limits_that_failed_to_reach_the_engine_reach_it_with_the_next_edit(
-    engine: Engine, limiter: CacheLimiter, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, limiter: CacheLimiter
 ) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError
-
     floors = "tenants: {{a: {{prefix_cache: {{floor: 1MiB}}}}, b: {{weight: {}}}}}"
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "limit_cache", fail)
-        with pytest.raises(RuntimeError):
-            await limiter.policy_changed(parsed(floors.format(1)))
+    engine.fails = True
+    with pytest.raises(RuntimeError):
+        await limiter.policy_changed(parsed(floors.format(1)))
+    engine.fails = False
     await limiter.policy_changed(parsed(floors.format(2)))
     assert engine.take() == [("a", 1, None)]
 

@@ -17,7 +17,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import Batch
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
-from backend.scheduler.waiting_queue import FirstComeFirstServed, HoldingQueue
+from backend.scheduler.waiting_queue import FirstComeFirstServed
 from backend.worker.sampler import SamplingBatch, sample, uniforms
 from tests.backend.runners import CONFIG, make_runner
 
@@ -102,7 +102,7 @@ def test_blocks_that_were_given_up_are_read_by_nobody() -> None:
         runner = make_runner(config=config)
         if poisons:
             models.poison_given_up(runner)
-        scheduler, names = Scheduler(config, HoldingQueue(FirstComeFirstServed())), BlockNames(b"given up", 4)
+        scheduler, names = Scheduler(config, FirstComeFirstServed()), BlockNames(b"given up", 4)
         scheduler.name_blocks_by(names)
         engine, found = OfflineEngine(scheduler, runner), list[list[int]]()
         greedy = SamplingParams(temperature=0, ignore_eos=True)

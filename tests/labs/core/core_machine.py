@@ -190,8 +190,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.flying.clear()
         assert self.core.rollback(self.now) == self.twin.lost(self.now)
         assert not self.scheduler.in_flight
-        assert self.scheduler.token_budget <= max(1, sum(lost[0].lengths) // 2)
-        assert len(self.scheduler.running) <= self.scheduler.token_budget
+        assert self.scheduler.budget.tokens <= max(1, sum(lost[0].lengths) // 2)
+        assert len(self.scheduler.running) <= self.scheduler.budget.tokens
         if self.monitor:
             self.monitor.completed()
 
@@ -219,7 +219,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def check_step(self, batch: Batch) -> None:
         assert batch.slots, "an empty step was planned"
-        assert sum(batch.lengths) <= self.scheduler.token_budget <= self.engine.max_num_batched_tokens
+        assert sum(batch.lengths) <= self.scheduler.budget.tokens <= self.engine.max_num_batched_tokens
         self.check_decodes(batch)
         admitted = self.scheduler.in_flight[-1].admitted
         if self.monitor:
@@ -263,7 +263,7 @@ class CoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         self.drain()
-        assert self.scheduler.pool.num_free == self.engine.num_blocks
+        assert self.scheduler.kv_manager.pool.num_free == self.engine.num_blocks
         for sequence in self.sequences:
             self.check_end(sequence)
         self.check_account()

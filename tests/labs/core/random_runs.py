@@ -89,7 +89,7 @@ def _check_release(run: RandomCore, ended: dict[Sequence, int]) -> None:
 
 def _check_nothing_is_left(run: RandomCore) -> None:
     run.scheduler.check_integrity()
-    assert run.scheduler.pool.num_free == run.engine.num_blocks, "blocks were leaked"
+    assert run.scheduler.kv_manager.pool.num_free == run.engine.num_blocks, "blocks were leaked"
     assert not run.core.ledger.promises, "prepayments were leaked"
     assert len(run.queue) == 0 and run.queue.head() is None, "queue entries were leaked"
     assert all(account.num_open == 0 for account in run.core.share.accounts.values())

@@ -90,7 +90,7 @@ def test_steps_grow_again_when_memory_is_back() -> None:
         machine.arrive(f"next-{machine.now}", 1, output=240)
         machine.steps(200)
     assert machine.lost == lost
-    assert machine.core.scheduler.token_budget == ENGINE.max_num_batched_tokens
+    assert machine.core.scheduler.budget.tokens == ENGINE.max_num_batched_tokens
 
 
 def test_no_tenant_is_charged_for_a_lost_step() -> None:

@@ -54,7 +54,7 @@ def test_prompts_of_a_mixed_step_cost_what_its_model_takes_longer_for_them(rig: 
     rig.metrics._engine._step_times = [SimpleNamespace(fitted=one) for one in (flat, kneed)]  # type: ignore[assignment]
     batch = Batch(0, 1, [0, 1], [5, 0], [1, 12], model=1)
     for tell in rig.core_telemetry.on_step:
-        tell(CompletedStep(ScheduledStep(batch), 1.0, 1.0, 0.4, 0.0))
+        tell(CompletedStep(ScheduledStep(batch), 1.0, 0.4))
     assert rig.value("sluice_mixed_steps_seconds_total", phase="prefill") == pytest.approx(0.3), (
         "3 tokens beyond the knee, beside one"
     )
@@ -106,7 +106,7 @@ def test_memory_follows_the_pool(rig: Rig) -> None:
     rig.arrive("a", prompt=6, max_tokens=9)
     rig.step()
     page = rig.page()
-    used = rig.core.scheduler.config.num_blocks - rig.core.scheduler.pool.num_free
+    used = rig.core.scheduler.config.num_blocks - rig.core.scheduler.kv_manager.pool.num_free
     assert used == 2
     assert page.value("sluice_kv_blocks") == 64 and page.value("sluice_kv_blocks_used") == used
     assert page.value("vllm:kv_cache_usage_perc") == page.value("vllm:gpu_cache_usage_perc") == used / 64
@@ -135,7 +135,7 @@ def test_decodes_that_wait_for_a_step_of_prefills_alone_have_jitter(rig: Rig) ->
         rows = decodes + bool(prefill)
         batch = Batch(0, decodes, list(range(rows)), [0] * rows, [1] * decodes + [prefill] * bool(prefill))
         for tell in rig.core_telemetry.on_step:
-            tell(CompletedStep(ScheduledStep(batch), completed, completed, 0.1, 0.0))
+            tell(CompletedStep(ScheduledStep(batch), completed, 0.1))
         rig.core.scheduler.running["b"] = waiting
     assert rig.value("sluice_token_jitter_seconds_count") == 2
     assert rig.value("sluice_token_jitter_seconds_sum") == pytest.approx(0.3)

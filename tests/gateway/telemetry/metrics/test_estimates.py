@@ -12,7 +12,7 @@ BY_CLASS, BY_TENANT = "sluice_estimate_recent_coverage_ratio", "sluice_tenant_es
 
 
 def test_estimates_are_held_against_what_came(rig: Rig) -> None:
-    promise = Promise("acme", 0.016, 0.076)  # they came after 0.026 and 0.066
+    promise = Promise(0.016, 0.076)  # they came after 0.026 and 0.066
     rig.tell(a_record(timelines=[a_timeline(promise=promise), a_timeline()]))
     page = rig.page()
     assert page.value("sluice_estimate_error_seconds_sum", token="first", side="late") == pytest.approx(0.01)
@@ -27,11 +27,7 @@ def tell(rig: Rig, told: float, count: int, tenant: str = "acme", **timeline: ob
     for _ in range(count):
         sequence = a_sequence(tenant, priority_class=1)
         sequence.finish_reason = reason
-        rig.tell(
-            a_record(
-                tenant=tenant, timelines=[a_timeline(sequence=sequence, promise=Promise(tenant, told), **timeline)]
-            )
-        )
+        rig.tell(a_record(tenant=tenant, timelines=[a_timeline(sequence=sequence, promise=Promise(told), **timeline)]))
 
 
 def test_the_newest_estimates_are_told_by_class_and_tenant(rig: Rig) -> None:

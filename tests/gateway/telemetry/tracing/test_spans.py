@@ -141,7 +141,7 @@ def test_the_root_has_the_client_and_the_cost() -> None:
 
 
 def test_the_queue_says_how_long_and_what_was_expected() -> None:
-    timeline = a_timeline(promise=Promise("acme", 0.03, 0.9))
+    timeline = a_timeline(promise=Promise(0.03, 0.9))
     queue = attributes(spans(timelines=[timeline], grant=a_grant(Ask(1, 10, 23)))["sluice.queue"])
     assert queue["sluice.queue.wait_ms"] == pytest.approx(6)
     assert queue["sluice.drr.deficit"] == 0.02

@@ -33,9 +33,10 @@ class Run:
         sequences: list[Sequence] = [timeline.sequence for record in records for timeline in record.engine.timelines]
         size = len(sequences)
         batch = Batch(self.number, 0, list(range(size)), [0] * size, [10] * size)
-        planned, self.now = self.now, self.now + 0.01
+        scheduled = ScheduledStep(batch, sequences, planned_at=self.now, planning=0.0002)
+        self.now += 0.01
         self.number += 1
-        self.spans.completed(CompletedStep(ScheduledStep(batch, sequences), planned, self.now, 0.008, 0.0002))
+        self.spans.completed(CompletedStep(scheduled, self.now, 0.008))
 
     def end(self, record: RequestRecord, is_traced: bool = True) -> None:
         self.live.discard(record)
