@@ -4,7 +4,6 @@ from bisect import bisect_right
 from collections.abc import Sequence as Listed
 from itertools import accumulate
 
-from admission.forecast import DueRequest, WorkAhead
 from admission.order import DueOrder, WaitingOrder
 from admission.prefill_sizer import PrefillSizer, TimedPrefillBudget
 from admission.step_times.step_time import StepTime, StepWork
@@ -63,12 +62,6 @@ class SpareLast:
     def set_time(self, now: float) -> None:
         self.order.set_time(now)
         self.spare.set_time(now)
-
-    def ahead(self, sequence: Sequence, due: float) -> WorkAhead:
-        return self.order.ahead(sequence, due)
-
-    def behind(self, sequence: Sequence, due: float) -> list[DueRequest]:
-        return self.order.behind(sequence, due)
 
 
 class SpareSizer:
