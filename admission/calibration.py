@@ -115,9 +115,7 @@ class TokenCalibration:
         self._decided(given.estimate + unforeseen, seconds)
 
     def never_came(self, given: LatencyBounds, groups: Groups, least: float, unforeseen: float) -> None:
-        """Record a token of an expired sequence, which would have come after `least` seconds or later: a miss of any
-        bound.
-        """
+        """Record the residuals of a token of an expired sequence, due after `least` seconds at the earliest."""
         self._reported.observe(given.estimate, self._reported.beyond(given.estimate, least), groups)
         if least > given.estimate + unforeseen:
             self._decided(given.estimate + unforeseen, least)

@@ -52,8 +52,10 @@ class TimedPrefillBudget(PrefillBudget):
         if self._is_in_time(start, high):
             return high
         low = max(0, min(high, self._least))
-        more = range(low + 1, high)
-        return low + bisect_left(more, True, key=lambda tokens: not self._is_in_time(start, tokens))
+        if low + 1 >= high or not self._is_in_time(start, low + 1):
+            return low  # the time is spent: most chunks behind a full step
+        more = range(low + 2, high)
+        return low + 1 + bisect_left(more, True, key=lambda tokens: not self._is_in_time(start, tokens))
 
     def spend(self, start: int, length: int) -> None:
         self._step = self._step.with_prefill(start, length)

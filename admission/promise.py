@@ -15,4 +15,4 @@ class Promise:
     last_token: float | None = None  # the same for the last token
     prepaid: float = 0.0  # engine seconds not used yet
     charged: float = 0.0  # engine seconds, to its tenant for completed steps
-    account: Account = field(init=False, repr=False)  # that is charged; the ledger sets it when it is admitted
+    account: Account = field(init=False, repr=False, compare=False)  # set at admission

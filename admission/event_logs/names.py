@@ -1,7 +1,8 @@
 """The names used in an event log, and the code's object behind each.
 
 Fields are in the order of writing. Once a release has written logs, names and the values of enums stay fixed for that
-version, or recorded logs could not be replayed; a field or class that is renamed in the code keeps its name here.
+version, or recorded logs could not be replayed; a field that is renamed in the code keeps its name in the log
+(`LOGGED_AS`).
 
 A new field or refusal gets a name here, in the order of writing. Older logs lack it: the logs of
 tests/labs/core/recorded are recorded anew (`python -m scripts.record_logs`), and `VERSION` rises once a release has

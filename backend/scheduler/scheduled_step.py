@@ -45,8 +45,8 @@ class PrefillBudget:
         self.tokens -= length
 
     def copies(self, due: float, free: int, rate: float) -> None:
-        """Record that the step, as planned so far, copies `due` blocks. Each block allocated from now on beyond `free`
-        is expected to cost `rate` more copies.
+        """Take account of the `due` blocks that the step, as planned so far, copies, if this budget is of time. Each
+        block allocated from now on beyond `free` is expected to cost `rate` more copies.
         """
 
     def fits_back(self, start: int, blocks: int) -> int:

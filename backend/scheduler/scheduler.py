@@ -255,8 +255,8 @@ class Scheduler:
         scheduled = ScheduledStep(Batch(self._next_step, model=model), planned_at=now)
         if self._resync.untold:
             self._resync.tell_hits(scheduled)
-        self.kv_manager.blocks.adapters.num_copied = 0
-        if self.held_tenants:
+        if (adapters := self.kv_manager.blocks.adapters).num_copied:  # or nobody was passed over
+            adapters.num_copied = 0
             self._held_tenants.resume_all(WaitReason.ADAPTER)
         self._rule.plan(scheduled)
         return scheduled

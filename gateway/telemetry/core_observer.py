@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CompletedStep:
-    """One completed step, frozen."""
+    """One completed step."""
 
     scheduled: ScheduledStep
     completed: float  # seconds of the engine's clock
