@@ -106,7 +106,7 @@ class PrefillSizer:
         """`others`: the step times of further models, behind those of the first."""
         if not 0 < prefill_share <= 1:
             raise ValueError(f"prefill_share must be above 0 and at most 1, got {prefill_share}")
-        self.block_size, self._is_chunked = config.block_size, config.prefill_chunk is not None
+        self.block_size, self.is_chunked = config.block_size, config.prefill_chunk is not None
         self.most_tokens = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
         self.models = [model, *others]
         self.copy_time = copy_time
@@ -117,7 +117,7 @@ class PrefillSizer:
         decodes, times = StepWork(decode_tokens=num_decodes, decode_context=decode_context), self.models[model].fitted
         if interval is None:
             most = min(self.most_tokens, tokens) if num_decodes else tokens
-            if not self._is_chunked:
+            if not self.is_chunked:
                 return PrefillBudget(most)
             seconds = LONGEST_STEP_S
         else:

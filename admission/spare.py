@@ -109,6 +109,8 @@ class TimedSpareStep:
 
     def prefill_budget(self, num_decodes: int, decode_context: int, tokens: int) -> PrefillBudget:
         decodes = self._with(num_decodes, decode_context)
+        if not (self._sizer.is_chunked or decodes.decode_tokens):
+            return PrefillBudget(tokens)  # a whole prompt takes as long as it does
         least = 0 if decodes.decode_tokens else self._sizer.block_size
         copy_time, size = self._sizer.copy_time, self._sizer.block_size
         return TimedPrefillBudget(decodes, self._seconds, self._times, least, tokens, copy_time, size)

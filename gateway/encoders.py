@@ -13,7 +13,7 @@ from backend.errors import ModelLoadError
 from backend.model.hub import resolve_encoder
 from backend.worker.device_stream import DeviceStream, make_device_stream
 from gateway.api.frontend import EncoderSetup
-from gateway.settings.settings import Settings, own_name
+from gateway.settings.settings import Settings, encoder_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def load_encoders(settings: Settings, device: torch.device, dtype: torch.dtype) 
         encoder = load_encoder(directory, device=device, dtype=dtype)
         config = encoder.config
         setup = EncoderSetup(
-            own_name(name),
+            encoder_name(name),
             directory,
             int(time.time()),
             config.kind,

@@ -201,6 +201,7 @@ class Scheduler:
         self.kv_manager.begin_event(now)
         self.wait_reason, self.waiting_head = None, None
         self.preempted.clear()
+        num_held = len(self.held_tenants)
         while not (scheduled := self._plan_step(now)).sequences:
             assert not scheduled.admitted, "a sequence was admitted to a step that does not take place"
             self._resync.untold += scheduled.hits
@@ -208,8 +209,11 @@ class Scheduler:
                 continue
             if not self.in_flight and self.budget.restore():
                 continue
-            if self.in_flight or self.kv_manager.freeing or all(s in scheduled.paused for s in self.running.values()):
+            if self._is_waiting(scheduled):
                 return None
+            if self.kv_manager.num_spare and len(self.held_tenants) > num_held:
+                num_held = len(self.held_tenants)  # the spare class left the step to their requests
+                continue
             if (hopeless := self._preemption.break_deadlock(scheduled)) is not None:
                 self.ended.append(hopeless)
                 self.kv_manager.finish_sequence(hopeless, FinishReason.PREEMPTED)
@@ -221,6 +225,13 @@ class Scheduler:
         if self._resync.out_of_sync:
             self._resync.add_to(scheduled)
         return scheduled.batch
+
+    def _is_waiting(self, scheduled: ScheduledStep) -> bool:
+        """Return True if an empty plan may become one with rows without a victim: a step ends, or a limit is raised."""
+        if self.in_flight or self.kv_manager.freeing:
+            return True
+        stuck = [s for s in self.running.values() if s not in scheduled.paused]
+        return not stuck or (bool(scheduled.paused) and all(s.is_spare for s in stuck))
 
     def _plan_step(self, now: float) -> ScheduledStep:
         """Plan a step of the model whose turn it is; without a row of it, of the next that has one."""

@@ -20,7 +20,7 @@ _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
 
 class Line(NamedTuple):
-    number: int  # in the file, from 0
+    number: int  # from 0, blank lines not counted
     custom_id: str
     model: str | None
     body: bytes  # of the request, JSON

@@ -81,7 +81,7 @@ class BatchRunner:
         self.running: dict[str, BatchRun] = {}  # by the batch's id
         self.running_of: Counter[str] = Counter()  # batches, by tenant
         self.slots = asyncio.Semaphore(parts.width)
-        self._turns = asyncio.Lock()  # of lines to be begun and results to be written
+        self._turns = asyncio.Lock()  # of lines to be begun
         self.files_lock = RoundRobinLock()  # of the batch whose file is gone through as a whole
         self._changed = asyncio.Event()
         self._swept = -SWEEP_SECONDS
@@ -95,7 +95,7 @@ class BatchRunner:
             self.running[name].changed.set()
 
     async def turn(self) -> None:
-        """Wait for the turn of a line: beside requests of others, the host begins or writes one in a while."""
+        """Wait for the turn of a line: beside requests of others, the host begins one in `TURN_SECONDS`."""
         async with self._turns:
             if self.parts.runs_others():
                 await asyncio.sleep(TURN_SECONDS)
@@ -303,7 +303,6 @@ class BatchRun:
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
                 if line.number in done:
                     continue
-                await self._runner.turn()
                 if await self._has_no_room():
                     self._is_full = True
                     break
@@ -323,7 +322,7 @@ class BatchRun:
         return self._parts.files.chunks(self._tenant, self._record["input_file_id"])
 
     def _lines(self) -> Iterator[Line]:
-        for number, raw in split_lines(self._chunks(), CHECKED_LINE_BYTES):
+        for number, (_, raw) in enumerate(split_lines(self._chunks(), CHECKED_LINE_BYTES)):
             yield read_line(raw, number, self._record["endpoint"], CHECKED_LINE_BYTES)
 
     async def _settle_line(self, line: Line) -> None:
@@ -333,7 +332,6 @@ class BatchRun:
         response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
         result = _result(self._name, line, response, None)
         name = _result_name(self._name, line.number, self._epoch)
-        await self._runner.turn()
         await asyncio.to_thread(self._parts.files.write, self._tenant, name, result)
         key = self._record["key"]
         policy = self._parts.policy(self._tenant, key)
@@ -359,6 +357,7 @@ class BatchRun:
         tries = 0
         while True:
             async with self._runner.slots:
+                await self._runner.turn()
                 answer = await self._parts.endpoints.answer(
                     self._record["endpoint"], self._tenant, self._record["key"], line.body
                 )

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.doctor.check import Check, ok, problem, warning
-from gateway.settings.settings import FEW_FILES, Settings, own_name
+from gateway.settings.settings import FEW_FILES, Settings, encoder_name
 from gateway.tenants.key_store import KeyStore, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import unnamed_tenant_lines
@@ -110,11 +110,14 @@ def _unserved_models(policy: Policy, settings: Settings) -> list[str]:
     """
     if settings.adapter_dir is not None:
         return []
-    encoders = [own_name(name) for name in (settings.embedding_model, settings.score_model) if name]
-    served = {ALL_MODELS, *settings.models, *settings.named_adapters, *encoders, *policy.aliases}
-    named = {one.model for models in policy.aliases.values() for one in models}
+    encoders = [encoder_name(name) for name in (settings.embedding_model, settings.score_model) if name]
+    served = {*settings.models, *settings.named_adapters, *encoders}
+    named, allowed = {one.model for models in policy.aliases.values() for one in models}, set[str]()
     for tenant in (policy.default, *policy.tenants.values()):
-        named.update(tenant.models, (name for name, _ in tenant.price.models) if tenant.price else ())
+        if tenant.price is not None:
+            named.update(name for name, _ in tenant.price.models)
+        allowed.update(tenant.models, *(key.models for key in tenant.keys.values()))
+    named |= allowed - policy.aliases.keys() - {ALL_MODELS}  # an alias has no price: its models have
     return [f"{name}{did_you_mean(name, served)}" for name in sorted(named - served)[:MAX_LISTED_MODELS]]
 
 

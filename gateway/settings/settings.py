@@ -39,7 +39,7 @@ class Settings(SettingFields):
         """The directories, files or names of the models, by their names in the API; a directory or a file goes by its
         own name, not by its path. The first serves requests without a model.
         """
-        named = {(name or own_name(path)): path for name, path in map(_named, self.model)}
+        named = {(name or _own_name(path)): path for name, path in map(_named, self.model)}
         if self.served_model_name:
             (_, path), *others = named.items()
             named = {self.served_model_name: path, **dict(others)}
@@ -228,7 +228,12 @@ def _named(given: str) -> tuple[str, str]:
     return (name, path) if is_named and "/" not in name else ("", given)
 
 
-def own_name(model: str) -> str:
+def encoder_name(model: str) -> str:
+    """The name in the API of an embedding or a score model: a directory's own, as it is given."""
+    return Path(model).name if Path(model).is_dir() else model
+
+
+def _own_name(model: str) -> str:
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
         return path.stem

@@ -46,3 +46,15 @@ def test_batches_neither_fill_queues_nor_make_debts_nor_teach_lengths() -> None:
     stage.run()
     assert stage.core.credit("a") == 0.0 and stage.core.ledger.spare.account("a").charged > 0.0
     assert not stage.core.lengths.knows("a", 30)
+
+
+def test_a_request_that_its_tenant_s_allowance_holds_costs_the_lines_of_others_nothing() -> None:
+    stage = StagedCore(GREEDY)
+    stage.allow("a", 0)
+    line = stage.arrive("line", tenant="night", output=16, priority_class=SPARE_CLASS)
+    stage.step()
+    own = stage.arrive("own", tenant="a")
+    for _ in range(8):
+        stage.step()
+    assert own.status is SequenceStatus.WAITING
+    assert len(line.output) > 6 and line.num_preemptions == 0

@@ -109,12 +109,12 @@ async def test_the_input_of_an_open_batch_outlives_its_time(site: Site) -> None:
     assert list(await site.store.expiries("t")) == [fields["output_file_id"]], "and no longer"
 
 
-async def test_each_line_is_begun_and_written_in_a_turn_of_its_own(site: Site) -> None:
+async def test_each_line_is_begun_in_a_turn_of_its_own(site: Site) -> None:
     looks = list[bool]()
     site.runner.parts = replace(site.parts, runs_others=lambda: looks.append(site.runner._turns.locked()) or False)
     name = await site.open(await site.upload(3))
     assert (await site.ended(name))["completed"] == "3"
-    assert looks == [True] * 6
+    assert looks == [True] * 3
 
 
 async def test_a_batch_whose_input_no_replica_has_ends_once_it_is_overdue(site: Site) -> None:

@@ -25,7 +25,7 @@ SPARE_TENANT = "night"
 class Device(ClockedCore):
     """A device whose steps take what is predicted, with the times of each sequence's tokens."""
 
-    def __init__(self, backlog: int, times: StepTime = TIMES, **changes: int) -> None:
+    def __init__(self, backlog: int, times: StepTime = TIMES, **changes: int | None) -> None:
         fields = dict(num_blocks=400, max_model_len=512, block_size=16, max_num_seqs=16, max_num_batched_tokens=256)
         config = EngineConfig(**(fields | changes))  # type: ignore[arg-type]
         core = make_core(CoreConfig(calibration=False), config, StepTimeModel(times, prior_weight=1e9))
@@ -133,3 +133,15 @@ def test_an_arrival_waits_for_one_step_of_the_spare_class_which_is_short_where_a
         [step] = device.launched
         assert times.seconds(work_of(step)) <= longest
         device.complete()
+
+
+def test_a_whole_prompt_that_takes_longer_than_a_step_of_the_spare_class_is_computed_all_the_same() -> None:
+    device = Device(0, QUICK, prefill_chunk=None, max_num_batched_tokens=512)
+    longest = QUICK.seconds(StepWork(decode_tokens=1)) / SPARE_FIXED_SHARE
+    line = device.arrive("line", 400, 2, SPARE_CLASS, "a")
+    assert QUICK.seconds(StepWork().with_prefill(0, 400)) > longest
+    for _ in range(3):
+        device.plan()
+        if device.launched:
+            device.complete()
+    assert line.status is SequenceStatus.FINISHED
