@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
+from backend.config import WINDOW_ALIGNMENT_TOKENS, WindowNeed
 from backend.errors import ConfigError
 from backend.model.model_config import ModelConfig
+from backend.paged_kv.layer_groups import LayerGroups, groups_of
 from backend.worker import graph_shapes
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -131,8 +133,27 @@ class Footprint:
         return sum(model.window(layer) is not None for layer in range(model.num_layers)) / model.num_layers
 
     def kv_bytes(self, tokens: int) -> int:
-        """Return the bytes of keys and values of one sequence, in whole blocks."""
-        return -(-tokens // BLOCK_SIZE) * BLOCK_SIZE * self.kv_bytes_per_token
+        """Return the bytes of keys and values of one decode, in whole blocks; behind a window none are kept."""
+        return self.window_need.blocks(-(-tokens // BLOCK_SIZE)) * self.block_bytes
+
+    def tokens_in(self, kv_bytes: int) -> int:
+        """Return the tokens of one text whose keys and values take `kv_bytes`."""
+        return self.window_need.places(kv_bytes // self.block_bytes) * BLOCK_SIZE
+
+    @cached_property
+    def window_need(self) -> WindowNeed:
+        groups, seen = self._groups.num_windows, (self.model.sliding_window or 0) + WINDOW_ALIGNMENT_TOKENS
+        decoding = WindowNeed.of(groups, BLOCK_SIZE, seen, 0).decoding
+        return WindowNeed(groups, decoding, decoding)
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """The bytes of a block: of all layers, or of a group of them."""
+        return BLOCK_SIZE * self._groups.size * (self.kv_bytes_per_token // self.model.num_layers)
+
+    @cached_property
+    def _groups(self) -> LayerGroups:
+        return groups_of(self.model, self.model.max_position)
 
     def kv_bytes_read(self, context: int) -> int:
         """Return the bytes of keys and values that one token reads of `context` tokens, or of its layers' windows."""
@@ -273,7 +294,7 @@ class MemoryPlan:
         memory.
         """
         least = cls(footprint, memory, max_model_len or BLOCK_SIZE, max_num_seqs, budget)
-        return replace(least, max_model_len=max_model_len or min(footprint.model.max_position, least.kv_tokens))
+        return replace(least, max_model_len=max_model_len or min(footprint.model.max_position, least.longest))
 
     def __post_init__(self) -> None:
         if self.kv_bytes < self.bytes_per_sequence:
@@ -295,6 +316,11 @@ class MemoryPlan:
     @property
     def kv_tokens(self) -> int:
         return self.kv_bytes // self.footprint.kv_bytes(BLOCK_SIZE) * BLOCK_SIZE
+
+    @property
+    def longest(self) -> int:
+        """The tokens of one text that fill the KV memory."""
+        return self.footprint.tokens_in(self.kv_bytes)
 
     @property
     def bytes_per_sequence(self) -> int:
@@ -328,7 +354,7 @@ class MemoryPlan:
         return f"{show_bytes(self.memory)} of memory - {taken} leave {show_bytes(self.kv_bytes)} for KV, and {needed}"
 
     def _remedy(self) -> str:
-        fitting = max(0, self.kv_tokens)
+        fitting = max(0, self.longest)
         if fitting >= BLOCK_SIZE:
             return f"lower max_model_len to {fitting:,}, or give more memory"
         narrower = " or a 16-bit dtype" if self.footprint.dtype == "float32" else ""

@@ -22,10 +22,11 @@ class BlockName:
     Only logs use `ordinal`, to tell names apart.
     """
 
-    __slots__ = ("__weakref__", "ordinal")
+    __slots__ = ("__weakref__", "ordinal", "windows")
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
+        self.windows: tuple[BlockName, ...] = ()  # names of its block in each group of layers with a window, once used
 
     def __repr__(self) -> str:
         return f"BlockName({self.ordinal})"
@@ -41,6 +42,7 @@ class HashedName(BlockName):
 
     def __init__(self, ordinal: int, digest: bytes, known: "dict[bytes, ref[HashedName]]") -> None:
         self.ordinal = ordinal  # without a call of the base class, because one is made for each block
+        self.windows = ()
         self.digest = digest
         self._known = known
         known[digest] = ref(self)

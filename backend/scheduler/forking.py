@@ -60,21 +60,23 @@ class Forking:
         if swapping.host.num_blocks:
             start = sequence.num_computed_tokens + len(hit.blocks) * self._block_size
             swapping.fit(hit, start, self._blocks.pool.num_free, budget)
+            if hit.is_cut and hit.windows:  # without all of the host's blocks the window is another
+                hit = self._find(sequence, scheduled, from_host=False)
         return hit
 
     def num_left(self, sequence: Sequence, scheduled: ScheduledStep, budget: PrefillBudget) -> int:
         """Return the number of tokens that a waiting sequence has to compute, without cached and forked ones."""
         return sequence.num_uncomputed_tokens - self.find(sequence, scheduled, budget).num_blocks * self._block_size
 
-    def _find(self, sequence: Sequence, scheduled: ScheduledStep) -> PrefixHit:
+    def _find(self, sequence: Sequence, scheduled: ScheduledStep, *, from_host: bool = True) -> PrefixHit:
         leaders = scheduled.leaders
         row = leaders.get(sequence.prompt_group) if leaders and sequence.prompt_group is not None else None
         if row is None or not self._may_follow(sequence, leader := scheduled.sequences[row]):
-            return self._blocks.find(sequence, scheduled.batch.step)
+            return self._blocks.find(sequence, scheduled.batch.step, from_host=from_host)
         if leader.num_computed_tokens == leader.num_prompt_tokens:
             hit = self._fork(sequence, leader, row)
-            return hit or self._blocks.find(sequence, scheduled.batch.step)
-        hit = self._blocks.find(sequence, scheduled.batch.step)
+            return hit or self._blocks.find(sequence, scheduled.batch.step, from_host=from_host)
+        hit = self._blocks.find(sequence, scheduled.batch.step, from_host=from_host)
         return PrefixHit(
             hit.blocks,
             hit.swapped,
@@ -84,6 +86,8 @@ class Forking:
             hit.num_pinned,
             is_being_computed=True,
             follows_leader=True,
+            windows=hit.windows,
+            first_seen=hit.first_seen,
         )
 
     def take_hit(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
@@ -91,8 +95,10 @@ class Forking:
         before = len(sequence.block_table.blocks)
         if hit.fork_row is not None:
             self._blocks.fork(sequence, hit, scheduled.batch.step)
-            scheduled.add_fork(sequence, hit.fork_row, before)
-        elif hit.blocks or hit.swapped:
+            leader = scheduled.add_fork(sequence, hit.fork_row, before)
+            if self._blocks.windows.num_groups and sequence.num_prompt_tokens % self._block_size:
+                scheduled.batch.block_copies += self._blocks.windows.copies(leader, sequence)
+        elif hit.num_blocks:
             scheduled.add_hit(sequence, before, self._blocks.take_hit(sequence, hit, scheduled.batch.step))
 
     def _may_follow(self, sequence: Sequence, leader: Sequence) -> bool:
@@ -116,17 +122,31 @@ class Forking:
         or lacks memory for one of its own.
         """
         full, rest = divmod(leader.num_prompt_tokens, self._block_size)
-        blocks = leader.block_table.blocks[len(sequence.block_table.blocks) : full]
+        begin = len(sequence.block_table.blocks)
+        blocks = leader.block_table.blocks[begin:full]
         shared = [cached for block in blocks if (cached := self._cached(block)) is not None]
         if len(shared) < len(blocks):
             return None
-        if sequence.slot >= 0 and rest:
-            permits = self._blocks.permits(sequence.tenant, 1)
-            if not permits or not self._blocks.num_available:
+        groups, first, windows = self._blocks.windows.num_groups, 0, list[CachedBlock]()
+        if groups:
+            found = self._blocks.windows.fork(leader, begin, full, is_first=not begin)
+            if found is None:
                 return None
-        count = len(shared)
+            first, windows = found
+        if sequence.slot >= 0 and rest:
+            permits = self._blocks.permits(sequence.tenant, 1 + groups)
+            if not permits or self._blocks.num_available <= groups:
+                return None
+        count = len(shared) + len(windows)
         return PrefixHit(
-            shared, num_held=count, num_paid=count, is_being_computed=True, follows_leader=True, fork_row=row
+            shared,
+            num_held=count,
+            num_paid=count,
+            is_being_computed=True,
+            follows_leader=True,
+            windows=[*windows],
+            first_seen=first,
+            fork_row=row,
         )
 
     def _cached(self, block: int) -> CachedBlock | None:

@@ -11,7 +11,7 @@ from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Counters
 from backend.scheduler.block_tables import BlockTables
 from backend.scheduler.hooks import SchedulerHooks
-from backend.scheduler.scheduled_step import Fork
+from backend.scheduler.scheduled_step import Fork, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -77,6 +77,9 @@ class KVManager:
         its predecessor.
         """
         self.begin_event(now)
+        if self.blocks.windows.num_groups:
+            pinned = list(names)
+            names = [*pinned, *self.blocks.windows.names_at_end(pinned)]
         self.blocks.pinned_prefixes.pin(tenant, names)
         self._held_tenants.resume(tenant)
 
@@ -118,6 +121,13 @@ class KVManager:
         if reason is FinishReason.FAILED:
             self.blocks.distrust(sequence)
         self._free_if_idle(sequence)
+
+    def release_windows(self, scheduled: ScheduledStep) -> None:
+        """Free what the rows of a completed step were the last to see in layers with a window."""
+        batch, windows = scheduled.batch, self.blocks.windows
+        for sequence, start, length in zip(scheduled.sequences, batch.starts, batch.lengths, strict=True):
+            if sequence.status is _RUNNING and windows.computed(sequence, start + length):
+                self._held_tenants.resume(sequence.tenant)
 
     def free_idle(self, sequences: Iterable[Sequence]) -> None:
         """Free these sequences' memory where it may be freed, now that a step which named them is no longer in

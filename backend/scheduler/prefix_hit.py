@@ -18,11 +18,25 @@ class PrefixHit:
     num_pinned: int = 0  # of the paid ones, idle blocks pinned by its tenant
     is_being_computed: bool = False  # the step being planned computes the next block
     follows_leader: bool = False  # another answer to the prompt computes the rest of it, in that step or a later one
+    windows: list[CachedBlock | HostBlock] = field(default_factory=list)  # of layers with a window, before its end
+    first_seen: int = 0  # the first place of `windows`
     fork_row: int | None = None  # row of that step that completes the prompt: the sequence can be forked from it
 
     @property
     def num_blocks(self) -> int:
+        """The blocks of its tokens, those of windows left out."""
         return len(self.blocks) + len(self.swapped)
+
+    @property
+    def num_held_blocks(self) -> int:
+        """All blocks that its sequence comes to hold."""
+        return len(self.blocks) + len(self.swapped) + len(self.windows)
+
+    @property
+    def num_copied(self) -> int:
+        """The blocks that are copied back from the host."""
+        copied = len(self.swapped)
+        return copied + sum([isinstance(one, HostBlock) for one in self.windows]) if self.windows else copied
 
     def cut(self, swapped: int) -> None:
         """Leave all but `swapped` blocks on the host for another step."""

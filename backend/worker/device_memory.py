@@ -77,7 +77,8 @@ def measured_memory(
     kv_dtype: torch.dtype | None = None,  # the decoder's, unless another is named
 ) -> DeviceMemory:
     """Measure the memory with `weights` bytes in place, by a step of `tokens` and by the largest step of a graph."""
-    kv = KVCache(decoder.config, 1, block_size, kv_dtype or decoder.embedding.dtype, device)
+    dtype, layers = kv_dtype or decoder.embedding.dtype, decoder.groups.size
+    kv = KVCache(decoder.config, 1, block_size, dtype, device, num_layers=layers)
     activations = graphs = _step_bytes(decoder, device, tokens, seqs, block_size, kv)
     if (most := graph_shapes.largest(tokens)) < tokens:
         graphs = _step_bytes(decoder, device, most, seqs, block_size, kv)

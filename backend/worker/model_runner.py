@@ -133,8 +133,10 @@ class ModelRunner:
         self._received = layout.views(self._memory)
         self._num_head_bytes = layout.num_head_bytes
         seqs, width = config.max_num_seqs, config.blocks_for(config.max_model_len)
-        self._tables = torch.zeros((seqs, width), dtype=torch.int32, device=self.device)
-        self._row_tables = torch.zeros(layout.num_places * width, dtype=torch.int32, device=self.device)
+        groups = 1 + config.window_groups  # of layers, each with tables of its own
+        assert groups == 1 + decoder.groups.num_windows and kv.blocks.shape[1] == decoder.groups.size
+        self._tables = torch.zeros((groups, seqs, width), dtype=torch.int32, device=self.device)
+        self._row_tables = torch.zeros((groups, layout.num_places * width), dtype=torch.int32, device=self.device)
         self._last_tokens = torch.zeros(seqs, dtype=torch.int64, device=self.device)
         # [seqs, vocab] fp32, to which graphs and all other steps write; None without graphs
         self._logits: Tensor | None = None
@@ -400,8 +402,10 @@ class ModelRunner:
     def _inputs(self, shape: StepShape) -> StepInputs:
         rows, num_seqs, num_tokens = self._received, shape.num_seqs, shape.num_tokens
         width = self.config.blocks_for(shape.max_context_len)
-        tables = self._row_tables[: num_seqs * width].view(num_seqs, width)
-        torch.index_select(self._tables[:, :width], 0, rows.slots[:num_seqs], out=tables)
+        tables = self._row_tables[:, : num_seqs * width].unflatten(1, (num_seqs, width))
+        for all_rows, chosen in zip(self._tables, tables, strict=True):
+            torch.index_select(all_rows[:, :width], 0, rows.slots[:num_seqs], out=chosen)
+        window_slots = rows.window_slots.view(len(tables) - 1, -1) if len(tables) > 1 else ()
         self._feed(shape.num_decodes)
         return StepInputs(
             token_ids=rows.token_ids[:num_tokens],
@@ -409,12 +413,13 @@ class ModelRunner:
             slot_mapping=rows.slot_mapping[:num_tokens],
             query_start=rows.query_start[: num_seqs + 1],
             context_lens=rows.context_lens[:num_seqs],
-            block_tables=tables,
+            block_tables=tables[0],
             num_seqs=num_seqs,
             max_query_len=shape.max_query_len,
             max_context_len=shape.max_context_len,
             num_decodes=shape.num_decodes,
             adapters=self.adapters.of(rows.adapters[:num_tokens]) if self.adapters and shape.has_adapters else None,
+            windows=tuple((slots[:num_tokens], own) for slots, own in zip(window_slots, tables[1:], strict=True)),
         )
 
     def _feed(self, num_decodes: int) -> None:

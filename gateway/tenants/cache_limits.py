@@ -33,7 +33,7 @@ class KVPool:
 
     @staticmethod
     def of(config: EngineConfig, block_bytes: int) -> "KVPool":
-        longest = config.blocks_for(config.max_model_len)
+        longest = config.kv_blocks(config.max_model_len)
         return KVPool(config.num_blocks, block_bytes, config.max_model_len, longest, config.shares_blocks)
 
     @property

@@ -32,6 +32,14 @@ def test_kv_bytes_are_those_of_the_pool() -> None:
     assert LLAMA.kv_bytes(1000) == 63 * block_bytes(LLAMA_3_8B, 16, torch.bfloat16)
 
 
+def test_a_plan_counts_of_layers_with_a_window_what_it_sees() -> None:
+    windowed = replace(LLAMA_3_8B, sliding_window=512, full_attention_layers=frozenset(range(16)))
+    half = block_bytes(LLAMA_3_8B, 16, torch.bfloat16) // 2
+    footprint = Footprint(windowed, "bfloat16")
+    assert footprint.kv_bytes(8192) == (512 + 512 // 16 + 64 // 16 + 1) * half
+    assert footprint.tokens_in(footprint.kv_bytes(8192)) == 8192
+
+
 @pytest.mark.parametrize(
     ("model", "batch", "milliseconds", "tokens_per_second"),
     [
