@@ -1,8 +1,10 @@
 """The queue of inputs to embed or to score, which are computed in batches between the steps of the answers.
 
 Tenants are served in the order of their debts: a batch's seconds are charged when they are measured, and their
-prediction counts while the batch is made. Among one tenant's requests the one with the least service goes next, so that
-a short request passes a long list. An input is computed as a whole, and in one batch.
+prediction counts while the batch is made. Beside answers a tenant in debt keeps `DEBTOR_PART_OF_SHARE`, so that its own
+answers, which steps compute whatever it owes, do not hold its inputs up for ever. Among one tenant's requests the one
+with the least service goes next, so that a short request passes a long list. An input is computed as a whole, and in
+one batch.
 
 A batch is taken as soon as the device is free. Waiting for more inputs pays if the next one is expected so soon that
 all waiting inputs together lose less time by it than the fixed cost of one more batch (`EncodingQueue.taken_at`): never
@@ -19,6 +21,7 @@ from admission.share import Share
 
 EVIDENCE_SHARE_KEPT = 0.98  # the share of the evidence that is kept when another batch is measured
 GAP_SHARE_KEPT = 0.7  # the share of the mean gap between requests that is kept when another comes
+DEBTOR_PART_OF_SHARE = 0.25  # of a tenant's share of the time, for its inputs beside answers, whatever it owes
 PRIOR_BATCH_S, PRIOR_TOKEN_S = 2e-3, 1e-5  # before batches are measured
 
 
@@ -48,8 +51,8 @@ class BatchTime:
         return self.batch_s + self.token_s * tokens
 
     def tokens(self, seconds: float) -> int:
-        """Return the tokens of a batch of these seconds; at least 1."""
-        return max(1, int((seconds - self.batch_s) / self.token_s))
+        """Return the tokens of a batch of these seconds, or of twice the fixed cost if that is longer; at least 1."""
+        return max(1, int(max(seconds - self.batch_s, self.batch_s) / self.token_s))
 
     def measured(self, tokens: int, seconds: float) -> None:
         keep = EVIDENCE_SHARE_KEPT
@@ -97,6 +100,7 @@ class EncodingQueue:
         self._gap_s = inf  # the mean between two requests
         self._last_arrival = -inf
         self._num_requests = 0
+        self._next_at: dict[str, float] = {}  # by tenant: in debt it has its next batch beside answers then
 
     def fits(self, request: EncodingRequest) -> bool:
         """Return True if a request may wait. Beyond the limit on all tokens, a tenant may have an equal part of that
@@ -138,9 +142,15 @@ class EncodingQueue:
             request.is_cancelled = True
             self._count(request.tenant, -sum(request.lengths[request.num_taken :]))
 
-    def least_payback(self) -> float:
-        """Return the least payback (`Share.payback`) of a tenant whose inputs wait; inf: none do."""
-        return min([self.share.payback_of(tenant) for tenant in self._waiting], default=inf)
+    def least_payback(self, most: float, now: float) -> float:
+        """Return the least payback (`Share.payback`) of a tenant that `may_go`; inf: none may."""
+        return min([self.share.payback_of(one) for one in self._waiting if self.may_go(one, most, now)], default=inf)
+
+    def may_go(self, tenant: str, most: float, now: float) -> bool:
+        """Return True if the tenant's inputs may be taken beside answers of tenants of whom the least payback is
+        `most`: it owes no more, or has had less than its part of the time since its last batch.
+        """
+        return self.share.payback_of(tenant) <= most or self._next_at.get(tenant, now) <= now
 
     def taken_at(self, now: float) -> float:
         """Return the time at which a batch is taken if no request comes before: now, or later; inf: no input waits."""
@@ -155,12 +165,14 @@ class EncodingQueue:
             return now  # no request is expected in time, or not soon enough
         return now + next_s
 
-    def take_batch(self, *, is_beside: bool) -> list[BatchInput]:
-        """Take a batch. `is_beside`: answers are generated meanwhile, which it must not delay for long."""
+    def take_batch(self, now: float, most_payback: float = inf) -> list[BatchInput]:
+        """Take a batch of the tenants that `may_go`. `most_payback`: below inf, answers are generated meanwhile, which
+        it must not delay for long.
+        """
         limits = self.limits
-        most = min(limits.batch_tokens, self.time.tokens(limits.beside_s if is_beside else limits.alone_s))
+        most = min(limits.batch_tokens, self.time.tokens(limits.alone_s if most_payback == inf else limits.beside_s))
         ranked: list[tuple[float, float, str]] = []
-        for tenant in list(self._waiting):
+        for tenant in [one for one in self._waiting if self.may_go(one, most_payback, now)]:
             self._rank(tenant, 0.0, ranked)
         batch, tokens = list[BatchInput](), 0
         while ranked:
@@ -177,13 +189,17 @@ class EncodingQueue:
             self._rank(tenant, owed + cost, ranked)
         return batch
 
-    def measured(self, batch: Sequence[BatchInput], seconds: float) -> dict[str, float]:
-        """Record the seconds of a batch. Return the seconds of each tenant, by its tokens."""
+    def measured(self, batch: Sequence[BatchInput], seconds: float, now: float) -> dict[str, float]:
+        """Record the seconds of a batch that has ended. Return the seconds of each tenant, by its tokens."""
         lengths = [(taken.request.tenant, taken.request.lengths[taken.ordinal]) for taken in batch]
         tokens, by_tenant = sum([length for _, length in lengths]), dict[str, float]()
         self.time.measured(tokens, seconds)
         for tenant, length in lengths:
             by_tenant[tenant] = by_tenant.get(tenant, 0.0) + seconds * length / tokens
+        self._next_at = {tenant: at for tenant, at in self._next_at.items() if at > now}
+        for tenant, own in by_tenant.items():
+            part = DEBTOR_PART_OF_SHARE * self.share.weight_for(tenant) / self.share.scale
+            self._next_at[tenant] = now + own / part
         return by_tenant
 
     def _count(self, tenant: str, tokens: int) -> None:

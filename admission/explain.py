@@ -151,6 +151,7 @@ class _LogReader:
         self._overtook: set[str] = set()
         self._overtakers: set[str] = set()  # open sequences that took a slot ahead of earlier due ones
         self._engine: dict[str, Any] = {}  # its settings
+        self._until_planned = "until the next step was planned"
         self._why: list[str] | None = None  # the queue's obstacle by the last plan, and its head
         self._readers: dict[str, Callable[..., None]] = {
             "request": self._asked,
@@ -180,7 +181,9 @@ class _LogReader:
 
     def _begin(self, entry: list[Any]) -> None:
         check_version(entry)
-        self._engine = entry[2]
+        _, _, self._engine, _, *further, _, _, _ = entry
+        if further:
+            self._until_planned = "until the next step of its model was planned"
         if CHOICES["overload"][entry[3]["overload"]] is Overload.CONTROLLED_DELAY:
             self._given_up = _GIVEN_UP | {"expired": "given up: the queue had stood for too long"}
 
@@ -291,7 +294,7 @@ class _LogReader:
         elif ahead:
             history.add_wait(REASONS["slots"], ahead.values(), seconds)
         else:
-            history.add_wait(obstacle or "until the next step was planned", (), seconds)
+            history.add_wait(obstacle or self._until_planned, (), seconds)
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:

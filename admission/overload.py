@@ -5,11 +5,11 @@ becomes late by it (the admission test of earliest deadline first: Liu and Layla
 given up for another.
 
 Room. A tenant in debt must leave a part of its slack free for the others, and a lower class for the higher classes of
-its tenant. A debtor's part grows with the debt (`DueOrder.ramp`) up to a guard of its class. Guards are learned, that
-of debtors by class, that of lower classes by tenant and class: each rises when a request of a tenant without debt is
-refused that would be in time without that work, and falls when one is admitted, so that `WRONGED_SHARE_OF_REQUESTS` of
-them are refused for that work. While no request is wronged, debtors' guard falls from `FIRST_GUARD_SHARE` to 0 in some
-50 admissions, and that of lower classes is 0.
+its tenant. A debtor's part grows with the debt (`DueOrder.ramp`) up to a guard, the same in every class: between
+tenants shares decide, not classes. Guards are learned, one for all debtors, and for lower classes one by tenant and
+class: each rises when a request of a tenant without debt is refused that would be in time without that work, and falls
+when one is admitted, so that `WRONGED_SHARE_OF_REQUESTS` of them are refused for that work. While no request is
+wronged, debtors' guard falls from `FIRST_GUARD_SHARE` to 0 in some 50 admissions, and that of lower classes is 0.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ taken, and would hold up all later arrivals.
 """
 WRONGED_SHARE_OF_REQUESTS = 0.02  # of tenants without debt, refused for debtors and their own lower classes
 GUARD_STEP_SHARE = 0.25  # by which the guard moves for a wronged request
-FIRST_GUARD_SHARE = 0.25  # the initial guard that debtors leave for a class
+FIRST_GUARD_SHARE = 0.25  # the initial guard of debtors
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,10 @@ class OverloadConfig:
 
 
 class LearnedGuard:
-    """The parts of their slack that debtors leave free, by the class protected, and a tenant's lower classes for its
-    higher ones.
-    """
+    """The part of their slack that debtors leave free, and a tenant's lower classes for its higher ones."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, float] = {}  # that debtors leave
+        self._debtors_part = FIRST_GUARD_SHARE
         # By tenant and class protected, what its lower classes leave, above 0, and when it was learned: within
         # `ASKING_S`, the oldest first.
         self._own_parts: dict[tuple[str, int], tuple[float, float]] = {}
@@ -69,7 +67,7 @@ class LearnedGuard:
         debt (`DueOrder.ramp`). A higher class counts while requests of it, of the same tenant, are admitted or wronged:
         otherwise no request needs the room.
         """
-        owed = ramp * self._parts.get(priority_class, FIRST_GUARD_SHARE)
+        owed = ramp * self._debtors_part
         higher = [self._own_parts.get((tenant, level), (0.0, -inf)) for level in range(priority_class)]
         return max([owed, *[part for part, learned_at in higher if now - learned_at < ASKING_S]])
 
@@ -77,8 +75,7 @@ class LearnedGuard:
         """Learn from a request of a tenant without debt: it was refused for the work of debtors, for that of its
         tenant's lower classes, for both together, or for neither: it was admitted.
         """
-        part = self._parts.get(priority_class, FIRST_GUARD_SHARE)
-        self._parts[priority_class] = _moved(part, by_debtors)
+        self._debtors_part = _moved(self._debtors_part, by_debtors)
         own = self._own_parts
         part, _ = own.pop((tenant, priority_class), (0.0, now))
         if part := _moved(part, by_lower_classes):

@@ -119,7 +119,7 @@ def load_model(
     return LoadedModel(directory, config, runner.config, tokenizer, runner, precision, num_parameters, defaults, shard)
 
 
-def shared_block_bytes(names: Sequence[str], options: EngineOptions, dtype: str, device: str) -> int:
+def shared_block_bytes(directories: Sequence[Path], options: EngineOptions, dtype: str, device: str) -> int:
     """Return the bytes of a block that holds keys and values of each of these models. Raises `ModelLoadError`, and
     `ConfigError` for options that several models cannot have.
     """
@@ -129,7 +129,7 @@ def shared_block_bytes(names: Sequence[str], options: EngineOptions, dtype: str,
             "several models on a GPU need --kv-memory-bytes: the memory for their keys and values, of which the first "
             "model would else take all that is free"
         )
-    configs = [read_model_config(resolve_model(name)) for name in names]
+    configs = [read_model_config(directory) for directory in directories]
     types = [cache_dtype(options, select_dtype(dtype, config, target)) for config in configs]
     each = [block_bytes(config, options.block_size, one) for config, one in zip(configs, types, strict=True)]
     return -(-max(each) // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES

@@ -30,6 +30,7 @@ from backend.calibration_steps import CalibrationTimes
 from backend.engine import Engine
 from backend.errors import ConfigError
 from backend.loader import LoadedModel, load_model, shared_block_bytes
+from backend.model.hub import resolve_model
 from backend.parallel.runners import LeadingRunner
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.worker.executor import Executor
@@ -451,11 +452,13 @@ def _load(settings: Settings) -> list[LoadedModel]:
             bar.total = total
             bar.update(done - bar.n)
 
-        names, options, loaded = [*settings.models.values()], engine_options(settings), list[LoadedModel]()
-        block_bytes = shared_block_bytes(names, options, settings.dtype, settings.device) if len(names) > 1 else 0
-        for name in names:
+        directories = [resolve_model(name) for name in settings.models.values()]
+        options, loaded, block_bytes = engine_options(settings), list[LoadedModel](), 0
+        if len(directories) > 1:
+            block_bytes = shared_block_bytes(directories, options, settings.dtype, settings.device)
+        for directory in directories:
             model = load_model(
-                name,
+                str(directory),
                 options,
                 dtype=settings.dtype,
                 device=settings.device,
@@ -469,7 +472,7 @@ def _load(settings: Settings) -> list[LoadedModel]:
             )
             loaded.append(model)
             model.runner.warm_up()
-            if settings.awake_bytes is not None and len(names) > 1:
+            if settings.awake_bytes is not None and len(directories) > 1:
                 model.runner.weights = SleepingWeights(model.runner.decoder, settings.state_dir / "asleep")
     gc.collect()
     gc.freeze()

@@ -39,10 +39,12 @@ class Ask:
 
     def of(self, limit: Limit) -> int:
         """The amount that it takes of a limit; 0 of resources leased otherwise."""
-        return _counted(limit, self.requests, self.input_tokens, 0, self.output_tokens)
+        if limit.prices is not None:
+            return limit.prices.most(self.input_tokens, self.output_tokens)
+        return _counted(limit, self.requests, self.input_tokens, self.output_tokens)
 
 
-def _counted(limit: Limit, requests: int, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
+def _counted(limit: Limit, requests: int, input_tokens: int, output_tokens: int) -> int:
     match limit.resource:
         case Resource.REQUESTS | Resource.CONCURRENT_REQUESTS:
             return requests
@@ -52,9 +54,6 @@ def _counted(limit: Limit, requests: int, input_tokens: int, cached_tokens: int,
             return output_tokens
         case Resource.TOKENS:
             return input_tokens + output_tokens
-        case Resource.COST:
-            assert limit.prices is not None
-            return limit.prices.cost(input_tokens, cached_tokens, output_tokens)
     return 0
 
 
@@ -67,13 +66,17 @@ class Usage(NamedTuple):
     kv_byte_seconds: float = 0.0
     requests: int = 1
     engine_seconds: float = 0.0  # of the tenant, whose requests' parts are not booked apart
+    reasoning_tokens: int = 0  # of the output, as far as the answer was read
     batch_input_tokens: int = 0  # of the above, in batches, where tokens have a price of their own
     batch_output_tokens: int = 0
     batch_cached_tokens: int = 0
+    batch_reasoning_tokens: int = 0
 
     def of(self, limit: Limit) -> int:
         """The amount that it takes of a limit; 0 of resources leased otherwise."""
-        return _counted(limit, self.requests, self.input_tokens, self.cached_tokens, self.output_tokens)
+        if limit.prices is not None:
+            return limit.prices.cost(self.input_tokens, self.cached_tokens, self.output_tokens, self.reasoning_tokens)
+        return _counted(limit, self.requests, self.input_tokens, self.output_tokens)
 
     def __add__(self, other: "Usage") -> "Usage":  # type: ignore[override]  # amounts add up
         return Usage(
@@ -83,9 +86,11 @@ class Usage(NamedTuple):
             self.kv_byte_seconds + other.kv_byte_seconds,
             self.requests + other.requests,
             self.engine_seconds + other.engine_seconds,
+            self.reasoning_tokens + other.reasoning_tokens,
             self.batch_input_tokens + other.batch_input_tokens,
             self.batch_output_tokens + other.batch_output_tokens,
             self.batch_cached_tokens + other.batch_cached_tokens,
+            self.batch_reasoning_tokens + other.batch_reasoning_tokens,
         )
 
 

@@ -105,7 +105,7 @@ async def spend(url: str, num_tenants: int, num_days: int) -> None:
                 async with redis.pipeline(transaction=False) as pipe:
                     for number in range(start, min(start + 1000, num_tenants)):
                         ledger = f"{state_key(f'tenant-{number:05d}')}:usage:{day}"
-                        pipe.hset(ledger, row, ENTRY.pack(9, 9000, 3000, 900, 1e9, 0))
+                        pipe.hset(ledger, row, ENTRY.pack(9, 9000, 3000, 900, 1e9, 0, 0))
                     await pipe.execute()
 
 

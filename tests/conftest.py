@@ -4,9 +4,8 @@ import gc
 import logging
 import os
 import signal
-import ssl
 from collections.abc import Iterator
-from functools import cache
+from typing import Any
 
 import httpx
 import pytest
@@ -17,12 +16,16 @@ from redis import Redis
 from backend.model.hub import resolve_model
 from backend.model.model_config import read_model_config
 from backend.text.tokenizer import Tokenizer
+from gateway.settings.machine import GC_THRESHOLDS
 from tests.examples import NIGHTLY
 from tests.gateway.server_process import PATIENCE, ServerProcess, running_server
 from tests.gateway.stoppable_store import StoppableStore
+from tests.gateway.warm_interpreter import make_trusting_once
 from tests.quotas.servers import BINARIES, running
 
-WHOLE_PROGRAMS = ("tests/test_", "tests/backend/kernels/test_triton_ops", "tests/end_to_end/", "tests/labs/")
+PAGES = "tests/end_to_end/page/"  # in one process, with one browser
+LONGEST = ("tests/backend/kernels/test_triton_ops.py", PAGES)
+WAITING = ("tests/test_", "tests/end_to_end/")  # files whose tests wait for programs that they have started
 UNHURRIED = ("--refused-per-second", "10000")  # tests send what is refused one after the other
 
 # A machine that is busy with something else fails no test: Hypothesis measures no time.
@@ -48,7 +51,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(WHOLE_PROGRAMS))  # that all workers end together
+    place = _places(list(dict.fromkeys(_file_of(item) for item in items)))
+    items.sort(key=lambda item: place[_file_of(item)])
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -57,7 +61,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     left_out = [item for item in items if item.get_closest_marker("nightly")]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _places(files: list[str]) -> dict[str, int]:
+    """Return each file's place in the run. Files that wait are spread over most of it, so that of three workers one or
+    two compute meanwhile, and the last part is of short files, so that all workers end together.
+    """
+    longest = [file for file in files if file.startswith(LONGEST)]
+    waiting = [file for file in files if file.startswith(WAITING) and file not in longest]
+    others = [file for file in files if file not in longest and file not in waiting]
+    share = 4 * len(others) // (5 * max(1, len(waiting)))
+    mixed = [one for n, file in enumerate(waiting) for one in (file, *others[n * share : (n + 1) * share])]
+    return {file: place for place, file in enumerate([*longest, *mixed, *others[len(waiting) * share :]])}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests run in one process, and all tests of pages."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - a machine with a GPU may have none
+
+    class FilesAndPages(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return PAGES if nodeid.startswith(PAGES) else super()._split_scope(nodeid)
+
+    return FilesAndPages(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection() -> None:
@@ -67,10 +99,11 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Prepare what every test would pay for.
 
-    A full collection of garbage looks at a million objects that stay. Six times a test, pytest adds a handler to each
-    logger that does not propagate: torch alone has fifty.
+    A full collection of garbage looks at a million objects that stay, and by default a young one comes every 700. Six
+    times a test, pytest adds a handler to each logger that does not propagate: torch alone has fifty.
     """
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
     for logger in list(logging.root.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger) and logger.name.startswith(("torch", "transformers")):
@@ -84,16 +117,8 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_tls_context() -> Iterator[None]:
-    """Loading the authorities that a system trusts takes 35 ms, and httpx would do so for every `httpx.get`."""
-    create = httpx.create_ssl_context
-    trusting = cache(create)
-
-    def shared(verify: ssl.SSLContext | str | bool = True, cert: object = None, trust_env: bool = True) -> object:
-        plain = verify is True and cert is None
-        return trusting() if plain else create(verify=verify, cert=cert, trust_env=trust_env)  # type: ignore[arg-type]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("httpx._transports.default.create_ssl_context", shared)
+        patch.setattr("httpx._transports.default.create_ssl_context", make_trusting_once())
         yield
 
 

@@ -56,8 +56,8 @@ def classes() -> dict[str, set[str]]:
                 if isinstance(node, ast.ClassDef):
                     members = found.setdefault(node.name, set())
                     members |= {inner.name for inner in node.body if hasattr(inner, "name")}
-                    members |= {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
-                    members |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+                    named = [inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute | ast.Name)]
+                    members |= {inner.attr if isinstance(inner, ast.Attribute) else inner.id for inner in named}
     return found
 
 

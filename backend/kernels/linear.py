@@ -26,7 +26,8 @@ into several tiles.
 
 TILE_BYTES = 64 << 20  # the most bytes of a tile's result: a large vocabulary has low tiles
 
-SINGLE_ROW_NUMBERS = 1 << 18  # of a product with one row that are compared: of bfloat16 one in 50,000 may differ
+# numbers that are compared of one-row products, by bytes of one: of bfloat16 one in 50,000 may differ, of fp32 most
+SINGLE_ROW_NUMBERS = {2: 1 << 18, 4: 1 << 12}
 
 _ONE_TILE_ROWS = 64
 _LOW_TILE_ROWS = 16  # without a tile as low as this one, a decode would be mostly padding
@@ -81,7 +82,7 @@ class TiledLinear:
         end. Single rows, which have a kernel of their own, are compared more often: numbers rounded to 16 bits seldom
         show the order in which they were added.
         """
-        highest, left = heights[-1], -(-SINGLE_ROW_NUMBERS // weight.shape[0])
+        highest, left = heights[-1], -(-SINGLE_ROW_NUMBERS[weight.element_size()] // weight.shape[0])
         generator, varying = torch.Generator().manual_seed(0), set[int]()
         parts = [(rows, part) for rows in heights for part in (slice(rows), slice(highest - rows, highest))]
         while parts:

@@ -84,15 +84,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, si
     return result.permute(2, 0, 1, 3).reshape(rows, num_heads, head_dim)
 
 
+SINKS_MASK_BYTES = 1 << 26  # of the rows whose scores' mask is made at once
+
+
 def _attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, sinks: Tensor) -> Tensor:
-    """Compute `attend` with one more key of each head: 0, whose score is the mask's, and whose value is 0."""
+    """Compute `attend` with one more key of each head: 0, whose score is the mask's, and whose value is 0. The mask has
+    a number of each head, row and key, so that rows are computed a few at a time.
+    """
     rows, num_heads, _ = q.shape
     seen, group = k.shape[1], num_heads // k.shape[0]
-    mask = torch.zeros((num_heads, rows, seen + 1), dtype=q.dtype, device=q.device)
-    mask[:, :, :seen].masked_fill_(~visible(rows, seen, window, q.device), float("-inf"))
-    mask[:, :, seen] = sinks.to(q.dtype).unsqueeze(1)
     k, v = (functional.pad(x, (0, 0, 0, 1)).repeat_interleave(group, 0) for x in (k, v))
-    return functional.scaled_dot_product_attention(q.transpose(0, 1), k, v, mask, scale=scale).transpose(0, 1)
+    most = max(1, SINKS_MASK_BYTES // (num_heads * (seen + 1) * q.element_size()))
+    parts = []
+    for part, keys in zip(q.split(most), visible(rows, seen, window, q.device).split(most), strict=True):
+        mask = torch.zeros((num_heads, len(part), seen + 1), dtype=q.dtype, device=q.device)
+        mask[:, :, :seen].masked_fill_(~keys, float("-inf"))
+        mask[:, :, seen] = sinks.to(q.dtype).unsqueeze(1)
+        parts.append(functional.scaled_dot_product_attention(part.transpose(0, 1), k, v, mask, scale=scale))
+    return torch.cat(parts, dim=1).transpose(0, 1)
 
 
 def visible(rows: int, seen: int, window: int | None, device: torch.device) -> Tensor:

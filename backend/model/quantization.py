@@ -190,15 +190,14 @@ def _microscaled(
     """
     plain, weights = dict(stored), dict[str, QuantizedWeight]()
     for name in [name for name in stored if name.endswith("_blocks")]:
-        info, base = plain.pop(name), name.removesuffix("_blocks")
+        base = name.removesuffix("_blocks")
+        parts = {part: plain.pop(f"{base}_{part}") for part in ("blocks", "scales") if f"{base}_{part}" in plain}
+        info = parts["blocks"]
         if len(info.shape) != 4 or 0 in info.shape:
             raise _unfit(info, "four dimensions of at least 1 are expected")
         experts, outputs, groups, _ = info.shape
         _expect(info, ("U8",), (experts, outputs, groups, GROUP_MXFP4 // 2))
-        if (scales := plain.pop(f"{base}_scales", None)) is None:
-            raise _unfit(info, f"{base}_scales is missing; download it again")
-        _expect(scales, ("U8",), (experts, outputs, groups))
-        parts = {"blocks": info, "scales": scales}
+        _expect(_required(parts, info, "scales"), ("U8",), (experts, outputs, groups))
         weights[base] = QuantizedWeight(quantization, experts * outputs, groups * GROUP_MXFP4, parts)
         plain[base] = TensorInfo(info.shard, info.stored_as, (experts, groups * GROUP_MXFP4, outputs), "BF16")
     return plain, weights

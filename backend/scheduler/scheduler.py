@@ -327,9 +327,12 @@ class Scheduler:
         others, head = [s for s in running if not s.is_spare], self.waiting.head()
         if not (head is None or head.is_spare) or any(s.is_prefilling for s in others):
             return others
-        spare = sorted([s for s in running if s.is_spare], key=self.hooks.due)
+        spare, step = [s for s in running if s.is_spare], self._open_spare(others, model)
+        if not step.num_decodes([1]) and not all(s.is_prefilling for s in spare):
+            return others  # beside short steps not even the first token fits: ranking them is for nothing
+        spare.sort(key=self.hooks.due)
         decodes = [s for s in spare if not s.is_prefilling]
-        count = self._open_spare(others, model).num_decodes([s.num_computed_tokens + 1 for s in decodes])
+        count = step.num_decodes([s.num_computed_tokens + 1 for s in decodes])
         if count < len(decodes):
             return [*others, *decodes[:count]]
         return [*others, *decodes, *(s for s in spare if s.is_prefilling)]

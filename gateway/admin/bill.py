@@ -1,17 +1,22 @@
 """The machine's bill: its price by the hour, divided among tenants by engine time, and what was idle."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_FLOOR, Context, Decimal, localcontext
+
+import numpy as np
 
 from gateway.admin.rows import MAX_ROWS, Row
 from gateway.admin.usage import MAX_LEDGERS, UsagePeriod, explained
 from gateway.api.service import Service
 from gateway.errors import BadRequest
 from gateway.table import csv_text
-from gateway.tenants.usage import EXACT, Page, plain, read_ledgers
+from gateway.tenants.usage import EXACT, plain, read_sums
+from gateway.tenants.usage_sums import ENGINE_MICROS, INPUT, OUTPUT, entries_of
+from quotas.policy.limit import EPOCH
+from quotas.store.usage_ledger import TenantLedgers
 
 HOUR = 3_600_000_000  # microseconds
 ROUNDED = Context(prec=60, rounding=ROUND_FLOOR)
@@ -96,19 +101,22 @@ class BillReader:
             with explained(MAX_LEDGERS):
                 running = await store.ledger.running(names)
                 days = {day: MachineDay(round(s * 1e6), {}) for day, s in zip(names, running, strict=True)}
-                async for page in read_ledgers(store, None, period.first, period.last, MAX_LEDGERS):
-                    tokens += await asyncio.to_thread(_add, days, page)
+                async for some in read_sums(store, None, period.first, period.last, MAX_LEDGERS):
+                    tokens += await asyncio.to_thread(_add, days, some)
         return days, tokens
 
 
-def _add(days: Mapping[date, MachineDay], page: Page) -> int:
+def _add(days: Mapping[date, MachineDay], some: Sequence[TenantLedgers]) -> int:
     """Add the engine time in ledgers to their days; returns their tokens."""
     tokens = 0
-    for tenant, day, usage in page:
-        busy = round(sum(used.engine_seconds for used in usage.values()) * 1e6)
-        tokens += sum(used.input_tokens + used.output_tokens for used in usage.values())
-        if busy and day in days:
-            days[day].busy[tenant] = busy
+    for one in some:
+        entries = entries_of([one])
+        counts = entries["counts"].astype(np.int64)
+        tokens += int(counts[:, [INPUT, OUTPUT]].sum())
+        for number, micros in zip(entries["day"].tolist(), counts[:, ENGINE_MICROS].tolist(), strict=True):
+            if micros:
+                busy = days[EPOCH + timedelta(days=number)].busy
+                busy[one.tenant] = busy.get(one.tenant, 0) + micros
     return tokens
 
 

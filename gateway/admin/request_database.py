@@ -19,6 +19,7 @@ from gateway.admin.logged_texts import Texts
 from gateway.admin.request_storage import (
     SEARCH_SECONDS,
     LogPosition,
+    NewRow,
     RequestSearch,
     RequestStorage,
     Row,
@@ -85,7 +86,7 @@ class RequestDatabase:
                 while rows := self._pending[:ROWS_PER_WRITE]:
                     if any(texts for _, texts in rows):
                         rows = rows[:TEXTS_PER_WRITE]
-                    self._storage.write(_json(rows))
+                    self._storage.write([_row(*one) for one in rows])
                     del self._pending[: len(rows)]
                 if self._clock() >= self._next_eviction:
                     self._next_eviction = self._clock() + EVICTION_INTERVAL_SECONDS
@@ -136,15 +137,18 @@ class RequestDatabase:
         self._failure = problem
 
 
-def _json(rows: list[tuple[RequestSummary, Callable[[], Texts] | None]]) -> str:
-    entries = [summary if texts is None else asdict(summary) | {"texts": texts()} for summary, texts in rows]
+def _row(summary: RequestSummary, texts: Callable[[], Texts] | None) -> NewRow:
+    entry: Any = summary if texts is None else asdict(summary) | {"texts": texts()}
     try:
-        text = orjson.dumps(entries).decode()
+        text = orjson.dumps(entry).decode()
     except TypeError:  # a client's text that is not Unicode: lone surrogates
         text = NUL
-    if NUL not in text:
-        return text
-    return orjson.dumps([_storable(one if isinstance(one, dict) else asdict(one)) for one in entries]).decode()
+    names = summary.tenant, summary.request_id, summary.response_id, summary.session
+    if NUL in text:
+        text = orjson.dumps(_storable(entry if texts else asdict(summary))).decode()
+        names = _storable(names)
+    tenant, name, response_id, session = names
+    return NewRow(summary.unix(summary.ended or summary.began), tenant or "", name, response_id, session, text)
 
 
 def _storable(value: Any) -> Any:

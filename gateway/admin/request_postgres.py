@@ -5,7 +5,7 @@ of the schema and the bytes of all requests.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from gateway.admin.request_storage import (
     ROWS_PER_EVICTION,
     SEARCH_SECONDS,
     VERSION,
+    NewRow,
     RequestSearch,
     Row,
     SearchTimeout,
@@ -90,9 +91,9 @@ class PostgresStorage:
         self._connection: psycopg.Connection | None = None
         self._counted = -COUNT_INTERVAL_SECONDS  # moment of the last count, on the monotonic clock
 
-    def write(self, rows: str) -> None:
+    def write(self, rows: Sequence[NewRow]) -> None:
         with self._transaction() as transaction:
-            transaction.execute(_INSERT, [rows])
+            transaction.execute(_INSERT, [f"[{','.join(row.summary for row in rows)}]"])
 
     def evict(self, before: float) -> None:
         used, deleted = self._delete_oldest(before)

@@ -82,7 +82,8 @@ class Reasons:
         if limit is not None:
             return REASONS[limit]
         if scheduler.wait_reason is None:
-            return "until the next step is planned"
+            is_others = scheduler.in_flight and scheduler.in_flight[-1].batch.model != sequence.request.model
+            return REASONS["model"] if is_others else "until the next step is planned"
         reason = REASONS[scheduler.wait_reason]
         head = scheduler.waiting_head
         return reason if head is sequence or head is scheduler.overtaker else BEHIND_PREFIX + reason

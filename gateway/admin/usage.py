@@ -25,14 +25,15 @@ from gateway.tenants.usage import (
     BY_WORDS,
     LEDGER_DAYS,
     Grouping,
-    Owner,
     TooManyLedgers,
-    UsageSums,
+    collect_after,
     entries_of,
     plain,
     read_ledgers,
+    read_sums,
     usage_csv,
 )
+from gateway.tenants.usage_sums import Owner, UsageSums
 from quotas.errors import QuotaError
 from quotas.policy.limit import Budget, BudgetPeriod, Limit
 from quotas.policy.policy import Policy, TenantPolicy
@@ -43,9 +44,6 @@ MAX_LEDGERS = 500_000  # summed up by one answer; a ledger is of a tenant and a 
 MAX_CSV_LEDGERS = 20_000  # ledgers written as rows
 MAX_GROUPS = 100_000  # summed up by one answer, such as users: some 70 MB
 MAX_CSV_ROWS = 500_000
-MAX_KEPT_GROUPS = 20_000  # of sums that are kept: some 14 MB
-CLOCK_TOLERANCE = timedelta(minutes=5)  # between the store's clock and ours
-DAY = timedelta(1)
 MAX_BUDGETS = 500  # of one list
 MAX_BUDGET_OWNERS = 20_000  # owners of budgets asked from the store: tenants and keys
 BUDGETS = re.compile(rf'"limits".*/({"|".join(BudgetPeriod)})', re.DOTALL)  # in the settings of a key
@@ -79,13 +77,13 @@ class UsagePeriod:
 
 
 @contextmanager
-def explained(most: int, num_read: int = 0) -> Iterator[None]:
-    """Raise what reading ledgers, beside `num_read`, raises as errors of the API."""
+def explained(most: int) -> Iterator[None]:
+    """Raise what reading ledgers raises as errors of the API."""
     try:
         yield
     except TooManyLedgers as error:
         raise BadRequest(
-            f"{error.found + num_read} ledgers, each of a tenant and a day, exceed the limit of {most}: ask for fewer "
+            f"{error.found} ledgers, each of a tenant and a day, exceed the limit of {most}: ask for fewer "
             "days or one tenant, or use `sluice usage`.",
             "from",
         ) from None
@@ -112,41 +110,20 @@ class UsageReader:
     def __init__(self, service: Service, keys: KeysInForce) -> None:
         self._service = service
         self._keys = keys
-        self._ended = list[tuple[tuple[str | None, date, date], UsageSums]]()  # of days that are over
         self._reading, self._reading_budgets = asyncio.Lock(), asyncio.Lock()
 
     async def report(self, query: Mapping[str, str], words: str = "") -> Row:
         """Usage by tenant or key, of names that contain `words`, and by day, of all. Raises `BadRequest` and
         `QuotaUnverifiable`.
         """
-        now = datetime.now(UTC)
-        period, policy = UsagePeriod.of(query, now.date()), self._service.policies.current
-        ended = min(period.last, (now - CLOCK_TOLERANCE).date() - DAY)  # the last day on which no more use is booked
-        sums = UsageSums(policy, await self._grouping(period.by))
+        period, policy = UsagePeriod.of(query, datetime.now(UTC).date()), self._service.policies.current
+        sums = UsageSums(policy, await self._grouping(period.by), period.first, period.last)
         async with self._reading:
-            if period.first <= ended:
-                sums = await asyncio.to_thread((await self._of_ended_days(sums, period, ended)).copy)
-            if ended < period.last:
-                await self._add(sums, period.tenant, max(period.first, ended + DAY), period.last)
+            with explained(MAX_LEDGERS):
+                async for some in read_sums(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
+                    await asyncio.to_thread(sums.add, some)
+                    _check_size(len(sums.owners), MAX_GROUPS, "groups")
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
-
-    async def _of_ended_days(self, empty: UsageSums, period: UsagePeriod, last: date) -> UsageSums:
-        """The sums of days that are over, which stay as they are: the latest two are kept, unless they are large."""
-        wanted = period.tenant, period.first, last
-        for days, sums in self._ended:
-            if days == wanted and sums.is_like(empty):
-                return sums
-        await self._add(empty, *wanted)
-        if len(empty.by_owner) <= MAX_KEPT_GROUPS:
-            self._ended = [*self._ended[-1:], (wanted, empty)]
-        return empty
-
-    async def _add(self, sums: UsageSums, tenant: str | None, first: date, last: date) -> None:
-        num_read = sums.num_ledgers
-        with explained(MAX_LEDGERS, num_read):
-            async for page in read_ledgers(self._service.quotas.store, tenant, first, last, MAX_LEDGERS - num_read):
-                await asyncio.to_thread(sums.add, page)
-                _check_size(len(sums.by_owner), MAX_GROUPS, "groups")
 
     async def csv(self, query: Mapping[str, str]) -> str:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
@@ -183,14 +160,12 @@ class UsageReader:
                     found += [(owner, state.limit.limit, state) for owner, states in told for state in states]
                 except QuotaError:
                     found += [(owner, limit, None) for owner in some for limit in owner.budgets]
+                await collect_after(start + len(some), len(some))
                 if len(found) > 2 * MAX_BUDGETS:
                     num_left_out += len(found) - MAX_BUDGETS
                     found = await asyncio.to_thread(_least, found)
-        shown = _least(found)
-        return {
-            "budgets": [_budget_row(*one) for one in shown],
-            "truncated": num_left_out + len(found) - len(shown),
-        }
+        rows = await asyncio.to_thread(lambda: [_budget_row(*one) for one in _least(found)])
+        return {"budgets": rows, "truncated": num_left_out + len(found) - len(rows)}
 
 
 Found = tuple[BudgetOwner, Limit, BudgetState | None]
@@ -272,9 +247,13 @@ def _budget_row(owner: BudgetOwner, limit: Limit, state: BudgetState | None) -> 
 
 
 def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) -> Row:
-    found = [owner for owner in sums.by_owner if words in f"{owner[0] or ''} {owner[1] or ''}".lower()]
-    shown = nsmallest(MAX_ROWS, found, key=lambda owner: (-sums.num_tokens(owner), owner[0] or "", owner[1] or ""))
-    every = [period.first + timedelta(days=number) for number in range((period.last - period.first).days + 1)]
+    tokens = sums.tokens()
+    found = [owner for owner in tokens if words in f"{owner[0] or ''} {owner[1] or ''}".lower()]
+    shown = nsmallest(MAX_ROWS, found, key=lambda owner: (-tokens[owner], owner[0] or "", owner[1] or ""))
+    days = [
+        {"day": (period.first + timedelta(days=number)).isoformat(), **_row(*of_day)}
+        for number, of_day in enumerate(sums.of_days())
+    ]
     report = {
         "from": period.first.isoformat(),
         "to": period.last.isoformat(),
@@ -285,9 +264,9 @@ def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) ->
             for owner in shown
         ],
         "truncated": len(found) - len(shown),
-        "days": [{"day": day.isoformat(), **_row(*sums.of_day(day))} for day in every],
+        "days": days,
     }
-    sums.by_owner.clear()  # takes milliseconds: not on the event loop
+    sums.owners.clear()  # takes milliseconds: not on the event loop
     return report
 
 
@@ -304,6 +283,7 @@ def _row(used: Usage, costs: Mapping[str, Decimal]) -> Row:
         "input_tokens": used.input_tokens,
         "cached_tokens": used.cached_tokens,
         "output_tokens": used.output_tokens,
+        "reasoning_tokens": used.reasoning_tokens,
         "kv_byte_seconds": used.kv_byte_seconds,
         "costs": {currency: plain(amount) for currency, amount in costs.items()},
     }

@@ -10,7 +10,6 @@ message_stop
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os import urandom
 from typing import Any
 
 import orjson
@@ -18,6 +17,7 @@ import orjson
 from gateway import sse
 from gateway.anthropic.errors import error_event
 from gateway.errors import ApiError
+from gateway.ids import new_id
 from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.replies import Choice, ContentBlock, Ending, Identity, Kind, ReplyFinishReason, TokenUsage
@@ -33,7 +33,7 @@ class MessageIdentity(Identity):
 
     @classmethod
     def of_message(cls, model: str) -> "MessageIdentity":
-        return cls(f"msg_{urandom(16).hex()}", 0, model)
+        return cls(new_id("msg_"), 0, model)
 
     def message(self, content: list[Json], usage: TokenUsage, ended: Json) -> Json:
         head = {"id": self.id, "type": "message", "role": "assistant", "model": self.model}

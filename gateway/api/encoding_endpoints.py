@@ -66,7 +66,7 @@ class EncodingEndpoint(TokensEndpoint):
         """The requested encoder. Raises `ModelNotFound`, and `BadRequest` for a model that generates text."""
         policy.check_model(params.model)
         encoder = self.frontend.encoders.get(params.model)
-        if encoder is None and params.model == self.frontend.model.name:
+        if encoder is None and self.frontend.generates(params.model):
             raise BadRequest(f"The model {params.model!r} generates text and embeds none: ask for another.", "model")
         if encoder is None:
             known = (

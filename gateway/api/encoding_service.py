@@ -1,8 +1,9 @@
 """Runs encoder batches on the engine's device, between its steps.
 
-A tenant's batch runs once its weighted service is no more than that of the tenants in the steps in flight; the batch is
-charged like a step. Inputs of the spare class, lines of batches, are encoded while the device has no other work, and
-take turns with its other sequences by the accounts of that class.
+A tenant's batch runs once its weighted service is no more than that of the tenants in the steps in flight, or its part
+of the time is due (`EncodingQueue.may_go`); the batch is charged like a step. Inputs of the spare class, lines of
+batches, are encoded while the device has no other work, and take turns with its other sequences by the accounts of that
+class.
 """
 
 import asyncio
@@ -119,7 +120,7 @@ class EncodingService:
         others = {one.tenant for one in running if not one.is_spare}
         at, due = _due(self.queues, now)
         if due:
-            return self._job(due, others)
+            return self._job(due, others, now)
         if at < math.inf:
             self._wake = asyncio.get_running_loop().call_later(at - now, self._engine.side_work_soon)
             return None
@@ -127,15 +128,18 @@ class EncodingService:
         if others or not (head is None or head.is_spare):
             return None
         _, due = _due(self.spare_queues, now)
-        return self._job(due, {one.tenant for one in running}) if due else None
+        return self._job(due, {one.tenant for one in running}, now) if due else None
 
-    def _job(self, due: Mapping[str, EncodingQueue], running: Set[str]) -> SideJob[list[Vector | None]] | None:
-        """Return a batch of the tenant that is owed most; None if one of these `running` tenants is owed more."""
-        payback, name = min([(queue.least_payback(), name) for name, queue in due.items()])
+    def _job(
+        self, due: Mapping[str, EncodingQueue], running: Set[str], now: float
+    ) -> SideJob[list[Vector | None]] | None:
+        """Return a batch of the tenant that is owed most; None if none may go beside these `running` tenants."""
+        share = next(iter(due.values())).share
+        most = min(map(share.payback_of, running), default=math.inf)
+        _, name = min([(queue.least_payback(most, now), name) for name, queue in due.items()])
         queue = due[name]
-        if running and payback > min(map(queue.share.payback_of, running)):
+        if not (batch := queue.take_batch(now, most)):
             return None  # asked again after the next step
-        batch = queue.take_batch(is_beside=bool(running))
         inputs = [self._waiting[taken.request].inputs[taken.ordinal] for taken in batch]
         encoder = self._encoders[name]
         return SideJob(lambda: encoder.vectors(inputs), self._delivery(queue, batch), encoder.stream)
@@ -145,7 +149,7 @@ class EncodingService:
     ) -> Callable[[list[Vector | None] | Exception, float], None]:
         def done(result: list[Vector | None] | Exception, elapsed: float) -> None:
             now = self._engine.clock()
-            for tenant, seconds in queue.measured(batch, elapsed).items():
+            for tenant, seconds in queue.measured(batch, elapsed, now).items():
                 self._core.charge_side_work(tenant, seconds, now, batch[0].request.is_spare)
             for number, taken in enumerate(batch):
                 waiting = self._waiting.get(taken.request)

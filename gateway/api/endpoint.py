@@ -57,6 +57,8 @@ class Endpoint:
     and the record of a request begins and ends.
     """
 
+    cancelled = Outcome.FAILED  # of a request that is cancelled: by the process, where a client's leaving has a scope
+
     def __init__(self, frontend: Frontend) -> None:
         self.frontend = frontend
 
@@ -67,7 +69,7 @@ class Endpoint:
         if self.frontend.cors is not None:
             response.add_headers(self.frontend.cors.headers(response.request_headers.get(b"origin")))
         call = Call(scope, receive, send, response, record)
-        outcome = Outcome.FAILED
+        outcome = self.cancelled
         try:
             outcome = await self.answer(call)
         except ClientGone:

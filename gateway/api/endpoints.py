@@ -164,14 +164,18 @@ class TokenizerEndpoint(Endpoint):
         policy = frontend.policy(self.authenticate(call), "inference")
         with closing(await self.charge(call, policy)) as charge:
             request = await self.read(call, policy, self._parsed)
-            frontend.check_model(request.model, policy)
-            body = await self.reply(request, policy.name, frontend.of(request.model))
+            model = frontend.first_of(request.model)
+            if model != request.model:
+                policy.check_model(request.model)
+            frontend.check_model(model, policy if model == request.model else None)
+            body = await self.reply(request, policy.name, frontend.of(model))
             charge.was_served = True
         self.tell_ignored(call, request.ignored)
         return await self.complete(call, body)
 
     def _parsed(self, body: JsonBody) -> Any:
-        return self.parse(body, self.frontend.of(self.frontend.model_in(body)).model.limits)
+        model = self.frontend.first_of(self.frontend.model_in(body))
+        return self.parse(body, self.frontend.of(model).model.limits)
 
 
 class TokenizeEndpoint(TokenizerEndpoint):

@@ -33,6 +33,13 @@ class Health:
         return {STARTED: self.started, ALIVE: self.alive, READY: self.ready}[probe]()
 
 
+class ParsedAnswer(Protocol):
+    """An answer whose reader counts its tokens of reasoning."""
+
+    @property
+    def num_reasoning_tokens(self) -> int: ...
+
+
 class Generation(Protocol):
     """One request that was admitted, from its first token until `close`."""
 
@@ -44,6 +51,11 @@ class Generation(Protocol):
     @property
     def streams(self) -> Sequence[TokenStream]:
         """The tokens of the answer to each prompt."""
+        ...
+
+    @property
+    def parsed(self) -> list[ParsedAnswer]:
+        """The answers that may have reasoning, which the endpoint adds: what they count is charged."""
         ...
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:

@@ -44,6 +44,7 @@ class EngineRequest:
     body_bytes: int
     streams: bool = True  # the client reads tokens as they come, not only the complete answer
     may_stop: bool = False  # a stop string may end it, unknown to the engine
+    may_reason: bool = False  # its reader counts the tokens of reasoning, by which it is charged
     cache_salt: str | None = None  # blocks are shared only with requests of the same salt
     num_answers: int = 1  # to each prompt; the prompt counts once
     expects_followup: float | None = None  # seconds from the answer to the client's announced next turn

@@ -196,6 +196,11 @@ class Frontend:
             return self
         return replace(self, model=found[0], tokenizer=found[1])
 
+    def first_of(self, name: str | None) -> str | None:
+        """The model that an alias names first; any other name as it is."""
+        aliased = self.effective_policies.aliases.get(name or "")
+        return aliased[0].model if aliased else name
+
     def model_in(self, body: JsonBody) -> str | None:
         """The model that a body names, by whose limits it is parsed; None where there is but one."""
         if not (self.others or self.effective_policies.aliases):
@@ -208,7 +213,8 @@ class Frontend:
         return model if isinstance(model, str) else None
 
     def check_model(self, model: str | None, policy: EffectivePolicy | None) -> None:
-        """Raise `ModelNotFound` for a model that is not served, or that the tenant may not use.
+        """Raise `ModelNotFound` for a model that is not served, or that the tenant may not use, and `BadRequest` for
+        one that generates no text.
 
         A `model` of None is the served one; without a `policy` the caller may know every model.
         """
@@ -216,6 +222,10 @@ class Frontend:
             policy.check_model(model)
         if model == self.model.name or (model is not None and (model in self.adapters or model in self.others)):
             return
+        if model in self.encoders:
+            raise BadRequest(
+                f"The model {model!r} embeds or scores texts and generates none: ask for another.", "model"
+            )
         is_known = policy is None or policy.allows_model(self.model.name)
         if model is not None:
             known = [one for one in (self.model.name, *self.others) if policy is None or policy.allows_model(one)]
@@ -223,6 +233,11 @@ class Frontend:
             raise ModelNotFound(f"The model {quoted(model, 200)} does not exist{rest}.", "model")
         if not is_known:
             raise ModelNotFound("This server has no model that you have access to.", "model")
+
+    def generates(self, name: str) -> bool:
+        """True of a model, an adapter or an alias that generates text."""
+        named = (self.others, self.adapters, self.effective_policies.aliases)
+        return name == self.model.name or any(name in names for names in named)
 
     def adapter_of(self, model: str | None, policy: EffectivePolicy, is_aliased: bool = False) -> AdapterCard | None:
         """Return the adapter of a request for `model`: the one of that name or, for the served model, the tenant's

@@ -57,12 +57,14 @@ class GenerationEndpoint(TokensEndpoint):
         record.policy_version = self.frontend.effective_policies.version
         if not has_come:
             policy = self.present_policy(call)
+        headers = call.response.extra_headers
         for number, (frontend, request) in enumerate(tries, 1):
             try:
                 return await self._serve_by(frontend, call, policy, request, beginnings, attempt, is_aliased)
             except (Overloaded, DeadlineUnmeetable):
                 if number == len(tries) or call.response.started is not None:
                     raise
+                call.response.extra_headers = headers  # the others were about a model that does not answer
         raise AssertionError("a body names at least one model")
 
     async def _serve_by(
@@ -169,6 +171,8 @@ class GenerationEndpoint(TokensEndpoint):
             for prompt, message in zip(prompts, messages, strict=True)
         ]
         asked = params.engine_request(identity.id, prompts, frontend.model)
+        parsed = [message for message in messages if message is not None and message.may_reason]
+        asked.may_reason = bool(parsed)
         if params.clamped_to is not None:
             call.response.add_headers({"x-sluice-max-tokens": str(params.clamped_to)})
         try:
@@ -187,6 +191,7 @@ class GenerationEndpoint(TokensEndpoint):
                 error.message = f"{error.param}: {complaint}"
             raise
         try:
+            generation.parsed.extend(parsed)
             call.response.add_headers(generation.headers)
             if params.on_admitted is not None:
                 await params.on_admitted()

@@ -17,7 +17,7 @@ from admission.request import JudgedRequest
 from backend.grammar import Grammar
 from backend.scheduler.sequence import SPARE_CLASS, FinishReason, Sequence
 from backend.stream import TokenStream
-from gateway.api.engine_client import READY, EncodingAsk, Health, KVMemory
+from gateway.api.engine_client import READY, EncodingAsk, Health, KVMemory, ParsedAnswer
 from gateway.api.engine_request import EngineRequest, ask_of
 from gateway.api.grammars import hold_grammar
 from gateway.api.quota_extender import QuotaExtender
@@ -61,6 +61,7 @@ class InProcessGeneration:
         """
         self.headers, self._is_line = headers, is_line
         self.streams: list[TokenStream] = []
+        self.parsed: list[ParsedAnswer] = []
         self._client = client
         self._record = record
         self._grant = grant
@@ -71,7 +72,7 @@ class InProcessGeneration:
     def begin(self, fail: Callable[[ApiError], object]) -> None:
         """Start charging the sequences' use, and extending the reservations of answers of undeclared length."""
         answers = self._record.num_answers
-        measure = partial(_usage, self._client.service, self.streams, self._num_delivered, answers)
+        measure = partial(_usage, self._client.service, self.streams, self.parsed, self._num_delivered, answers)
         if self._is_line:
             self._record.engine.measure = measure
         else:
@@ -416,7 +417,11 @@ def readiness(service: Service) -> dict[str, object]:
 
 
 def _usage(
-    service: Service, streams: list[TokenStream], num_delivered: dict[TokenStream, int], num_answers: int
+    service: Service,
+    streams: list[TokenStream],
+    parsed: list[ParsedAnswer],
+    num_delivered: dict[TokenStream, int],
+    num_answers: int,
 ) -> Usage:
     """The use of a request so far; zero, even of requests, before anything was computed for it.
 
@@ -437,7 +442,8 @@ def _usage(
             block_seconds += sequence.block_seconds(now)
         processed, cached = processed + prefilled, cached + (found or 0)
     byte_seconds = block_seconds * service.kv_shape.block_bytes
-    return Usage(processed, generated, cached, byte_seconds, requests=1 if processed else 0)
+    reasoning = min(generated, sum(one.num_reasoning_tokens for one in parsed))
+    return Usage(processed, generated, cached, byte_seconds, 1 if processed else 0, reasoning_tokens=reasoning)
 
 
 def _refusal(error: QuotaError, policy: EffectivePolicy, logged_as: str | None = None) -> ApiError:

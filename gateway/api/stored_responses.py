@@ -19,7 +19,6 @@ from starlette.datastructures import QueryParams
 
 from admission.outcome import Outcome
 from gateway import sse
-from gateway.api.body_reader import RoundRobinLock
 from gateway.api.endpoint import Call, StoredEndpoint
 from gateway.api.frontend import Frontend
 from gateway.errors import BadRequest, ConcurrencyExceeded, ResponseNotFound
@@ -255,44 +254,36 @@ class ResponseEndpoint(_ResponseEndpoint):
 
     def __init__(self, frontend: Frontend) -> None:
         super().__init__(frontend)
-        self._followed = Counter[str]()  # open event streams, by tenant
-        self._opening = RoundRobinLock()  # a flood of streams waits for itself
+        self._followed = Counter[str]()  # event streams that are open or being opened, by tenant
 
     async def answer(self, call: Call) -> Outcome:
         asked = QueryParams(call.scope["query_string"])
         if call.scope["method"] == "DELETE" or asked.get("stream", "false").lower() != "true":
             return await super().answer(call)
         policy, name = self.frontend.policy(self.authenticate(call), "inference"), call.scope["path_params"]["response"]
-        self._check_followed(policy)  # before the store is asked anything: refusals of many streams cost little
+        followed, most = self._followed, max(1, policy.tenant.stored_responses.background)
+        if followed[policy.name] >= most:  # before the store is asked anything: refusals of many streams cost little
+            raise too_many_open(most, "event streams of its responses are open: close one")
         after = asked.get("starting_after", "-1")
         if not _AFTER.fullmatch(after):
             raise BadRequest(
                 f"starting_after must be the sequence number of an event, got {quoted(after, 40)}.", "starting_after"
             )
-        async with self._opening.hold(policy.name):
-            self._check_followed(policy)
+        followed[policy.name] += 1
+        try:
             with closing(await self.charge(call, policy, in_passing=True)) as charge:
                 await self._stored.read(policy.name, name)
                 charge.was_served = True
-        return await self._stream(call, policy, self._stored.events(policy.name, name, int(after)))
-
-    def _check_followed(self, policy: EffectivePolicy) -> None:
-        most = max(1, policy.tenant.stored_responses.background)
-        if self._followed[policy.name] >= most:
-            raise too_many_open(most, "event streams of its responses are open: close one")
-
-    async def _stream(self, call: Call, policy: EffectivePolicy, events: AsyncGenerator[bytes]) -> Outcome:
-        """Send events as they come, in as many streams of the tenant as it may have responses in the background."""
-        followed = self._followed
-        self._check_followed(policy)
-        followed[policy.name] += 1
-        try:
-            async with self.scoped(call) as scope, aclosing(events):
-                async for event in events:
-                    await call.response.stream(event)
-                await call.response.end_stream(b"")
+            return await self._stream(call, self._stored.events(policy.name, name, int(after)))
         finally:
             followed[policy.name] -= 1
+
+    async def _stream(self, call: Call, events: AsyncGenerator[bytes]) -> Outcome:
+        """Send events as they come."""
+        async with self.scoped(call) as scope, aclosing(events):
+            async for event in events:
+                await call.response.stream(event)
+            await call.response.end_stream(b"")
         return scope.outcome or Outcome.COMPLETED
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:

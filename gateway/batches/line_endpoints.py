@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from starlette.types import Message, Scope
 
+from admission.outcome import Outcome
 from backend.scheduler.sequence import SPARE_CLASS
 from gateway.api.chat_dialect import ChatDialect
 from gateway.api.dialects import CompletionDialect
@@ -48,6 +49,8 @@ class LinePolicies(EffectivePolicies):
 class _Line(TokensEndpoint):
     """Takes the tenant and the key from the batch: neither is proved by a secret, and the key may be revoked since."""
 
+    cancelled = Outcome.DISCONNECTED  # with its batch
+
     def authenticate(self, call: Call) -> Principal:
         tenant, key = call.scope["extensions"][LINE]
         principal = self.frontend.keys.find(tenant, key)
@@ -81,12 +84,6 @@ class LineAnswer:
     used: Usage
     retry_after: float | None  # seconds; None: the answer is final
     usage_row: str | None = None  # of the ledger, in which its use is to be booked
-
-    @property
-    def reasoning_tokens(self) -> int:
-        usage = self.body.get("usage") or {}
-        details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-        return int(details.get("reasoning_tokens") or 0)
 
 
 class LineEndpoints:

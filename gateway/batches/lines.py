@@ -1,6 +1,7 @@
 """The lines of a batch's input: one request each, checked before any of them runs."""
 
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -73,9 +74,9 @@ def read_line(raw: bytes | None, number: int, endpoint: str, most: int) -> Line:
     if raw is None:
         raise LineProblem("line_too_long", f"The line has more than {most} bytes: shorten its request.")
     try:
-        value = JsonBody.of(raw).loads()
+        value = JsonBody.of(raw if number else raw.removeprefix(BOM_UTF8)).loads()
     except ApiError as error:
-        raise LineProblem("invalid_json_line", error.message) from None
+        raise LineProblem("invalid_json_line", error.message.replace("The body", "The line")) from None
     if not isinstance(value, dict):
         raise LineProblem("invalid_json_line", f"The line must be a JSON object, got {shown(value)}.")
     _check_fields(value, endpoint)

@@ -333,7 +333,6 @@ class BatchRun:
             self._epoch,
             line.number,
             is_completed,
-            answer.reasoning_tokens,
             answer.usage_row,
             len(result),
             prices,

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from os import urandom
 
 from starlette.types import Scope, Send
 
@@ -12,6 +11,7 @@ from gateway.anthropic.errors import error_event
 from gateway.anthropic.errors import error_reply as anthropic_reply
 from gateway.errors import ApiError
 from gateway.http.request_scope import exchange_of
+from gateway.ids import new_id
 from gateway.key_mask import masked
 
 JSON = {"content-type": "application/json"}
@@ -33,7 +33,7 @@ def request_id(given: bytes | None = None) -> bytes:
     """The `x-request-id` of a response: the client's own if it is harmless, else a new one."""
     if given and _SAFE_ID.fullmatch(given) and masked(given.decode()) == given.decode():
         return given
-    return b"req_" + urandom(16).hex().encode()
+    return new_id("req_").encode()
 
 
 def openai_reply(error: ApiError) -> tuple[int, bytes]:
@@ -59,12 +59,12 @@ class ResponseWriter:
     __slots__ = (
         "_clock",
         "_error_reply",
-        "_extra_headers",
         "_has_events",
         "_is_anthropic",
         "_is_streaming",
         "_starting",
         "exchange",
+        "extra_headers",
         "failure",
         "request_headers",
         "request_id",
@@ -80,7 +80,7 @@ class ResponseWriter:
         self.started: float | None = None  # when its first byte went out, in seconds of `clock`
         self.status = 0  # of HTTP, once it has started
         self._clock = clock
-        self._extra_headers: Headers = []
+        self.extra_headers: Headers = []  # replaced, never changed
         self.exchange = exchange_of(scope)
         self._starting: asyncio.Lock | None = None
         path: str = scope.get("path", "")
@@ -91,7 +91,7 @@ class ResponseWriter:
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
         """Add headers to the response, whether it will be an answer or an error."""
-        self._extra_headers += encode_headers(headers)
+        self.extra_headers = [*self.extra_headers, *encode_headers(headers)]
 
     @property
     def credentials(self) -> bytes | None:
@@ -165,7 +165,7 @@ class ResponseWriter:
         self._has_events = length is None and sends_events(headers)
         if self.exchange is not None:
             self.exchange.has_events = self._has_events
-        head = [*headers, *self._extra_headers, (b"x-request-id", self.request_id)]
+        head = [*headers, *self.extra_headers, (b"x-request-id", self.request_id)]
         if self._is_anthropic:
             head.append((b"request-id", self.request_id))
         if status == 200 and self.exchange is not None and self.exchange.begin(head, length, part):

@@ -46,6 +46,10 @@ class AnswerMessage:
         self._new: list[dict[str, Any]] = []  # deltas not yet returned by `deltas`
 
     @property
+    def may_reason(self) -> bool:
+        return self._parser.may_reason
+
+    @property
     def has_calls(self) -> bool:
         return self._num_calls > 0
 

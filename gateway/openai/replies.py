@@ -3,13 +3,13 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os import urandom
 from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
 
 from gateway import sse
 from gateway.errors import ApiError
+from gateway.ids import new_id
 
 ReplyFinishReason = Literal["stop", "length", "tool_calls"]
 Kind = Literal["reasoning", "text", "call"]
@@ -46,11 +46,11 @@ class Identity:
 
     @classmethod
     def of_chat(cls, model: str, system_fingerprint: str | None = None) -> "Identity":
-        return cls(f"chatcmpl-{urandom(16).hex()}", int(time.time()), model, system_fingerprint)
+        return cls(new_id("chatcmpl-"), int(time.time()), model, system_fingerprint)
 
     @classmethod
     def of_completion(cls, model: str, system_fingerprint: str | None = None) -> "Identity":
-        return cls(f"cmpl-{urandom(16).hex()}", int(time.time()), model, system_fingerprint)
+        return cls(new_id("cmpl-"), int(time.time()), model, system_fingerprint)
 
     def to_json(self, kind: str) -> dict[str, Any]:
         return {

@@ -14,13 +14,13 @@ response.created, response.in_progress
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from os import urandom
 from typing import Any
 
 import orjson
 
 from gateway import sse
 from gateway.errors import ApiError
+from gateway.ids import new_id
 from gateway.openai.answer_blocks import BlockEncoder, blocks_of
 from gateway.openai.answer_message import AnswerMessage
 from gateway.openai.replies import Choice, ContentBlock, Ending, Identity, Kind, ReplyFinishReason, TokenUsage
@@ -51,7 +51,7 @@ class ResponseIdentity(Identity):
 
     @classmethod
     def of_response(cls, model: str, echoed: Json, items: list[Json]) -> "ResponseIdentity":
-        return cls(f"resp_{urandom(24).hex()}", int(time.time()), model, echoed=echoed, items=items)
+        return cls(new_id("resp_", 24), int(time.time()), model, echoed=echoed, items=items)
 
     def item(self, block: ContentBlock, ordinal: int) -> "Item":
         return Item(item_id(_TYPES[block.kind], self.id, OUTPUT_ORDINAL + ordinal), block)

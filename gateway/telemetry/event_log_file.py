@@ -148,8 +148,8 @@ def read_event_log(path: Path) -> Iterator[str]:
                         )
                     if line.endswith("\n"):
                         yield line.rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise EventLogError(f"{path} is no event log: {error}") from None
+    except UnicodeDecodeError:
+        raise EventLogError(f"{path} is no event log: it is no UTF-8 text") from None
     except UNREADABLE as error:
         raise EventLogError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

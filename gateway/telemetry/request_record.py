@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from random import getrandbits
 from typing import NamedTuple, Protocol
 
@@ -291,11 +292,20 @@ def record_store_call(name: str, began: float, ended: float, error: Exception | 
 SESSION_HEADERS = (b"x-sluice-session", b"x-claude-code-session-id", b"session_id", b"x-session-id")
 """The headers that name a session: our own, Claude Code's, Codex's and other agents'; the first given one counts."""
 MAX_SESSION_CHARS = 128
+SESSION_DIGEST_DIGITS = 12
 
 
-def _session(headers: Mapping[bytes, bytes]) -> str | None:
+def session_name(headers: Mapping[bytes, bytes]) -> str | None:
+    """The name of a request's session; a digest tells apart names that are too long or hold a key."""
     given = next((value for name in SESSION_HEADERS if (value := headers.get(name))), None)
-    return masked(given.decode("latin-1")[:MAX_SESSION_CHARS]) if given else None
+    if given is None:
+        return None
+    text = given.decode("latin-1")
+    shown = masked(text)
+    if shown == text and len(text) <= MAX_SESSION_CHARS:
+        return text
+    digest = sha256(given).hexdigest()[:SESSION_DIGEST_DIGITS]
+    return f"{shown[: MAX_SESSION_CHARS - len(digest) - 1]}~{digest}"
 
 
 Listener = Callable[[RequestRecord], object]
@@ -324,7 +334,7 @@ class Telemetry:
             self.clock(),
             self._unix_ns(),
             int(retries) if len(retries) < 4 and retries.isdigit() else 0,
-            _session(response.request_headers),
+            session_name(response.request_headers),
         )
         self.live.add(record)
         current.set(record)

@@ -1,6 +1,7 @@
 """Usage of tenants as rows of a table: pure sums and prices over the entries of the store's ledgers."""
 
 import asyncio
+import gc
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,10 @@ from quotas.policy.policy import Policy, Price
 from quotas.policy.schema import TAG_NAME
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
-from quotas.store.usage_ledger import Batch, Ledger
+from quotas.store.usage_ledger import Batch, Ledger, TenantLedgers
 from quotas.usage_row import UsageRow
 
-COUNTS = ("requests", "input", "cached", "output")
+COUNTS = ("requests", "input", "cached", "output", "reasoning")
 NUMERIC = frozenset({*COUNTS, "kv_gib_s", "cost"})
 EXACT = Context(prec=80, traps=[Inexact])
 GIB = 2**30
@@ -74,19 +75,22 @@ class Entry:
 
 
 def cost(usage: Usage, price: Price) -> Decimal:
+    used = usage
+    computed = used.input_tokens - used.cached_tokens, used.batch_input_tokens - used.batch_cached_tokens
+    content = used.output_tokens - used.reasoning_tokens, used.batch_output_tokens - used.batch_reasoning_tokens
+    parts = (
+        (price.input, *computed),
+        (price.cached_input, used.cached_tokens, used.batch_cached_tokens),
+        (price.output, *content),
+        (price.reasoning, used.reasoning_tokens, used.batch_reasoning_tokens),
+    )
     with localcontext(EXACT):
-        whole = _cost(usage.input_tokens, usage.cached_tokens, usage.output_tokens, price)
-        in_batches = _cost(usage.batch_input_tokens, usage.batch_cached_tokens, usage.batch_output_tokens, price)
-        return whole - (1 - price.batch) * in_batches
-
-
-def _cost(input_tokens: int, cached_tokens: int, output_tokens: int, price: Price) -> Decimal:
-    computed = (input_tokens - cached_tokens) * price.input + cached_tokens * price.cached_input
-    return computed + output_tokens * price.output
+        cheaper = 1 - price.batch
+        return sum((amount * (whole - cheaper * in_batches) for amount, whole, in_batches in parts), Decimal())
 
 
 def usage_csv(entries: Iterable[Entry], column: str | None, *, has_heading: bool = True) -> str:
-    tokens = ("input_tokens", "cached_tokens", "output_tokens")
+    tokens = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
     heading = ("day", "tenant", *_if(column, column), "requests", *tokens, "kv_byte_seconds", "cost", "currency")
     rows = (_csv_row(entry, column) for entry in entries)
     return csv_text([heading, *rows] if has_heading else rows)
@@ -130,7 +134,8 @@ def _totals(entries: Sequence[Entry], column: str | None) -> list[list[str]]:
 
 
 def _counts(usage: Usage) -> list[str]:
-    return [str(usage.requests), str(usage.input_tokens), str(usage.cached_tokens), str(usage.output_tokens)]
+    tokens = usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens
+    return [str(count) for count in (usage.requests, *tokens)]
 
 
 def _gib(usage: Usage) -> str:
@@ -148,8 +153,9 @@ def _if(column: str | None, cell: str | None) -> tuple[str, ...]:
 
 
 LEDGER_DAYS = 400  # lifetime of a ledger (lua/ledger.lua)
-LEDGERS_PER_TURN = 1000
+LEDGERS_PER_TURN = 1000  # of other threads
 CALLS_PER_WRITE = 32  # in one write: their answers take the event loop a millisecond
+TENANTS_PER_WRITE = 100  # likewise, of months of one row
 
 
 class TooManyLedgers(Exception):
@@ -181,6 +187,38 @@ async def read_ledgers(
     for start in range(0, len(ledgers), CALLS_PER_WRITE):
         some = ledgers[start : start + CALLS_PER_WRITE]
         yield [(name, day, usage) for (name, day), usage in zip(some, await store.ledger.of(some), strict=True)]
+        await collect_after(start + len(some), len(some))
+
+
+async def collect_after(done: int, now: int) -> None:
+    """Collect young garbage once for each `LEDGERS_PER_TURN` that are `done`, `now` of them the latest: a collection
+    that meets the objects of tens of thousands stops every thread for 10 ms.
+    """
+    if done % LEDGERS_PER_TURN < now:
+        await asyncio.to_thread(gc.collect, 0)
+
+
+async def read_sums(
+    store: RedisStore, tenant: str | None, first: date, last: date, most: int
+) -> AsyncIterator[list[TenantLedgers]]:
+    """Yield the ledgers of the days, some tenants' at once. Raises as `read_ledgers` does."""
+    tenants, num_ledgers = ([tenant], 1) if tenant is not None else await store.ledger.tenants(first, last)
+    if num_ledgers > most:
+        raise TooManyLedgers(num_ledgers)
+    reading = None
+    try:
+        for start in range(0, len(tenants), TENANTS_PER_WRITE):
+            before, some = reading, tenants[start : start + TENANTS_PER_WRITE]
+            reading = asyncio.create_task(store.ledger.over_days(some, first, last))  # while those before are summed up
+            if before is not None:
+                yield await before
+            await collect_after(start, TENANTS_PER_WRITE)
+        if reading is not None:
+            yield await reading
+    finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
 
 async def usage_entries(
@@ -216,54 +254,6 @@ def _in_order(ledgers: list[Ledger]) -> list[Ledger]:
 
 def _place(ledger: Ledger) -> tuple[date, str]:
     return ledger[1], ledger[0]
-
-
-Owner = tuple[str | None, str | None]
-"""A tenant, None of groups that span tenants; and the value of a group."""
-
-
-class UsageSums:
-    """Adds up ledgers by group and by day, at the prices of a policy."""
-
-    def __init__(self, policy: Policy, grouping: Grouping) -> None:
-        self.by_owner: dict[Owner, dict[Price | None, Usage]] = {}
-        self.num_ledgers = 0
-        self._by_day: dict[date, dict[Price | None, Usage]] = {}
-        self._policy = policy
-        self._grouping = grouping
-
-    def is_like(self, other: "UsageSums") -> bool:
-        """True if both add up the same kind of groups at the same policy's prices."""
-        return self._policy is other._policy and self._grouping == other._grouping
-
-    def copy(self) -> "UsageSums":
-        copy = UsageSums(self._policy, self._grouping)
-        copy.num_ledgers = self.num_ledgers
-        copy.by_owner = {owner: by_price.copy() for owner, by_price in self.by_owner.items()}
-        copy._by_day = {day: by_price.copy() for day, by_price in self._by_day.items()}
-        return copy
-
-    def add(self, page: Page) -> None:
-        self.num_ledgers += len(page)
-        for entry in entries_of(page, self._grouping, self._policy):
-            owner = None if self._grouping.spans_tenants else entry.tenant, entry.value
-            for by_price in (self.by_owner.setdefault(owner, {}), self._by_day.setdefault(entry.day, {})):
-                for price, used in entry.by_price.items():
-                    by_price[price] = by_price.get(price, NOTHING) + used
-
-    def num_tokens(self, owner: Owner) -> int:
-        return sum(used.input_tokens + used.output_tokens for used in self.by_owner[owner].values())
-
-    def of_owner(self, owner: Owner) -> tuple[Usage, dict[str, Decimal]]:
-        """The use of a group, and its cost by currency."""
-        return total_of(self.by_owner[owner].items())
-
-    def of_day(self, day: date) -> tuple[Usage, dict[str, Decimal]]:
-        """The use of a day, and its cost by currency."""
-        return total_of(self._by_day.get(day, {}).items())
-
-    def of_all(self) -> tuple[Usage, dict[str, Decimal]]:
-        return total_of(item for by_price in self._by_day.values() for item in by_price.items())
 
 
 def total_of(by_price: Iterable[tuple[Price | None, Usage]]) -> tuple[Usage, dict[str, Decimal]]:

@@ -70,8 +70,8 @@ def error_of(message: Message) -> ApiError:
 # What crosses as it is, by the names of fields: each is a number, a text, a flag, null, or a list of numbers.
 _OF_REQUEST = (
     "id", "tenant", "key", "max_tokens", "service_tier", "service_class", "priority_class", "token_interval",
-    "first_token_target", "first_token_by", "done_by", "body_bytes", "streams", "may_stop", "cache_salt", "num_answers",
-    "expects_followup", "usage_row", "adapter", "model",
+    "first_token_target", "first_token_by", "done_by", "body_bytes", "streams", "may_stop", "may_reason", "cache_salt",
+    "num_answers", "expects_followup", "usage_row", "adapter", "model",
 )  # fmt: skip
 _OF_SAMPLING = (  # and `stop_token_ids`
     "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",

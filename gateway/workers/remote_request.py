@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Callable
+from typing import NamedTuple
 
 from backend.errors import DeviceError
 from backend.scheduler.batch import TokenLogprobs
@@ -145,12 +146,18 @@ class Outbox:
         self._link.send(FrameKind.TOKENS, told, array("Q", numbers).tobytes() + array("I", token_ids).tobytes())
 
 
+class Parsed(NamedTuple):
+    """The answers of a request, as their reader in a worker has counted them."""
+
+    num_reasoning_tokens: int
+
+
 class RemoteRequest:
     """A worker's request, from its call of the engine to its end.
 
     It is the scope of its record, see `Cancellable`, and does not refer to the record: a cycle would wait for the
     garbage collector. It is settled once the engine has ended all its streams, before the client has the last token;
-    or, if a stop string may end one earlier, when the worker says so.
+    or, if a stop string may end one earlier or the worker counts its reasoning, when the worker says so.
     """
 
     def __init__(self, number: int, asked: EngineRequest, link: WorkerLink) -> None:
@@ -194,21 +201,23 @@ class RemoteRequest:
     def stream_ended(self) -> None:
         """Note that the engine has ended a stream."""
         self._num_open -= 1
-        if self._num_open == 0 and not self.asked.may_stop:
+        if self._num_open == 0 and not self.asked.may_stop and not self.asked.may_reason:
             self.settle_grant()
 
-    def settle_grant(self) -> None:
+    def settle_grant(self, num_reasoning_tokens: int = 0) -> None:
         """Settle and close: all streams have ended, or were stopped."""
         if self._generation is not None:
+            self._generation.parsed.append(Parsed(num_reasoning_tokens))
             self._generation.settle_now()
         self.close()
 
-    def close(self) -> None:
+    def close(self, num_reasoning_tokens: int = 0) -> None:
         """End open streams, and settle if that has not happened; idempotent."""
         if self.task is not None:
             self.task.cancel()
         generation, self._generation = self._generation, None
         if generation is not None:
+            generation.parsed.append(Parsed(num_reasoning_tokens))
             generation.close()
 
     def end(self) -> None:

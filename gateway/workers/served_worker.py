@@ -176,9 +176,10 @@ class ServedWorker:
         if number in self._requests:
             self._requests[number][0].stop(index, num_tokens)
 
-    def _close(self, number: int, _: memoryview) -> None:
+    def _close(self, message: Message, _: memoryview) -> None:
+        number, num_reasoning_tokens = message
         if number in self._requests:
-            self._requests[number][0].close()
+            self._requests[number][0].close(num_reasoning_tokens)
 
     def _ended(self, message: Message, _: memoryview) -> None:
         number, begun, ended = message
@@ -215,9 +216,9 @@ class ServedWorker:
             error = error_message(refusal)
         self.link.send(FrameKind.ANSWER, [number, answer, error], binary)
 
-    async def _settle(self, number: int) -> None:
+    async def _settle(self, number: int, num_reasoning_tokens: int) -> None:
         if number in self._requests:
-            self._requests[number][0].settle_grant()
+            self._requests[number][0].settle_grant(num_reasoning_tokens)
 
     async def _charge(self, tenant: str, key: str, in_passing: bool, number: int) -> Mapping[str, str]:
         charge = self._charges[number] = await self._client.charge(self._policy(tenant, key), in_passing)

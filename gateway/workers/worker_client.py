@@ -10,7 +10,7 @@ from typing import Any, cast
 from backend.errors import DeviceError
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.stream import Delivery, TokenStream
-from gateway.api.engine_client import EncodingAsk, KVMemory
+from gateway.api.engine_client import EncodingAsk, KVMemory, ParsedAnswer
 from gateway.api.engine_request import EngineRequest
 from gateway.api.frontend import AdapterCard
 from gateway.errors import ApiError
@@ -49,7 +49,8 @@ class MirroredPolicy:
 class WorkerGeneration:
     """One request at the remote engine; see `Generation`.
 
-    When the engine has ended all its streams it settles by itself, unless a stop string may end one here.
+    When the engine has ended all its streams it settles by itself, unless a stop string may end one here, or its
+    reasoning is counted here.
     """
 
     def __init__(
@@ -57,28 +58,33 @@ class WorkerGeneration:
         client: "WorkerClient",
         number: int,
         sequences: list[Sequence],
-        may_stop: bool,
+        is_settled_here: bool,
         fail: Callable[[ApiError], object],
     ) -> None:
         self.headers: Mapping[str, str] = {}
         self.streams = [TokenStream(sequence) for sequence in sequences]
+        self.parsed: list[ParsedAnswer] = []
         self.admitted: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
         self.fail = fail
         self._client = client
         self._number = number
-        self._may_stop = may_stop
+        self._is_settled_here = is_settled_here
 
     def stop(self, stream: TokenStream, num_tokens: int) -> None:
         stream.finish_reason = FinishReason.STOP
         self._client.stop(self._number, self.streams.index(stream), num_tokens)
 
     async def settle(self) -> None:
-        if self._may_stop:
-            await self._client.ask("settle", self._number)
+        if self._is_settled_here:
+            await self._client.ask("settle", self._number, self._num_reasoning_tokens)
 
     def close(self) -> None:
-        is_closed = not self._may_stop and all(stream.finish_reason is not None for stream in self.streams)
-        self._client.close(self._number, len(self.streams), is_closed)
+        is_closed = not self._is_settled_here and all(stream.finish_reason is not None for stream in self.streams)
+        self._client.close(self._number, len(self.streams), None if is_closed else self._num_reasoning_tokens)
+
+    @property
+    def _num_reasoning_tokens(self) -> int:
+        return sum(one.num_reasoning_tokens for one in self.parsed)
 
 
 class WorkerCharge:
@@ -155,7 +161,8 @@ class WorkerClient:
         self._check_link()
         sequences = request.sequences(_NO_ENDS, int)
         number = self._take_numbers(len(sequences))
-        generation = self._generations[number] = WorkerGeneration(self, number, sequences, request.may_stop, fail)
+        is_settled_here = request.may_stop or request.may_reason
+        generation = self._generations[number] = WorkerGeneration(self, number, sequences, is_settled_here, fail)
         for index, stream in enumerate(generation.streams):
             stream.sequence.arrival = self._clock()
             self._streams[number + index] = stream
@@ -296,11 +303,11 @@ class WorkerClient:
         self._streams.pop(number + index, None)
         self.link.send(FrameKind.STOP, [number, index, num_tokens])
 
-    def close(self, number: int, num_streams: int, is_closed: bool) -> None:
-        """Forget a request; the engine ends it unless it has closed it itself."""
+    def close(self, number: int, num_streams: int, num_reasoning_tokens: int | None) -> None:
+        """Forget a request; the engine ends it, with these tokens of reasoning. None: it has closed it itself."""
         self._forget(number, num_streams)
-        if not is_closed:
-            self.link.send(FrameKind.CLOSE, number)
+        if num_reasoning_tokens is not None:
+            self.link.send(FrameKind.CLOSE, [number, num_reasoning_tokens])
 
     def _forget(self, number: int, num_streams: int) -> None:
         self._generations.pop(number, None)

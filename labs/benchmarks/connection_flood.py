@@ -196,13 +196,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--connections", type=int, default=CONNECTIONS, help="that strangers hold (default: %(default)s)"
     )
+    parser.add_argument("--http-workers", type=int, default=0, help="of the gateway (default: none)")
     options = parser.parse_args(arguments)
     report = Report("connection_flood", options.quick)
     count = 64 if options.quick else options.connections
     for name in ATTACKS:
         rows, flooded, ratios = [], [], []
         for _ in range(1 if options.quick else options.runs):
-            quiet, seen, memory = _measure(name, count, PERIOD_SECONDS / 10 if options.quick else PERIOD_SECONDS)
+            seconds = PERIOD_SECONDS / 10 if options.quick else PERIOD_SECONDS
+            quiet, seen, memory = _measure(name, count, seconds, options.http_workers)
             rows += [_row("quiet", quiet, None), _row("flooded", seen, memory / count)]
             flooded.append(seen)
             ratios.append(seen.p50 / quiet.p50)
@@ -214,12 +216,12 @@ def main(arguments: list[str] | None = None) -> int:
     return report.finish(options.results)
 
 
-def _measure(name: str, count: int, seconds: float) -> tuple[Seen, Seen, float]:
+def _measure(name: str, count: int, seconds: float, http_workers: int) -> tuple[Seen, Seen, float]:
     """A quiet period and a flooded one of a new gateway, and the bytes by which it grew between them."""
     core, other = machine.two_cores()
     admin_port = free_port()
     with TemporaryDirectory() as folder:
-        limits = {"max_connections": count, "admin_port": admin_port}
+        limits = {"max_connections": count, "admin_port": admin_port, "http_workers": http_workers}
         with served_afresh(core, [TENANT], Path(folder), **limits) as gateway:
             tenant = Tenant(gateway, admin_port)
             quiet = asyncio.run(tenant.watch(seconds))
@@ -245,6 +247,7 @@ def _row(period: str, seen: Seen, bytes_each: float | None) -> dict[str, object]
         "probes lost": seen.probes_lost,
         "p50 ms": seen.p50 * 1e3,
         "p99 ms": seen.p99 * 1e3,
+        "longest ms": max(seen.seconds) * 1e3,
         "KiB a connection": "" if bytes_each is None else bytes_each / 1024,
     }
 

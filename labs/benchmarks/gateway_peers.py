@@ -114,7 +114,7 @@ def _start(running: ExitStack, with_litellm: bool) -> dict[str, Server]:
         servers[name] = Server(ready["port"], ready["key"], {"ignore_eos": True})
     if with_litellm:
         backend = running.enter_context(Worker.module("labs.benchmarks.bare_server", core=load_core)).ready["port"]
-        port = running.enter_context(litellm_proxy.litellm_proxy(server_core, backend, redis_port))
+        port = running.enter_context(litellm_proxy.litellm_proxy(server_core, backend, redis_port)).port
         servers[LITELLM] = Server(port, litellm_proxy.KEY, {})
     return servers
 

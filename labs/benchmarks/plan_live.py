@@ -2,17 +2,18 @@
 embedded smollm2]`.
 
 `sluice serve` on one core, clients on another, once with an event log under half of its load: its step times and its
-settings are the device of the plan. The knee is planned for the lengths of that load and for others that the server has
-not seen, and then measured with `sluice bench`'s generator at rates around it, Poisson. The knee is the largest rate at
-which 99 % of the requests are good, between two rates by a straight line.
+settings are the device of the plan. The knee, at which 99 % of the requests are good, is planned for the lengths of
+that load and for others that the server has not seen. Then `sluice bench`'s generator sends the requests that the plan
+drew, at the planned rate and from there in steps of `RATE_STEP_SHARE` until the share of good ones crosses 99 %. With
+another draw the knee would differ by chance, by a tenth with 1,000 requests: ten of them decide.
 """
 
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -29,9 +30,8 @@ from labs.simulation.search.replicas import GOOD_SHARE
 from labs.simulation.traces import read_trace
 
 TENANT = "acme"
-LOADS = (0.8, 0.9, 1.0, 1.1, 1.2)  # of the predicted knee
-LEAST_REQUESTS, LEAST_SECONDS = 150, 15.0  # of each load
-PLANNED_REQUESTS, TRACE_REQUESTS = 1000, 3000
+RATE_STEP_SHARE, MAX_STEPS = 0.05, 5  # of the planned knee, either way
+TRACE_REQUESTS = 3000
 MAX_ERROR_SHARE = 0.1
 
 
@@ -42,6 +42,7 @@ class Model:
     name: str
     objective: Objective
     rate: float  # requests a second while the event log is written, about half of the capacity of a core
+    requests: int  # of each rate, at least
     traces: Mapping[str, tuple[Lengths, Lengths]]  # of prompts and answers, in tokens; the first one is recorded
 
 
@@ -49,7 +50,8 @@ MODELS = {
     "embedded": Model(
         "embedded",
         Objective(1.0, 0.1),
-        8.0,
+        20.0,
+        400,
         {
             "recorded": (Lengths(150, 0.5), Lengths(60, 0.5)),
             "unseen": (Lengths(500, 0.4), Lengths(20, 0.6)),
@@ -59,6 +61,7 @@ MODELS = {
         "smollm2",
         Objective(3.0, 0.3),
         0.8,
+        120,
         {
             "recorded": (Lengths(60, 0.4), Lengths(20, 0.5)),
             "unseen": (Lengths(120, 0.4), Lengths(10, 0.5)),
@@ -88,32 +91,48 @@ def _measure(report: Report, options: Namespace, model: Model, core: int, direct
     settings = {"model": model.name}
     with served(core, [TENANT], directory / "recorded", event_log=log, **settings) as server:
         _bench(server.port, server.keys[TENANT], traces["recorded"], model, options.log_seconds).run(model.rate)
-    replicas = {
-        name: measured_replica(read_trace(trace), log, model.objective, 50 if options.quick else PLANNED_REQUESTS)
-        for name, trace in traces.items()
-    }
     with served(core, [TENANT], directory / "measured", **settings) as server:
-        for name, replica in replicas.items():
+        for name, trace in traces.items():
+            replica = measured_replica(read_trace(trace), log, model.objective, 50 if options.quick else model.requests)
             knee = replica.knee(lambda _: None)
             if knee is None:
                 report.notes.append(f"{model.name}, {name}: no rate is planned: one request alone takes too long")
                 continue
-            seconds = 2.0 if options.quick else max(LEAST_SECONDS, LEAST_REQUESTS / knee.rate)
-            bench = _bench(server.port, server.keys[TENANT], traces[name], model, seconds)
-            good = {load * knee.rate: bench.run(load * knee.rate).summary.all.goodput for load in LOADS}
-            _tell(report, f"{model.name}, {name}", knee.rate, good)
+            drawn = replica.traffic(knee.rate)
+            _write(trace, ((knee.rate * one.time, one.prompt_tokens, one.output_tokens) for one in drawn))
+            seconds = 2.0 if options.quick else drawn[-1].time
+
+            def goodput(load: float, trace: Path = trace, rate: float = knee.rate, seconds: float = seconds) -> float:
+                bench = _bench(server.port, server.keys[TENANT], trace, model, seconds / load)
+                return bench.run(load * rate).summary.all.goodput
+
+            _tell(report, f"{model.name}, {name}", knee.rate, crossing(goodput))
+
+
+def crossing(goodput: Callable[[float], float]) -> dict[float, float]:
+    """Measure the good share at multiples of the planned knee, from 1 up or down until it crosses `GOOD_SHARE`."""
+    good = {1.0: goodput(1.0)}
+    step = RATE_STEP_SHARE if good[1.0] >= GOOD_SHARE else -RATE_STEP_SHARE
+    for number in range(1, MAX_STEPS + 1):
+        load = 1.0 + number * step
+        good[load] = goodput(load)
+        if (good[load] >= GOOD_SHARE) != (good[1.0] >= GOOD_SHARE):
+            break
+    return good
 
 
 def _tell(report: Report, name: str, planned: float, good: Mapping[float, float]) -> None:
-    measured = knee_of(good)
-    rows: list[dict[str, object]] = [{"requests/s": rate, "good %": 100 * share} for rate, share in good.items()]
+    measured = planned * knee_of(good)
+    rows: list[dict[str, object]] = [
+        {"requests/s": load * planned, "good %": 100 * share} for load, share in sorted(good.items())
+    ]
     report.add_table(f"{name}: planned {planned:.3g} requests/s, measured {measured:.3g}", rows)
     report.at_most(f"{name}: planned knee off the measured one, share", abs(planned / measured - 1), MAX_ERROR_SHARE)
 
 
 def knee_of(good: Mapping[float, float]) -> float:
-    """Return the rate at which the share of good requests falls below `GOOD_SHARE`; the first or the last rate where it
-    is below or above at all of them.
+    """Return the load at which the share of good requests falls below `GOOD_SHARE`, by a straight line between two; the
+    first or the last load where it is below or above at all of them.
     """
     rates = sorted(good)
     for low, high in pairwise(rates):
@@ -131,13 +150,17 @@ def _bench(port: int, key: str, trace: Path, model: Model, seconds: float) -> Be
 
 def _trace(directory: Path, name: str, prompts: Lengths, answers: Lengths) -> Path:
     """Write a trace of one request a second on average, to be sent several times as fast."""
-    random, at, lines = Random(name), 0.0, ["TIMESTAMP,ContextTokens,GeneratedTokens"]
-    for _ in range(TRACE_REQUESTS):
-        at += random.expovariate(1.0)
-        lines.append(f"{at:.6f},{prompts.tokens(random)},{answers.tokens(random)}")
+    random = Random(name)
+    times = accumulate(random.expovariate(1.0) for _ in range(TRACE_REQUESTS))
     path = directory / f"{name}.csv"
-    path.write_text("\n".join(lines) + "\n")
+    _write(path, ((at, prompts.tokens(random), answers.tokens(random)) for at in times))
     return path
+
+
+def _write(path: Path, requests: Iterable[tuple[float, int, int]]) -> None:
+    """Write times, prompts and answers in the form of Azure's traces."""
+    lines = [f"{at:.6f},{prompt},{answer}" for at, prompt, answer in requests]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.sched_setaffinity(0, {load_core})
         for run in range(runs):
             for name in _turns(run, list(MODES)):
-                _measure(name, gateways[name], seconds, figures)
+                measure(name, gateways[name], seconds, figures)
             os.sched_setaffinity(0, {server_core})
             figures["story us"].append(_story_us())
             os.sched_setaffinity(0, {load_core})
@@ -75,7 +75,7 @@ def _shares(sink_port: int, runs: int, seconds: float, core: int) -> Figures:
         }
         for run in range(runs):
             for name in _turns(run, list(SHARES)):
-                _measure(name, gateways[name], seconds, figures, STEPS)
+                measure(name, gateways[name], seconds, figures, STEPS)
     return figures
 
 
@@ -92,7 +92,8 @@ def _turns(run: int, names: list[str]) -> list[str]:
     return names[run % 3 :] + names[: run % 3]
 
 
-def _measure(name: str, gateway: Worker, seconds: float, figures: Figures, tokens: int = TOKENS) -> None:
+def measure(name: str, gateway: Worker, seconds: float, figures: Figures, tokens: int = TOKENS) -> None:
+    """Add the CPU time of a request at a gateway, of its loop and of its process, and its requests per second."""
     requests = Fresh(post(PATH, BODY | {"max_tokens": tokens}, gateway.ready["key"]))
     closed_loop(gateway.ready["port"], requests, CONNECTIONS, seconds / 6)
     before = gateway.ask()

@@ -6,13 +6,15 @@ measured."""
 import re
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from admission.step_times.step_time import StepTime
 from backend.roofline import MemoryPlan
-from gateway.cli.arguments import argument, duration
+from gateway.cli.arguments import argument
 from gateway.table import table
 from gateway.telemetry.event_log_file import read_event_log
+from labs.cli.simulate_flags import add_columns
 from labs.cli.simulation_inputs import progress
 from labs.simulation.arrival import Arrival
 from labs.simulation.device import Device, planned_device
@@ -25,6 +27,7 @@ from labs.simulation.search.replicas import (
     GOOD_SHARE,
     NUM_HALVINGS,
     NUM_NEAR_HALVINGS,
+    SEEDS,
     SENSITIVITIES,
     Knee,
     Replica,
@@ -37,9 +40,11 @@ from labs.simulation.traces import read_traffic
 from quotas.policy import units
 
 DEFAULT_REQUESTS = 1000
+MAX_REQUESTS = 100_000  # of each of some fifty simulations
 DEFAULT_PER_TOKEN_SECONDS = 0.1
 FITTING_SHARE = 0.999  # of the requests that the recommended max_model_len holds
 SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
+_TARGET = argument(units.positive_duration)
 _PRICE = re.compile(r"(\d+(?:\.\d+)?)(?:/h)?")
 
 
@@ -47,15 +52,16 @@ def add_capacity_flags(plan: ArgumentParser) -> None:
     """Add the flags, and what `sluice plan` calls with the memory and the step times that it has computed."""
     group = plan.add_argument_group("capacity, from a trace")
     group.add_argument("--trace", metavar="FILE", type=Path, help="recorded requests, as `sluice simulate` reads them")
+    add_columns(group)
     group.add_argument("--rate", metavar="R", type=argument(_above_zero), help="requests a second of all replicas")
-    group.add_argument("--ttft", metavar="D", type=duration, help="first token of 99 in 100 requests, such as 1s")
+    group.add_argument("--ttft", metavar="D", type=_TARGET, help="first token of 99 in 100 requests, such as 1s")
     group.add_argument(
-        "--per-token", metavar="D", type=duration, default=DEFAULT_PER_TOKEN_SECONDS,
+        "--per-token", metavar="D", type=_TARGET, default=DEFAULT_PER_TOKEN_SECONDS,
         help=f"and then a token every D on average (default: {format_duration(DEFAULT_PER_TOKEN_SECONDS)})",
     )  # fmt: skip
     group.add_argument("--price", metavar="P", type=argument(_price), help="of a GPU an hour, such as 3.50/h")
     group.add_argument(
-        "--requests", metavar="N", type=argument(units.count), default=DEFAULT_REQUESTS,
+        "--requests", metavar="N", type=argument(partial(units.count, most=MAX_REQUESTS)), default=DEFAULT_REQUESTS,
         help=f"requests of each simulation, at least (default: {DEFAULT_REQUESTS:,})",
     )  # fmt: skip
     group.add_argument(
@@ -77,25 +83,26 @@ class _Fleet:
 def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> str:
     """Return the text of the capacity part; empty without a trace. Raises `OptionError`, `TraceError`."""
     if namespace.trace is None:
-        for option in ("rate", "ttft", "price", "device"):
-            if getattr(namespace, option) is not None:
+        for option in ("rate", "ttft", "price", "device", "columns"):
+            if getattr(namespace, option):
                 raise OptionError(f"--{option}", getattr(namespace, option), "is of a trace's requests: give --trace")
         return ""
     if namespace.rate is None or namespace.ttft is None:
         raise OptionError("--trace", str(namespace.trace), "needs --rate and --ttft")
-    arrivals = read_traffic(namespace.trace, log_lines=read_event_log).arrivals
+    arrivals = read_traffic(namespace.trace, log_lines=read_event_log, columns=namespace.columns).arrivals
     fleet = _Fleet(namespace.rate, namespace.tensor_parallel, namespace.price)
     objective = Objective(namespace.ttft, namespace.per_token)
     if namespace.device is None:
         replica = planned_replica(arrivals, memory, steps, objective, namespace.requests)
     else:
         replica = measured_replica(arrivals, namespace.device, objective, namespace.requests)
-    runs = 1 + NUM_HALVINGS + 2 * len(SENSITIVITIES) * (1 + NUM_NEAR_HALVINGS)
+    runs = len(SEEDS) * (1 + NUM_HALVINGS) + 2 * len(SENSITIVITIES) * (1 + NUM_NEAR_HALVINGS)
     with progress("simulating", "requests", runs * replica.requests) as bar:
-        knee = replica.knee(bar.update)
-        if knee is None:
+        drawn = replica.knees(bar.update)
+        if not drawn:
             reason = "no rate meets it: one request alone takes too long, or nearly so; more ranks, or a later target"
             raise OptionError("--ttft", format_duration(namespace.ttft), reason)
+        replica, knee = drawn[len(drawn) // 2]
         changed = {
             name: [change(replica, factor).knee_near(knee, bar.update) for factor in (1 - CHANGE, 1 + CHANGE)]
             for name, change in SENSITIVITIES.items()
@@ -105,7 +112,7 @@ def plan_capacity(namespace: Namespace, memory: MemoryPlan, steps: StepTime) -> 
             _lengths(arrivals),
             _advice(arrivals, memory.footprint.model.max_position, replica.policy.engine.max_model_len),
             "",
-            _knee(replica, knee, fleet),
+            _knee(replica, [one for _, one in drawn], fleet),
             _sensitivity(knee, changed, fleet),
         ]
     )
@@ -163,17 +170,18 @@ def _lengths(arrivals: list[Arrival]) -> str:
 
 def _advice(arrivals: list[Arrival], longest: int, planned: int) -> str:
     wanted = recommended_len(arrivals, longest, FITTING_SHARE)
-    left_out = sum(not fits(one, planned) for one in arrivals) / len(arrivals)
+    left_out = sum(not fits(one, planned) for one in arrivals)
     line = f"--max-model-len {wanted} holds {format_percent(FITTING_SHARE)} of them"
     if wanted == longest:
         line = f"--max-model-len {wanted}, all that the model has, holds "
         line += f"{format_percent(sum(fits(one, wanted) for one in arrivals) / len(arrivals))} of them"
     if left_out:
-        line += f"; planned here is {planned:,}, which refuses {format_percent(left_out)}"
+        line += f"; planned here is {planned:,}, which refuses {left_out:,} of {len(arrivals):,}"
     return line
 
 
-def _knee(replica: Replica, knee: Knee, fleet: _Fleet) -> str:
+def _knee(replica: Replica, knees: list[Knee], fleet: _Fleet) -> str:
+    knee = knees[len(knees) // 2]
     run, number = knee.run, replicas_for(fleet.rate, knee.rate)
     first, each = (format_duration(seconds) for seconds in (replica.objective.first_token, replica.objective.per_token))
     rows = [
@@ -181,6 +189,11 @@ def _knee(replica: Replica, knee: Knee, fleet: _Fleet) -> str:
             "a replica's knee",
             f"{knee.rate:.3g} requests/s",
             f"{format_percent(GOOD_SHARE)} have a first token in {first}, and then one every {each}",
+        ),
+        (
+            "of other draws",
+            f"{knees[0].rate:.3g} to {knees[-1].rate:.3g}",
+            f"{len(knees)} draws of {replica.requests:,} requests: more --requests, less chance",
         ),
         ("of its capacity", format_percent(knee.rate / knee.capacity), "what it completes without any target"),
         ("first token there", format_duration(run.first_token.p99 or 0.0), "p99"),
@@ -191,16 +204,20 @@ def _knee(replica: Replica, knee: Knee, fleet: _Fleet) -> str:
             "prompts + answers",
         ),
         ("busy there", format_percent(run.busy), "of the time"),
-        ("replicas", f"{number:,}", f"{fleet.rate:g} requests/s / {knee.rate:.3g}, rounded up"),
+        ("replicas", f"{number:,}", f"{fleet.rate:g} / {knee.rate:.3g} requests/s, rounded up"),
         ("GPUs", f"{number * fleet.ranks:,}", f"{fleet.ranks} a replica"),
     ]
     if fleet.price is not None:
         hour = fleet.price * fleet.ranks
         output, every = (3600 * rate / 1e6 for rate in (run.output_rate, run.output_rate + run.prompt_rate))
         rows += [
-            ("cost an hour", format_number(number * hour), f"{number * fleet.ranks:,} GPUs at {fleet.price:g}"),
-            ("cost at the knee", f"{hour / output:.3g}", "a million answer tokens, prompts included"),
-            ("", f"{hour / every:.3g}", "a million tokens of prompts and answers"),
+            (
+                "cost an hour",
+                format_number(number * hour),
+                f"{units.counted(number * fleet.ranks, 'GPU')} at {fleet.price:g} an hour",
+            ),
+            ("cost at the knee", f"{hour / output:.3g}", "of a million answer tokens, prompts included"),
+            ("", f"{hour / every:.3g}", "of a million tokens of prompts and answers"),
         ]
     return table(("at " + f"{fleet.rate:g} requests/s", "", ""), rows, frozenset())
 

@@ -1,20 +1,31 @@
 """The flags of `sluice simulate`, and their types."""
 
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from labs.simulation.device import DEVICES
 from labs.simulation.errors import OptionError
 from labs.simulation.recorder import Objective
 from labs.simulation.search.sweep import parse_loads
-from labs.simulation.tables import FIELDS, NO_COLUMNS, Columns, parse_columns
+from labs.simulation.tables import FIELDS, NO_COLUMNS, parse_columns
 from labs.simulation.traces import FORMATS
 from labs.simulation.workload import Flood
 
+T = TypeVar("T")
+
 DEFAULT_ORDERING = "fair"
 DEFAULT_DEVICE = "llama3-8b-a100"
+
+
+def add_columns(group: Any) -> None:
+    group.add_argument(
+        "--columns", metavar="C", type=_columns, default=NO_COLUMNS,
+        help=f"what the columns of a table are: time=Timestamp,prompt=Request,output=Response; fields are "
+        f"{', '.join(FIELDS)}",
+    )  # fmt: skip
 
 
 def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
@@ -26,11 +37,7 @@ def add_traffic(parser: ArgumentParser) -> tuple[Any, Any]:
     group.add_argument(
         "--format", choices=["auto", *FORMATS], default="auto", help="format of the trace (default: auto)"
     )
-    group.add_argument(
-        "--columns", metavar="C", type=_columns, default=NO_COLUMNS,
-        help=f"what the columns of a table are: time=Timestamp,prompt=Request,output=Response; fields are "
-        f"{', '.join(FIELDS)}",
-    )  # fmt: skip
+    add_columns(group)
     group.add_argument(
         "--requests", metavar="N", type=_count, help="use the first N requests, repeating the trace if need be"
     )
@@ -142,25 +149,19 @@ def _positive(text: str) -> float:
     raise ArgumentTypeError("a number above 0")
 
 
-def _columns(text: str) -> Columns:
-    try:
-        return parse_columns(text)
-    except OptionError as error:
-        raise ArgumentTypeError(str(error)) from None
+def _parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A type of argument whose errors name no option, since argparse does."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except OptionError as error:
+            raise ArgumentTypeError(str(error).partition(": ")[2]) from None
+
+    return read
 
 
-def sweep_loads(text: str) -> tuple[float, ...]:
-    try:
-        return parse_loads(text)
-    except OptionError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
-def _flood(text: str) -> Flood:
-    try:
-        return Flood.parse(text)
-    except OptionError as error:
-        raise ArgumentTypeError(str(error)) from None
+_columns, sweep_loads, _flood = _parsed(parse_columns), _parsed(parse_loads), _parsed(Flood.parse)
 
 
 def new_file(text: str) -> Path:

@@ -13,6 +13,7 @@ reader names them.
 import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -22,6 +23,7 @@ from typing import TextIO
 from zlib import crc32
 
 from backend.scheduler.sequence import SPARE_CLASS
+from gateway.quoting import quoted
 from labs.simulation.arrival import Arrival
 from labs.simulation.errors import OptionError, TraceError
 
@@ -50,6 +52,7 @@ _OPTIONAL = tuple(name for name in FIELDS if name not in (*_TIMES, *_NEEDED))
 
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 _NUMBER = re.compile(r"\s*\d{1,15}\s*")
+MAX_HEADER_CHARS = 200  # shown of an unknown header
 _MAX_VALUE = 10**15 - 1  # tokens or milliseconds
 
 Columns = Mapping[str, str]  # by field, the heading of its column
@@ -134,9 +137,19 @@ def _known(path: Path, headings: Sequence[str], layout: str | None, given: Colum
         raise TraceError(path, 1, f"the header lacks {', '.join(missing)}")
     if not any(headings):
         raise TraceError(path, 1, "no header is here: is the file empty?")
+    shown = quoted(", ".join(headings), MAX_HEADER_CHARS)
+    if any(map(_is_value, headings)):
+        first = ", ".join(_OWN[0])
+        raise TraceError(path, 1, f"{shown} are values: the first line has the names of the columns, such as {first}")
     layouts = "; ".join(", ".join(columns.values()) for columns in [*LAYOUTS.values(), *_OWN])
-    reason = f"the header, {', '.join(headings)}, is of no known layout ({layouts}): --columns says what a column is"
-    raise TraceError(path, 1, reason)
+    raise TraceError(path, 1, f"the header {shown} is of no known layout ({layouts}): --columns says what a column is")
+
+
+def _is_value(heading: str) -> bool:
+    """True of a number or a time."""
+    with suppress(ValueError):
+        return isfinite(seconds_of(heading))
+    return False
 
 
 def _is_given(name: str, given: Columns) -> bool:
@@ -214,7 +227,7 @@ def count_of(path: Path, line: int, name: str, value: object, at_least: int) -> 
     if isinstance(number, int) and not isinstance(number, bool) and at_least <= number <= _MAX_VALUE:
         return number
     reason = f"must be an integer of at least {at_least} and at most 15 digits"
-    raise TraceError(path, line, f"{name} {reason}, got {value!r:.40}")
+    raise TraceError(path, line, f"{name} {reason}, got {'nothing' if value is None else f'{value!r:.40}'}")
 
 
 def seconds_of(text: str) -> float:

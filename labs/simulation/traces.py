@@ -64,6 +64,8 @@ def read_traffic(
         read = _read(path, kind, log_lines, columns)
     except UNREADABLE as error:
         reason = getattr(error, "strerror", None) or error
+        if isinstance(error, UnicodeDecodeError):
+            reason = "it is no UTF-8 text"
         raise OptionError(option, str(path), f"cannot be read: {reason}") from None
     if not read.arrivals:
         raise TraceError(path, 1, "there are no requests in this file")

@@ -67,7 +67,8 @@ class Limiter:
         ask = charge.ask
         kept = Usage(
             input_tokens=(computed := min(used.input_tokens, ask.input_tokens)),
-            output_tokens=min(used.output_tokens, ask.output_tokens),
+            output_tokens=(generated := min(used.output_tokens, ask.output_tokens)),
+            reasoning_tokens=min(used.reasoning_tokens, generated),
             cached_tokens=min(used.cached_tokens, computed),
             requests=min(used.requests, ask.requests),
         )

@@ -34,7 +34,9 @@ NEVER = {  # fields of a tenant without effect in a simulation
     "usage.by": "how finely use is told apart changes nothing for requests",
     "usage.rows": "how finely use is told apart changes nothing for requests",
     "prefix_cache.pinned": "a trace says how long prompts are and what they share, and not what they begin with",
+    "price.reasoning": "the trace does not say which tokens were reasoning",
 }
+FOLLOWING = {"price.cached_input": "price.input", "price.reasoning": "price.output"}
 NO_CONTENTS = "the trace does not say what prompts share: nothing is found in the prefix cache"
 
 Places = Mapping[str, Mark]
@@ -100,16 +102,16 @@ def unsimulated(changes: Iterable[Change], seen: Seen, *places: Places) -> list[
 
 
 def _followed(changes: Iterable[Change], seen: Seen) -> set[Change]:
-    """The changes that another change shows: a default that a tenant inherits, or a price of cached tokens that follows
-    the others'.
+    """The changes that another change shows: a default that a tenant inherits, or a price of cached or reasoning tokens
+    that follows the others'.
     """
     inherited = {change.field for change in changes if change.scope in seen.sources}
-    prices = {(change.scope, change.after) for change in changes if change.field == "price.input"}
+    prices = {(change.scope, change.field, change.after) for change in changes}
     return {
         change
         for change in changes
         if (change.scope == "defaults" and change.field in inherited)
-        or (change.field == "price.cached_input" and (change.scope, change.after) in prices)
+        or (change.scope, FOLLOWING.get(change.field), change.after) in prices
     }
 
 

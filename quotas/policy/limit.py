@@ -40,19 +40,30 @@ TENANT_ONLY = frozenset({Resource.QUEUED_REQUESTS, Resource.KV_BYTES})
 
 class TokenPrices(NamedTuple):
     """Prices of one token in billionths of the currency's unit. `cached_input` is of prompt tokens found in the prefix
-    cache.
+    cache, `reasoning` of output tokens before the content of an answer.
     """
 
     input: int
     cached_input: int
     output: int
+    reasoning: int
     currency: str  # ISO 4217
     model: str = ""  # which has prices of its own; empty: of all others
 
-    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
-        """The exact cost in billionths; `cached_tokens` are part of `input_tokens`."""
-        computed = (input_tokens - cached_tokens) * self.input + cached_tokens * self.cached_input
-        return computed + output_tokens * self.output
+    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int, reasoning_tokens: int) -> int:
+        """The exact cost in billionths; `cached_tokens` are part of `input_tokens`, and `reasoning_tokens` of
+        `output_tokens`.
+        """
+        given = (input_tokens - cached_tokens) * self.input + cached_tokens * self.cached_input
+        return given + (output_tokens - reasoning_tokens) * self.output + reasoning_tokens * self.reasoning
+
+    def most(self, input_tokens: int, output_tokens: int) -> int:
+        """The most that a request with these tokens may cost."""
+        return input_tokens * self.input + output_tokens * self.dearest_output
+
+    @property
+    def dearest_output(self) -> int:
+        return max(self.output, self.reasoning)
 
 
 class BudgetPeriod(StrEnum):
@@ -61,6 +72,7 @@ class BudgetPeriod(StrEnum):
     DAY = "day"
     WEEK = "week"
     MONTH = "month"
+    __hash__ = str.__hash__  # Enum's is interpreted
 
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -111,7 +123,7 @@ class Budget:
 
     @property
     def unit(self) -> str:
-        return self.period.value
+        return self.period
 
     def first_day(self, quarter: int) -> int:
         """Return the first day of the period that contains the quarter of an hour."""
@@ -228,8 +240,8 @@ class Limit:
                 return self.capacity
             case Resource.TOKENS:
                 return self.capacity - input_tokens
-            case Resource.COST if self.prices is not None and self.prices.output:
-                return (self.capacity - self.prices.cost(input_tokens, 0, 0)) // self.prices.output
+            case Resource.COST if self.prices is not None and self.prices.dearest_output:
+                return (self.capacity - self.prices.most(input_tokens, 0)) // self.prices.dearest_output
         return None
 
     def number(self, amount: int) -> int | float:

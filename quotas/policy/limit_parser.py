@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from operator import attrgetter
 
 from quotas.policy import units, words
 from quotas.policy.limit import (
+    HELD,
     TENANT_ONLY,
     UTC_CALENDAR,
     WEEKDAYS,
@@ -30,6 +31,8 @@ from quotas.policy.yaml_nodes import Fields, Items, Node, Scalar
 MAX_ALERTS = 8  # of one budget
 BUDGET_FIELDS = ("budget", "soft", "alerts")
 ReadWindow = Callable[[str], tuple[int, Rate | Budget | PerSession]]
+Amount = tuple[int, Window, tuple[Alert, ...], bool]
+"""One limit of a resource as it is written: the amount, its window, a budget's alerts, and whether it is soft."""
 
 _RESOURCES = {resource.value: resource for resource in Resource}
 _RANKS = {resource: rank for rank, resource in enumerate(Resource)}
@@ -49,17 +52,18 @@ def read_limits(
     for name in section.names:
         resource, node = _RESOURCES.get(name), section.node(name)
         if resource and node is not None and not (isinstance(node, Scalar) and node.text == UNLIMITED):
-            read = _held(section, resource) if resource.is_held else _spent(section, node, resource)
-            if (key or team) and any(isinstance(one.window, PerSession) for one in read):
+            read = _held(section, resource) if resource in HELD else _spent(section, node, resource)
+            if (key or team) and any(isinstance(window, PerSession) for _, window, _, _ in read):
                 section.wrong(resource, "is by the session, which is counted for tenants alone: set it for the tenant")
             limits += [
-                Limit(resource, one.amount, one.window, key, None, team, one.alerts, one.is_soft) for one in read
+                Limit(resource, amount, window, key, None, team, alerts, is_soft)
+                for amount, window, alerts, is_soft in read
             ]
     return _by_calendar(tuple(sorted(limits, key=_order)) if len(limits) > 1 else tuple(limits), calendar)
 
 
 def _by_calendar(limits: tuple[Limit, ...], calendar: Calendar) -> tuple[Limit, ...]:
-    if all(not isinstance(limit.window, Budget) or limit.window.calendar == calendar for limit in limits):
+    if not [one for one in limits if isinstance(one.window, Budget) and one.window.calendar != calendar]:
         return limits  # most tenants share those of defaults
     return tuple(
         replace(limit, window=Budget(limit.window.period, calendar)) if isinstance(limit.window, Budget) else limit
@@ -67,19 +71,9 @@ def _by_calendar(limits: tuple[Limit, ...], calendar: Calendar) -> tuple[Limit, 
     )
 
 
-class Amount(NamedTuple):
-    """One limit of a resource as it is written."""
-
-    amount: int
-    window: Window = None
-    alerts: tuple[Alert, ...] = ()
-    is_soft: bool = False
-
-
 def _held(section: Section, resource: Resource) -> list[Amount]:
-    read = _read_size if resource is Resource.KV_BYTES else _read_count
-    amount = section.value(resource, read, None)
-    return [] if amount is None else [Amount(amount)]
+    amount = section.value(resource, _read_size if resource is Resource.KV_BYTES else _read_count, None)
+    return [] if amount is None else [(amount, None, (), False)]
 
 
 _read_size, _read_count = partial(units.size, least=0), partial(units.count, least=0)
@@ -89,14 +83,14 @@ def _spent(section: Section, node: Node, resource: Resource) -> list[Amount]:
     if isinstance(node, Items) and not node.nodes:
         section.wrong(resource, f"is an empty list: write {UNLIMITED} to lift a limit")
     found: dict[str, Amount] = {}
+    path, read = f"{section.path}.{resource}", _money if resource is Resource.COST else _rate
     for item in node.nodes if isinstance(node, Items) else (node,):
-        path = f"{section.path}.{resource}"
-        read = _one_spent(section, item, path, _money if resource is Resource.COST else _rate)
-        if read is None or read.window is None:
+        amount = _one_spent(section, item, path, read)
+        if amount is None or (window := amount[1]) is None:
             continue
-        if read.window.unit in found:
-            section.note(item.mark, f"{section.path}.{resource}", f"has two limits per {read.window.unit}: keep one")
-        found[read.window.unit] = read
+        if window.unit in found:
+            section.note(item.mark, path, f"has two limits per {window.unit}: keep one")
+        found[window.unit] = amount
     return list(found.values())
 
 
@@ -105,8 +99,8 @@ def _one_spent(section: Section, node: Node, path: str, read: ReadWindow) -> Amo
     detail = section.as_section(node, path) if isinstance(node, Fields) else None
     if detail is not None and "budget" in detail:
         return _budget(detail, read)
-    windowed = _windowed(section, node, path) if read is _rate else section.convert(node, path, read, None)
-    return None if windowed is None else Amount(*windowed)
+    windowed = _with_burst(detail) if detail is not None and read is _rate else section.convert(node, path, read, None)
+    return None if windowed is None else (*windowed, (), False)
 
 
 def _budget(detail: Section, read: ReadWindow) -> Amount | None:
@@ -128,7 +122,7 @@ def _budget(detail: Section, read: ReadWindow) -> Amount | None:
         detail.wrong("soft", "needs alerts: a soft budget refuses nothing")
     if not is_soft and any(alert.percent > 100 for alert in valid):
         detail.wrong("alerts", "are above 100%, which only a soft budget passes")
-    return Amount(amount, window, tuple(valid), is_soft)
+    return amount, window, tuple(valid), is_soft
 
 
 def _alert(section: Section) -> Alert | None:
@@ -150,7 +144,7 @@ def priced(
     section: Section, given: Section | None, limits: tuple[Limit, ...], price: Price | None
 ) -> tuple[Limit, ...]:
     """The limits, those of cost with the prices of their tenant."""
-    if all(limit.resource is not Resource.COST for limit in limits):
+    if Resource.COST not in map(attrgetter("resource"), limits):
         return limits
     problem = problem_with(price)
     if problem is not None:
@@ -193,19 +187,17 @@ def refuse_tenants_limits(limits: Section) -> None:
 
 def read_calendar(section: Section, base: Calendar) -> Calendar:
     """The calendar of a section's budgets."""
+    if "week_starts" not in section and "time_zone" not in section:
+        return base
     starts = section.value("week_starts", words.weekday, WEEKDAYS[base.week_starts])
     return Calendar(section.value("time_zone", words.time_zone, base.time_zone), WEEKDAYS.index(starts))
 
 
-def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budget | PerSession] | None:
-    """Read an amount and a window: `100k/min`, or `{rate: 100k/min, burst: 20k}`."""
-    if not isinstance(node, Fields):
-        return section.convert(node, path, _rate, None)
-    detail = section.as_section(node, path)
-    assert detail is not None
+def _with_burst(detail: Section) -> tuple[int, Rate | Budget | PerSession] | None:
+    """Read an amount and a window: `{rate: 100k/min, burst: 20k}`."""
     detail.refuse_unknown(("rate", "burst"))
     if "rate" not in detail:
-        section.note(node.mark, path, "has no rate")
+        detail.note(detail.mark, detail.path, "has no rate")
     read, burst = detail.value("rate", _rate, None), detail.value("burst", units.burst, None)
     if read is None or burst is None:
         return read
@@ -216,19 +208,13 @@ def _windowed(section: Section, node: Node, path: str) -> tuple[int, Rate | Budg
     return amount, replace(window, burst=burst)
 
 
-def _rate(text: str) -> tuple[int, Rate | Budget | PerSession]:
-    _refuse_unlimited(text)
-    return units.rate(text)
-
-
-def _money(text: str) -> tuple[int, Rate | Budget | PerSession]:
-    _refuse_unlimited(text)
-    return units.budget_of_money(text)
-
-
-def _refuse_unlimited(text: str) -> None:
+def _window(read: ReadWindow, text: str) -> tuple[int, Rate | Budget | PerSession]:
     if text == UNLIMITED:
         raise ValueError("cannot be one of several limits")
+    return read(text)
+
+
+_rate, _money = partial(_window, units.rate), partial(_window, units.budget_of_money)
 
 
 def _order(limit: Limit) -> tuple[int, bool, int, str]:

@@ -242,7 +242,7 @@ def _read_default_adapter(section: Section, base: str | None) -> str | None:
 
 def _read_bound(section: Section, name: str, base: int, least: int, most: int) -> int:
     """A bound of one request, at most the server's own."""
-    return section.value(name, partial(units.count, least=least, most=most), base)
+    return section.value(name, partial(units.count, least=least, most=most), base) if name in section else base
 
 
 def _read_price(section: Section, base: Price | None) -> Price | None:
@@ -252,17 +252,18 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
     fields = section.section("price")
     if fields is None:
         return base
-    fields.refuse_unknown(("input", "output", "cached_input", "currency", "batch", "models"))
+    fields.refuse_unknown(("input", "output", "cached_input", "reasoning", "currency", "batch", "models"))
     missing = [name for name in ("input", "output", "currency") if name not in fields]
     if missing:
         section.wrong("price", f"has no {listed(missing)}")
     given = fields.value("input", units.price, None)
     output = fields.value("output", units.price, None)
     cached = fields.value("cached_input", units.price, given)
+    reasoning = fields.value("reasoning", units.price, output)
     currency = fields.value("currency", words.currency, None)
-    if given is None or output is None or cached is None or currency is None:
+    if given is None or output is None or cached is None or reasoning is None or currency is None:
         return base
-    price = Price(given, output, cached, currency, fields.value("batch", units.share, Decimal(1)))
+    price = Price(given, output, cached, reasoning, currency, fields.value("batch", units.share, Decimal(1)))
     models = fields.section("models")
     of_models = models.sections(words.model) if models else ()
     priced = {name: _read_price_of_model(one, price) for name, _, one in of_models}
@@ -271,11 +272,12 @@ def _read_price(section: Section, base: Price | None) -> Price | None:
 
 def _read_price_of_model(section: Section, base: Price) -> Price:
     """A model's price; what it leaves out is as for all others."""
-    section.refuse_unknown(("input", "output", "cached_input", "batch"))
+    section.refuse_unknown(("input", "output", "cached_input", "reasoning", "batch"))
     given = section.value("input", units.price, base.input)
     cached = section.value("cached_input", units.price, given if "input" in section else base.cached_input)
     output = section.value("output", units.price, base.output)
-    return Price(given, output, cached, base.currency, section.value("batch", units.share, base.batch))
+    reasoning = section.value("reasoning", units.price, output if "output" in section else base.reasoning)
+    return Price(given, output, cached, reasoning, base.currency, section.value("batch", units.share, base.batch))
 
 
 def _read_cache_limits(section: Section | None, base: CacheLimits) -> CacheLimits:

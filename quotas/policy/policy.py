@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 from hashlib import sha256
 from operator import attrgetter
 from typing import Literal
@@ -61,11 +62,14 @@ class ClassPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The exact price of one token; `cached_input` is that of prompt tokens found in the prefix cache."""
+    """The exact price of one token; `cached_input` is that of prompt tokens found in the prefix cache, `reasoning` that
+    of output tokens of an answer's reasoning.
+    """
 
     input: Decimal
     output: Decimal
     cached_input: Decimal
+    reasoning: Decimal
     currency: str  # ISO 4217
     batch: Decimal = Decimal(1)  # share of each price that a token costs in a batch
     models: tuple[tuple[str, "Price"], ...] = field(default=(), repr=False, hash=False)  # by name: prices of their own
@@ -83,15 +87,17 @@ class Price:
     def in_batches(self) -> "Price":
         """The price of a token in a batch."""
         share = self.batch
-        return Price(share * self.input, share * self.output, share * self.cached_input, self.currency)
+        given, output = share * self.input, share * self.output
+        return Price(given, output, share * self.cached_input, share * self.reasoning, self.currency)
 
 
 def token_prices(price: Price, model: str = "") -> TokenPrices | None:
     """The prices in billionths of the currency's unit; None if one of them is no whole number of these."""
-    given, cached, output = (amount * NANOS for amount in (price.input, price.cached_input, price.output))
-    if given % 1 or cached % 1 or output % 1:
+    amounts = [amount * NANOS for amount in (price.input, price.cached_input, price.output, price.reasoning)]
+    if any(amount % 1 for amount in amounts):
         return None
-    return TokenPrices(int(given), int(cached), int(output), price.currency, model)
+    given, cached, output, reasoning = map(int, amounts)
+    return TokenPrices(given, cached, output, reasoning, price.currency, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,16 +345,10 @@ def _digest(tenant: TenantPolicy) -> int:
         )
         for key in sorted(tenant.keys.values(), key=lambda key: key.id)
     ]
+    shared = _written(tenant.prefix_cache, tenant.stored_responses, tenant.batches, tenant.usage)
     content = (
         (tenant.name, tenant.highest_class, tenant.default_class, tenant.weight, tenant.models, _said(tenant.limits)),
-        (
-            tenant.on_store_outage,
-            tenant.price,
-            tenant.prefix_cache,
-            tenant.stored_responses,
-            tenant.batches,
-            tenant.usage,
-        ),
+        (tenant.on_store_outage, tenant.price, shared),
         (tenant.guardrail, tenant.max_n, tenant.max_schema_bytes, tenant.max_top_logprobs, keys),
         (tenant.calendar, tenant.team, _said(tenant.team_limits)),
         *([tenant.default_adapter] if tenant.default_adapter is not None else []),
@@ -358,16 +358,25 @@ def _digest(tenant: TenantPolicy) -> int:
     return int.from_bytes(sha256(repr(content).encode("utf-8", "surrogatepass")).digest()[: DIGEST_BITS // 8])
 
 
+class _Written(str):
+    """Its representation is the text itself."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+@lru_cache
+def _written(*parts: object) -> _Written:
+    """The parts as a digest reads them; most tenants have those of defaults."""
+    return _Written(", ".join(map(repr, parts)))
+
+
 def _said(limits: tuple[Limit, ...]) -> list[tuple[object, ...]]:
-    return [(limit.name, limit.amount, limit.capacity, _calendar(limit), *_warning(limit)) for limit in limits]
-
-
-def _warning(limit: Limit) -> tuple[object, ...]:
-    return (limit.alerts, limit.is_soft) if limit.alerts else ()
-
-
-def _calendar(limit: Limit) -> Calendar | None:
-    return limit.window.calendar if isinstance(limit.window, Budget) else None
+    return [
+        (limit.name, limit.amount, limit.capacity, one.calendar if isinstance(one := limit.window, Budget) else None)
+        + ((limit.alerts, limit.is_soft) if limit.alerts else ())
+        for limit in limits
+    ]
 
 
 AGING_STEP_SECONDS = 20.0  # from one class to the next: see docs/policies.md for its value

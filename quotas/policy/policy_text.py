@@ -168,6 +168,7 @@ def _price_of_tokens(price: Price, batch: Decimal) -> Plain:
         "input": show_price(price.input),
         "output": show_price(price.output),
         "cached_input": show_price(price.cached_input),
+        "reasoning": show_price(price.reasoning),
     }
 
 

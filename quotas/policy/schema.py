@@ -190,6 +190,7 @@ def _price() -> Schema:
         "input": amount,
         "output": amount,
         "cached_input": _text(PRICE, "For prompt tokens found in the prefix cache; default: as input."),
+        "reasoning": _text(PRICE, "For output tokens of an answer's reasoning; default: as output."),
         "batch": _number(
             "number", SHARE, "The share of each price that a token costs in a batch; default: 1.", maximum=1
         ),

@@ -101,8 +101,8 @@ class Section:
 
     def section(self, name: str) -> "Section | None":
         """Return the mapping under `name`, or None if it is not there or no mapping."""
-        node = self.node(name)
-        return None if node is None else self.as_section(node, self._path_of(name))
+        entry = self._entries.get(name)
+        return None if entry is None else self.as_section(entry[1], self._path_of(name))
 
     def sections(self, convert: Convert[str]) -> "Iterator[tuple[str, Mark, Section]]":
         """Return each entry as its name, which `convert` reads, the place of the name, and its mapping."""

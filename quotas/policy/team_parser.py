@@ -24,7 +24,7 @@ def _read_team(section: Section, name: str) -> TeamPolicy:
         limits.wrong(Resource.COST, "needs a currency of the team, such as EUR, in which its tenants' prices are")
     if currency is None or not has_cost:
         return TeamPolicy(name, found, calendar)
-    prices = TokenPrices(0, 0, 0, currency)  # each tenant has its own
+    prices = TokenPrices(0, 0, 0, 0, currency)  # each tenant has its own
     return TeamPolicy(name, with_prices(found, prices), calendar, currency)
 
 

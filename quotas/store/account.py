@@ -252,10 +252,11 @@ class QuotaAccount:
         """Return the call of lua/settle.lua, in RESP."""
         head = self._heads.get((Script.SETTLE, 0))
         if head is None:
-            head = b"*10\r\n" + words(b"EVALSHA", source.digest, b"1", self.state)
+            head = b"*11\r\n" + words(b"EVALSHA", source.digest, b"1", self.state)
             self._heads[Script.SETTLE, 0] = head
         counts = (used.requests, used.input_tokens, used.cached_tokens, used.output_tokens)
-        return head + word(field) + b"".join(map(number_word, counts)) + word(b"%d" % round(used.kv_byte_seconds))
+        kv = word(b"%d" % round(used.kv_byte_seconds))
+        return head + word(field) + b"".join(map(number_word, counts)) + kv + number_word(used.reasoning_tokens)
 
     def remember(self, answer: list[bytes]) -> Levels:
         """Return the levels of an answer, and remember them in case the store loses them."""
@@ -361,7 +362,8 @@ def _letter(limit: Limit) -> str:
 
 
 def letter_of_money(prices: TokenPrices) -> str:
-    return f"m{prices.input},{prices.cached_input},{prices.output}"
+    reasoning = "" if prices.reasoning == prices.output else f",{prices.reasoning}"
+    return f"m{prices.input},{prices.cached_input},{prices.output}{reasoning}"
 
 
 def _window(limit: Limit) -> int | str:

@@ -41,7 +41,6 @@ class FinishedLine(NamedTuple):
     epoch: int
     number: int
     is_completed: bool
-    reasoning_tokens: int
     row: str | None = None  # of the ledger, in which its use is booked
     result_bytes: int = 0
     prices: TokenPrices | None = None  # of tokens in batches

@@ -149,7 +149,7 @@ class RedisStore:
                 await self._replica.supersede(account, ask.attempt)
             reservation = await self._reserve(account, ask, outage)
         except StoreUnavailable as error:
-            return self._fallback.reserve(account, ask, outage, error)
+            reservation = self._fallback.reserve(account, ask, outage, error)
         if outage == "lease":
             self._fallback.slices.add_demand(account, ask)
         return reservation
@@ -253,8 +253,10 @@ class RedisStore:
     async def _settle(self, account: QuotaAccount, tracked: TrackedReservation, usage: Usage) -> None:
         used = usage
         if tracked.extensions:
-            used = usage._replace(output_tokens=min(usage.output_tokens, tracked.reservation.ask.output_tokens))
-            await self._settle_extensions(tracked, usage.output_tokens - used.output_tokens)
+            output = min(usage.output_tokens, tracked.reservation.ask.output_tokens)
+            used = usage._replace(output_tokens=output, reasoning_tokens=min(output, usage.reasoning_tokens))
+            rest = usage.output_tokens - output, usage.reasoning_tokens - used.reasoning_tokens
+            await self._settle_extensions(tracked, *rest)
         if tracked.is_local:
             self._fallback.settle(account, tracked, used)
             return
@@ -265,11 +267,12 @@ class RedisStore:
         with suppress(StoreUnavailable):  # a later heartbeat retries
             await self._replica.settle(account, tracked)
 
-    async def _settle_extensions(self, tracked: TrackedReservation, output_tokens: int) -> None:
+    async def _settle_extensions(self, tracked: TrackedReservation, output: int, reasoning: int) -> None:
         for extension in tracked.extensions:
-            used = min(output_tokens, extension.ask.output_tokens)
-            output_tokens -= used
-            await self.settle(extension, Usage(output_tokens=used, requests=0))
+            used = Usage(output_tokens=min(output, extension.ask.output_tokens), requests=0)
+            used = used._replace(reasoning_tokens=min(reasoning, used.output_tokens))
+            output, reasoning = output - used.output_tokens, reasoning - used.reasoning_tokens
+            await self.settle(extension, used)
 
     async def conclude(self, tenant: str, delivered: Delivered) -> bool:
         """Settle a request of a lost replica by its delivered part: its whole prompt and that output, or nothing if no

@@ -100,12 +100,12 @@ class ReplicaReservations:
     async def charge(self, account: QuotaAccount, row: str | None, sender: bytes, ordinal: int, used: Usage) -> None:
         """Charge usage that was not reserved, and book it in a row, once for each ordinal of the sender."""
         ask = Ask(used.requests, used.input_tokens, used.output_tokens, row=row)
-        rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds))
+        rest = _numbers(ordinal, used.cached_tokens, round(used.kv_byte_seconds), used.reasoning_tokens)
         account.remember(await self._decide(Script.CHARGE, account, ask, sender, rest))
 
     async def finish_line(self, account: QuotaAccount, line: FinishedLine, used: Usage) -> tuple[bool, Levels]:
         """See `RedisStore.finish_line`. Returns whether the batch is still ours, and the levels."""
-        numbers = _numbers(used.requests, used.cached_tokens, round(used.kv_byte_seconds), line.reasoning_tokens)
+        numbers = _numbers(used.requests, used.cached_tokens, round(used.kv_byte_seconds), used.reasoning_tokens)
         how = b"completed" if line.is_completed else b"failed"
         money = b"" if line.prices is None else letter_of_money(line.prices).encode()
         place = line.batch.encode(), *_numbers(line.epoch, line.number), how

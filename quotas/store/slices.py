@@ -163,7 +163,7 @@ class Slices:
         self._opening: set[asyncio.Task[None]] = set()
 
     def add_demand(self, account: QuotaAccount, ask: Ask) -> None:
-        """Count a request that the store will answer."""
+        """Count a granted request, an outage's too: the store may be back for less than a period before the next."""
         slices = self._of.get(account)
         if slices is None:
             scopes = [scope for scope in account.scopes.items() if scope[0] != account.session]

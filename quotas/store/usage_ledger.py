@@ -6,8 +6,9 @@ import asyncio
 import re
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import date, timedelta
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from redis.exceptions import NoPermissionError
@@ -22,11 +23,13 @@ from quotas.store.replica_name import ReplicaName
 from quotas.store.scripts import Script, ScriptRunner
 from quotas.usage_row import UsageRow, rest_name, row_of
 
-ENTRY = struct.Struct("<6d")  # of lua/ledger.lua
-PATTERN = f"{PREFIX}:{{*}}:usage:".encode()
-LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}:usage:([0-9]{1,6})" % PREFIX.encode())
+ENTRY = struct.Struct("<7d")  # of lua/ledger.lua; of an older version, without the last
+LEDGERS = b":usage:"
+PATTERN = f"{PREFIX}:{{*}}".encode() + LEDGERS
+STATE = rb"%b:\{([!-z|~]{1,192})\}" % PREFIX.encode()  # of a tenant
+LEDGER = re.compile(STATE + LEDGERS + rb"([0-9]{1,6})")
 IN_BATCHES = b"/batch"  # ends the name of a row of use in batches (lua/finish_line.lua); no part of a name has a slash
-KEYS_PER_SCAN = b"200"  # scanned at once, so that other calls do not wait
+KEYS_PER_SCAN = b"1000"  # scanned at once, so that other calls do not wait
 WORDS_PER_TURN = 400  # of answers, which are read on the event loop in a millisecond
 TENANTS_PER_TURN = 500  # whose batches are closed in some milliseconds, so that other tasks do not wait
 MAX_BATCH_ROWS = 1000  # of a tenant, while the store is away or until the next flush; further ones are summed up
@@ -40,6 +43,14 @@ Batch = dict[UsageRow, Usage]
 
 Open = dict[str, Usage]
 """The usage of one tenant by the name of its row, to be booked."""
+
+
+class TenantLedgers(NamedTuple):
+    """A tenant's ledgers of some days: the names of their rows, and the entries as lua/read_usage.lua joins them."""
+
+    tenant: str
+    names: list[bytes]
+    entries: bytes
 
 
 class UsageLedger:
@@ -77,6 +88,18 @@ class UsageLedger:
             return await asyncio.to_thread(_batches, answers)
         return _batches(answers)
 
+    async def over_days(self, tenants: Sequence[str], first: date, last: date) -> list[TenantLedgers]:
+        """What each of these tenants has used on these days; one with long ledgers is there several times."""
+        found, end = list[TenantLedgers](), (last - EPOCH).days
+        begins = [(tenant, (first - EPOCH).days) for tenant in tenants]
+        while begins:
+            calls = ((state_key(tenant).encode(), b"%d" % begin, b"%d" % end) for tenant, begin in begins)
+            answers = await self._runner.call_all(Script.READ_USAGE, calls)
+            told = [(tenant, answer) for (tenant, _), answer in zip(begins, answers, strict=True)]
+            found += [TenantLedgers(tenant, names, entries) for tenant, (*names, _, entries) in told]
+            begins = [(tenant, int(answer[-2])) for tenant, answer in told if int(answer[-2]) <= end]
+        return found
+
     async def tenant_days(self, first: date = date.min, last: date = date.max) -> list[Ledger]:
         """The tenants and UTC days of this period with a ledger, in no order.
 
@@ -84,19 +107,45 @@ class UsageLedger:
         permitted.
         """
         found: set[Ledger] = set()
-        pattern = PATTERN + (b"%d" % (first - EPOCH).days if first == last else b"*")
-        cursor = b"0"
-        while True:
-            try:
-                scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", KEYS_PER_SCAN)
-                cursor, names = await self._runner.client.execute(*scan)
-            except NoPermissionError as error:
-                raise StoreUnsuitable(
-                    f"to find all tenants, the store's user needs the permission +scan: {error}"
-                ) from error
+        async for names in self._names(first, last):
             found.update(ledger for ledger in _named(names) if first <= ledger[1] <= last)
-            if cursor == b"0":
-                return list(found)
+        return list(found)
+
+    async def tenants(self, first: date, last: date) -> tuple[list[str], int]:
+        """The tenants with a ledger on these days, in order, and how many ledgers. Raises as `tenant_days` does."""
+        found, num_ledgers = set[bytes](), 0
+        days = range((first - EPOCH).days, (last - EPOCH).days + 1)
+        async for names in self._names(first, last):
+            for name in names:
+                tenant, _, day = name.rpartition(LEDGERS)
+                if day.isdigit() and int(day) in days:
+                    found.add(tenant)
+                    num_ledgers += 1
+        matches = (re.fullmatch(STATE, name) for name in found)
+        return sorted(unquote(match[1].decode()) for match in matches if match), num_ledgers
+
+    async def _names(self, first: date, last: date) -> AsyncIterator[list[bytes]]:
+        """Yield the names of ledgers, those of these days and perhaps others."""
+        pattern = PATTERN + (b"%d" % (first - EPOCH).days if first == last else b"*")
+        asked: asyncio.Task[tuple[bytes, list[bytes]]] | None = self._scan(b"0", pattern)
+        try:
+            while asked is not None:
+                try:
+                    cursor, names = await asked
+                except NoPermissionError as error:
+                    raise StoreUnsuitable(
+                        f"to find all tenants, the store's user needs the permission +scan: {error}"
+                    ) from error
+                asked = None if cursor == b"0" else self._scan(cursor, pattern)  # while these names are read
+                yield names
+        finally:
+            if asked is not None:
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+
+    def _scan(self, cursor: bytes, pattern: bytes) -> "asyncio.Task[tuple[bytes, list[bytes]]]":
+        scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", KEYS_PER_SCAN)
+        return asyncio.create_task(self._runner.client.execute(*scan))
 
     async def book_running(self, day: date, seconds: float) -> None:
         """Book for how long this process has run on a UTC day, in all. Raises `StoreUnavailable`."""
@@ -134,6 +183,31 @@ class UsageLedger:
         del self._closed[tenant]
 
 
+def kind_of(name: bytes) -> tuple[UsageRow, bool]:
+    """The row that a name in the ledger is of, and whether its use was in batches."""
+    return row_of(name.removesuffix(IN_BATCHES).decode()), name.endswith(IN_BATCHES)
+
+
+def usage_of(counts: Iterable[int], in_batches: bool) -> Usage:
+    """The usage of an entry by its counts, in the order of lua/ledger.lua."""
+    requests, input_tokens, cached, output, kv, engine, reasoning = counts
+    of_batches = (input_tokens, output, cached, reasoning) if in_batches else (0, 0, 0, 0)
+    batch_input, batch_output, batch_cached, batch_reasoning = of_batches
+    return Usage(
+        input_tokens,
+        output,
+        cached,
+        kv,
+        requests,
+        engine / 1e6,
+        reasoning,
+        batch_input,
+        batch_output,
+        batch_cached,
+        batch_reasoning,
+    )
+
+
 def _batches(answers: Iterable[list[bytes]]) -> list[Batch]:
     return [_usage_by_row(words) for words in answers]
 
@@ -156,15 +230,14 @@ def _add(batch: Open, row: str, usage: Usage) -> None:
 
 def _numbers(usage: Usage) -> tuple[bytes, ...]:
     counts = (usage.requests, usage.input_tokens, usage.cached_tokens, usage.output_tokens)
-    return tuple(b"%d" % count for count in (*counts, round(usage.kv_byte_seconds), round(usage.engine_seconds * 1e6)))
+    times = round(usage.kv_byte_seconds), round(usage.engine_seconds * 1e6)
+    return tuple(b"%d" % count for count in (*counts, *times, usage.reasoning_tokens))
 
 
 def _usage_by_row(words: list[bytes]) -> Batch:
     found: Batch = {}
     for name, text in zip(words[::2], words[1::2], strict=True):
-        requests, input_tokens, cached, output, kv, engine = map(int, ENTRY.unpack(text))
-        in_batch = (input_tokens, output, cached) if name.endswith(IN_BATCHES) else ()
-        row = row_of(name.removesuffix(IN_BATCHES).decode())
-        used = Usage(input_tokens, output, cached, kv, requests, engine / 1e6, *in_batch)
-        found[row] = found.get(row, NOTHING) + used
+        row, in_batches = kind_of(name)
+        counts = map(int, ENTRY.unpack(text.ljust(ENTRY.size, b"\0")))
+        found[row] = found.get(row, NOTHING) + usage_of(counts, in_batches)
     return found

@@ -1,5 +1,7 @@
 """Batches of inputs: whom they serve, how large they are, and when they wait."""
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,9 +28,9 @@ def added(queue: EncodingQueue, tenant: str, *lengths: int, at: float = 0.0) -> 
 def test_a_short_request_passes_a_long_list_of_its_tenant() -> None:
     queue = a_queue()
     long = added(queue, "a", *[10] * 50)
-    queue.take_batch(is_beside=False)
+    queue.take_batch(0.0)
     short = added(queue, "a", 10, at=1.0)
-    batch = queue.take_batch(is_beside=False)
+    batch = queue.take_batch(0.0)
     assert batch[0] == BatchInput(short, 0)
     assert [taken.ordinal for taken in batch[1:]] == list(range(10, 19)) and batch[1].request is long
 
@@ -39,18 +41,39 @@ def test_tenants_share_a_batch_by_weight_and_who_owes_waits() -> None:
         queue.share.asked(queue.share.account(tenant))
         added(queue, tenant, *[5] * 60)
     tokens = {"a": 0, "heavy": 0}
-    for taken in queue.take_batch(is_beside=False):
+    for taken in queue.take_batch(0.0):
         tokens[taken.request.tenant] += 5
     assert tokens == {"a": 25, "heavy": 75}
     queue.share.charge(queue.share.account("a"), 10.0)
-    assert {taken.request.tenant for taken in queue.take_batch(is_beside=False)} == {"heavy"}
+    assert {taken.request.tenant for taken in queue.take_batch(0.0)} == {"heavy"}
 
 
 def test_beside_answers_a_batch_is_as_short_as_its_limit_and_never_empty() -> None:
-    queue = a_queue(limits=LIMITS._replace(beside_s=BATCH_S + 20 * TOKEN_S))
+    queue = a_queue(limits=LIMITS._replace(beside_s=15 * TOKEN_S + 20 * TOKEN_S))
+    queue.time.batch_s = 15 * TOKEN_S
     added(queue, "a", 8, 8, 8, 50)
-    assert [len(queue.take_batch(is_beside=True)) for _ in range(3)] == [2, 1, 1], "an input is computed as a whole"
-    assert not queue.take_batch(is_beside=True) and queue.num_tokens == 0
+    assert [len(queue.take_batch(0.0, 0.0)) for _ in range(3)] == [2, 1, 1], "an input is computed as a whole"
+    assert not queue.take_batch(0.0, 0.0) and queue.num_tokens == 0
+
+
+def test_where_a_batch_costs_more_than_its_limit_without_inputs_it_has_inputs_for_as_much_again() -> None:
+    queue = a_queue(limits=LIMITS._replace(batch_tokens=1000, beside_s=BATCH_S / 2))
+    added(queue, "a", *[10] * 50)
+    assert len(queue.take_batch(0.0, 0.0)) == round(BATCH_S / TOKEN_S) / 10
+
+
+def test_beside_answers_a_tenant_in_debt_has_a_quarter_of_its_share_of_the_time_and_waits_for_the_rest() -> None:
+    queue, now, computed = a_queue(), 0.0, 0.0
+    for tenant in ("debtor", "answered"):
+        queue.share.asked(queue.share.account(tenant))
+    queue.share.charge(queue.share.account("debtor"), 20.0)
+    added(queue, "debtor", *[10] * 10_000)
+    while now < 10.0:
+        now += 0.01  # a step
+        if batch := queue.take_batch(now, queue.share.payback_of("answered")):
+            now += 0.01
+            computed += sum(queue.measured(batch, 0.01, now).values())
+    assert 0.09 < computed / now <= 0.125
 
 
 def test_nobody_waits_for_others_at_low_load_and_a_burst_is_waited_for_within_its_limit() -> None:
@@ -58,16 +81,16 @@ def test_nobody_waits_for_others_at_low_load_and_a_burst_is_waited_for_within_it
     assert queue.taken_at(0.0) == float("inf")
     added(queue, "a", 10, at=0.0)
     assert queue.taken_at(0.0) == 0.0, "nothing is known of others"
-    queue.take_batch(is_beside=False)
+    queue.take_batch(0.0)
     for at in (1.0, 2.0, 3.0):
         added(queue, "a", 10, at=at)
         assert queue.taken_at(at) == at, "the next is a second away"
-        queue.take_batch(is_beside=False)
+        queue.take_batch(0.0)
     for number in range(30):  # a burst, each a twentieth of a batch's fixed cost after the one before
         added(queue, "a", 1, at=4.0 + number * BATCH_S / 20)
     now = 4.0 + 29 * BATCH_S / 20
     assert queue.taken_at(now) == now, "thirty who wait for one more lose more than a batch costs"
-    queue.take_batch(is_beside=False)
+    queue.take_batch(0.0)
     added(queue, "a", 1, at=now)
     assert now < queue.taken_at(now) <= now + LIMITS.longest_wait_s
     late = now + LIMITS.longest_wait_s
@@ -104,14 +127,14 @@ def test_each_input_is_taken_once_in_order_and_batches_keep_their_bounds(steps: 
     cancelled, now = set[EncodingRequest](), 0.0
 
     def take(*, is_beside: bool) -> bool:
-        batch = queue.take_batch(is_beside=is_beside)
+        batch = queue.take_batch(now, 0.0 if is_beside else inf)
         tokens = sum(one.request.lengths[one.ordinal] for one in batch)
         assert tokens <= LIMITS.batch_tokens or len(batch) == 1
         for one in batch:
             assert one.request not in cancelled
             taken[one.request].append(one.ordinal)
         if batch:
-            assert sum(queue.measured(batch, 0.01).values()) == pytest.approx(0.01)
+            assert sum(queue.measured(batch, 0.01, now).values()) == pytest.approx(0.01)
         return bool(batch)
 
     for step in steps:

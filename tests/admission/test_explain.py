@@ -19,7 +19,7 @@ def arrival(
     return ["arrive", now, name, tenant, prompt, 100, 100, 1, None, 0, first_by, *[None] * 5, *KEPT]
 
 
-HEADER: list[Any] = ["log", VERSION, {}, {"overload": "deadline"}, [], 512]
+HEADER: list[Any] = ["log", VERSION, {}, {"overload": "deadline"}, [], 0, 512]
 LOG = [
     HEADER,
     arrival(0.5, "other-0", "globex", 10),
@@ -100,6 +100,12 @@ def test_a_wait_is_told_by_whose_requests_were_due_earlier_and_what_they_waited_
         "0.750 s: max_num_seqs sequences were running",
         "0.500 s: until the next step was planned",
     ]
+
+
+def test_of_several_models_a_wait_that_nothing_else_explains_is_for_a_step_of_its_own() -> None:
+    header = [*HEADER[:4], [HEADER[4:]], *HEADER[4:]]
+    log = [header, arrival(1.0, "r-0", "acme", 400), plan(1.0), plan(1.5, "r-0")]
+    assert "             0.500 s: until the next step of its model was planned" in explain(map(json.dumps, log), "r")
 
 
 def test_a_request_overtaken_for_a_slot_is_told_who_was_served_first_be_it_due_later() -> None:

@@ -15,6 +15,7 @@ from backend.scheduler.scheduled_step import ScheduledStep
 from backend.scheduler.sequence import Sequence
 from tests.admission.clocked_core import ClockedCore
 from tests.backend.sequences import make_sequence
+from tests.examples import examples
 
 ENGINE = EngineConfig(4096, 4096, max_num_seqs=32, max_num_batched_tokens=512, prefill_chunk=256)
 TIMES = StepTime((0.012, 8e-5, 2e-4, 1e-8, 1e-8, 1e-9, 0.0))
@@ -92,7 +93,7 @@ def goodput(core: Models, arrivals: list[tuple[float, int]]) -> float:
 def test_four_models_in_the_memory_of_two_have_the_goodput_of_two_that_have_it_for_themselves() -> None:
     """As much traffic in all, of which each model has its part of the day; by seed the ratio is 0.989 to 1.05."""
     own, found = list[float](), list[float]()
-    for seed in range(3):
+    for seed in range(examples(1, at_night=3)):
         own.append(goodput(Models(ENGINE, 2), bursts(2, 8.0, seed)))
         shared = Models(sleeping(4, 2), 4)
         found.append(goodput(shared, bursts(4, 8.0, seed)))

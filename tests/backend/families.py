@@ -1,6 +1,6 @@
 """Tiny random checkpoints of every family we load, made by transformers: the oracle of the decoder's tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,15 @@ def random_model(family: str) -> PreTrainedModel:
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
     return model
+
+
+@torch.no_grad()
+def likeliest(model: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """Return the likeliest token after the prompt and after each of an answer's tokens but the last: the answer itself,
+    if it is greedy. One run takes a twentieth of the time that `generate` takes for as many tokens.
+    """
+    logits = model(torch.tensor([[*prompt, *answer[:-1]]]), use_cache=False).logits
+    return logits[0, len(prompt) - 1 :].argmax(-1).tolist()  # type: ignore[no-any-return]
 
 
 def save_checkpoint(family: str, directory: Path) -> Path:

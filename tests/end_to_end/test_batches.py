@@ -227,6 +227,8 @@ def test_a_cancelled_and_an_expired_batch_keep_what_is_done(site: TenantSite) ->
             assert all(each["error"]["code"] == f"batch_{status}" and each["response"] is None for each in errors)
         with pytest.raises(openai.BadRequestError, match="cannot be cancelled any more"):
             client.batches.cancel(expired.id)
+    assert site.server.metric("sluice_requests_total", 'outcome="disconnected",class="spare"') > 0
+    assert 'outcome="failed",class="spare"' not in site.server.scrape().text
 
 
 def test_limits_of_files_and_batches(site: TenantSite) -> None:

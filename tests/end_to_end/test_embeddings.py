@@ -130,7 +130,12 @@ def test_an_input_that_cannot_be_encoded_is_refused_by_name(site: TenantSite) ->
             404,
             "does not exist; this server has 'embedder', 'scorer'",
         ),
-        ("/v1/chat/completions", {"model": "embedder", "messages": [{"role": "user", "content": "1"}]}, 404, "model"),
+        (
+            "/v1/chat/completions",
+            {"model": "embedder", "messages": [{"role": "user", "content": "1"}]},
+            400,
+            "embeds or scores texts and generates none",
+        ),
         ("/v1/rerank", {"model": "scorer", "query": "1", "documents": [5]}, 400, "documents\\[0\\] must be a string"),
         ("/v1/score", {"model": "scorer", "text_1": ["1", "2"], "text_2": ["1"]}, 400, "text_1 must be one text"),
     ):

@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from backend.model.hub import resolve_model
 from tests.gateway.server_process import PATIENCE, ServerProcess, running_server
 
 ASK: Any = [{"role": "user", "content": "Count from 3 to 12."}]
+CHAT = "/v1/chat/completions"
 RESPONSE = {
     "start_anchor": "<|assistant|>",
     "fields": {"reasoning_content": {"open": "<think>", "close": "</think>"}, "content": {"close": "<|end|>"}},
@@ -20,7 +23,7 @@ RESPONSE = {
 
 
 @pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model, with other names for the tokens of its calls: it is told to think, and thinks aloud."""
     model = tmp_path_factory.mktemp("model")
     for path in resolve_model("embedded").iterdir():
@@ -32,11 +35,21 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     _think_first(model / "tokenizer_config.json")
     policy = model / "policy.yaml"
     policy.write_text(
-        "classes:\n  plain: {}\n  brief: {service_tiers: [flex], max_reasoning_tokens: 3}\n", encoding="utf-8"
+        "classes:\n  plain: {}\n  brief: {service_tiers: [flex], max_reasoning_tokens: 3}\n"
+        "defaults: {price: {input: 1/1M, output: 2/1M, reasoning: 5/1M, currency: EUR}, limits: {cost: 9/month}}\n",
+        encoding="utf-8",
     )
-    flags = ("--model", str(model), "--policy", str(policy), "--threads", "1")
-    with running_server(tmp_path_factory.mktemp("server"), *flags) as server:
+    return model
+
+
+@pytest.fixture(scope="module")
+def thinker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with _serving(model, tmp_path_factory.mktemp("server")) as server:
         yield server
+
+
+def _serving(model: Path, folder: Path, *flags: str) -> AbstractContextManager[ServerProcess]:
+    return running_server(folder, f"--model={model}", f"--policy={model / 'policy.yaml'}", "--threads=1", *flags)
 
 
 def _think_first(path: Path) -> None:
@@ -122,6 +135,46 @@ def test_a_class_bounds_the_reasoning_of_its_requests(chat: Any) -> None:
     for extra, most in (({}, 3), ({"thinking_token_budget": 9}, 3), ({"thinking_token_budget": 1}, 1)):
         usage = chat(service_tier="flex", extra_body=extra).usage
         assert usage.completion_tokens_details.reasoning_tokens == most + 1
+
+
+def test_reasoning_is_billed_at_a_price_of_its_own(thinker: ServerProcess) -> None:
+    _hold_bill_to_answers(thinker)
+
+
+@pytest.mark.nightly
+def test_reasoning_billed_by_a_worker(model: Path, tmp_path: Path) -> None:
+    with _serving(model, tmp_path, "--http-workers=1") as server:
+        _hold_bill_to_answers(server)
+
+
+def _hold_bill_to_answers(server: ServerProcess) -> None:
+    """Every microunit of the bill follows from the usage that clients were told, and so does the budget's rest."""
+    asked: Any = {"model": server.get("/v1/models").json()["data"][0]["id"], "messages": ASK, "temperature": 0}
+    before = _billed(server)
+    used = [server.post(CHAT, **asked, max_tokens=30, thinking_token_budget=4 + n).json()["usage"] for n in range(2)]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for more in ({}, {"stop": "5", "n": 2}):
+        with server.stream(CHAT, **asked, **options, **more, max_tokens=20, thinking_token_budget=6) as stream:
+            events = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+        used.append(json.loads(events[-2])["usage"])
+    given, output = (sum(one[name] for one in used) for name in ("prompt_tokens", "completion_tokens"))
+    reasoning = sum(one["completion_tokens_details"]["reasoning_tokens"] for one in used)
+    assert 0 < reasoning < output
+    cost = given + 2 * (output - reasoning) + 5 * reasoning
+    assert [now - was for now, was in zip(_billed(server), before, strict=True)] == [
+        given,
+        output,
+        reasoning,
+        cost,
+        -cost,
+    ]
+
+
+def _billed(server: ServerProcess) -> list[int]:
+    """Tokens of input, output and reasoning, their cost, and what is left of the budget, in millionths."""
+    total, (budget,) = server.admin("usage")["total"], server.admin("budgets")["budgets"]
+    tokens = [total[f"{name}_tokens"] for name in ("input", "output", "reasoning")]
+    return [*tokens, int(Decimal(total["costs"].get("EUR", 0)) * 10**6), round(budget["left"] * 10**6)]
 
 
 def test_without_a_bound_it_may_think_to_the_end(chat: Any) -> None:

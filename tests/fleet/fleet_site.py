@@ -93,14 +93,14 @@ def fleet_site(
         named = any(flag.startswith("--replicas") for flag in route)
         which = () if named else ("--replicas", str(write_replicas(folder, replicas)))
         command = ("route", *which, *route, *ports, *shared)
-        url, admin_url = stack.enter_context(_running_router(folder, *command))
+        url, admin_url = stack.enter_context(running_router(folder, *command))
         site = FleetSite(folder, url, admin_url, replicas, keys)
         eventually(lambda: site.available() == count)
         yield site
 
 
 @contextmanager
-def _running_router(folder: Path, *arguments: str) -> Iterator[tuple[str, str]]:
+def running_router(folder: Path, *arguments: str) -> Iterator[tuple[str, str]]:
     """Start one; yield its address and that of its admin port."""
     stdout, stderr = folder / "router.out", folder / "router.err"
     with stdout.open("wb") as out, stderr.open("wb") as err:

@@ -97,6 +97,7 @@ def test_more_sequences_than_one_scan_are_found(monkeypatch: pytest.MonkeyPatch)
     assert_close(*compared(ragged([*spans, (5, 6)], Heads(1, 1, 16), 8)))
 
 
+@pytest.mark.nightly  # by day with a sink
 def test_a_long_context_is_split_and_joined_again() -> None:
     found, expected = compared(ragged([(1, 2900), (1, 5)], Heads(2, 1, 16), 16))
     assert_close(found, expected)

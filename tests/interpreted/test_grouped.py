@@ -6,7 +6,7 @@ import torch
 from backend.kernels.ops import ExpertWeights
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.triton_ops import TritonOps
-from tests.interpreted.closeness import DTYPES, assert_close
+from tests.interpreted.closeness import DTYPES, assert_close, each_in_a_dtype
 
 
 def experts(count: int, hidden: int, inner: int, per_token: int, normalises: bool, dtype: torch.dtype) -> ExpertWeights:
@@ -18,10 +18,9 @@ def experts(count: int, hidden: int, inner: int, per_token: int, normalises: boo
     return ExpertWeights(router.to(dtype), gate_up.to(dtype), down.to(dtype), per_token, normalises)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("tokens", "count", "hidden", "inner", "per_token", "normalises"),
-    [(1, 5, 96, 40, 2, True), (37, 3, 80, 72, 3, False), (70, 4, 64, 64, 1, True)],
+    ("tokens", "count", "hidden", "inner", "per_token", "normalises", "dtype"),
+    each_in_a_dtype([(1, 5, 96, 40, 2, True), (37, 3, 80, 72, 3, False), (70, 4, 64, 64, 1, True)]),
 )
 def test_each_row_is_the_sum_of_its_experts(
     tokens: int, count: int, hidden: int, inner: int, per_token: int, normalises: bool, dtype: torch.dtype

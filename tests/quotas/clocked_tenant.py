@@ -3,7 +3,7 @@ that they live through.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import date, timedelta
 from uuid import uuid4
@@ -28,7 +28,7 @@ from tests.quotas.stores import usage_by_key
 
 LEASE = 30.0
 SPENT = (Resource.REQUESTS, Resource.INPUT_TOKENS, Resource.OUTPUT_TOKENS, Resource.TOKENS)
-PRICES = TokenPrices(7, 2, 11, "EUR")
+ONE_PRICE, *PRICES = [TokenPrices(7, 2, 11, reasoning, "EUR") for reasoning in (11, 3, 29)]  # of reasoning
 TEAM, SESSION = "team", "session"
 SESSIONS_KEY = "k1"
 NEIGHBOURS_KEY = "k2"
@@ -45,7 +45,13 @@ _windows = st.sampled_from([1, 60, 3600]) | st.sampled_from(list(BudgetPeriod))
 
 
 @st.composite
-def _limits(draw: st.DrawFn, owner: str | None, amounts: st.SearchStrategy[int], held: tuple[int, int]) -> Limit:
+def _limits(
+    draw: st.DrawFn,
+    owner: str | None,
+    amounts: st.SearchStrategy[int],
+    held: tuple[int, int],
+    prices: Sequence[TokenPrices],
+) -> Limit:
     if owner == SESSION:
         return Limit(draw(st.sampled_from(SPENT)), draw(amounts), PER_SESSION, session=SESSION)
     key, team = (None, TEAM) if owner == TEAM else (owner, None)
@@ -55,16 +61,21 @@ def _limits(draw: st.DrawFn, owner: str | None, amounts: st.SearchStrategy[int],
     if isinstance(window, BudgetPeriod):
         budget = Budget(window, draw(calendars))
         if draw(st.integers(0, 3)) == 0:
-            return Limit(Resource.COST, 5 * amount, budget, key, PRICES, team)
+            return Limit(Resource.COST, 5 * amount, budget, key, draw(st.sampled_from(prices)), team)
         return Limit(draw(st.sampled_from(SPENT)), amount, budget, key, team=team)
     return Limit(draw(st.sampled_from(SPENT)), amount, Rate(window, draw(amounts)), key, team=team)
 
 
 def policies_of(
-    keys: Iterable[str | None], amounts: st.SearchStrategy[int], held: tuple[int, int], most: int, fewest: int = 1
+    keys: Iterable[str | None],
+    amounts: st.SearchStrategy[int],
+    held: tuple[int, int],
+    most: int,
+    fewest: int = 1,
+    prices: Sequence[TokenPrices] = PRICES,
 ) -> st.SearchStrategy[Policy]:
     """`fewest` to `most` limits of the tenant and of each key; `held`: the fewest and the most requests at once."""
-    limits = {key: _limits(key, amounts, held) for key in keys}
+    limits = {key: _limits(key, amounts, held, prices) for key in keys}
     return st.fixed_dictionaries(
         {
             key: st.lists(one, min_size=fewest, max_size=most, unique_by=lambda limit: limit.name)

@@ -199,7 +199,7 @@ guardrails = st.builds(
 def tenants(draw: st.DrawFn, name: str, classes: tuple[ClassPolicy, ...], teams: dict[str, TeamPolicy]) -> TenantPolicy:
     calendar, team = draw(calendars), draw(st.sampled_from([None, *teams]))
     highest = draw(st.sampled_from(classes))
-    of_tokens = partial(st.builds, Price, prices, prices, prices)
+    of_tokens = partial(st.builds, Price, prices, prices, prices, prices)
     own = of_tokens(st.just("EUR"), batch=st.sampled_from([Decimal(1), Decimal("0.5")]))
     priced = st.dictionaries(st.sampled_from(["minilm", "a b"]), own, max_size=2).map(
         lambda found: tuple(sorted(found.items()))

@@ -106,9 +106,10 @@ class Model:
         computed = min(usage.input_tokens, whole.input_tokens)
         used = Usage(
             computed,
-            min(usage.output_tokens, whole.output_tokens),
+            generated := min(usage.output_tokens, whole.output_tokens),
             min(usage.cached_tokens, computed),
             requests=min(usage.requests, whole.requests),
+            reasoning_tokens=min(usage.reasoning_tokens, generated),
         )
         for limit in taken.limits:
             level, kept = self._level(limit), used.of(limit) if limit.window else 0

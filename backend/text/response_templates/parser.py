@@ -70,6 +70,11 @@ class ResponseParser:
         return self._field is not None and self._field.name in CALLS
 
     @property
+    def may_reason(self) -> bool:
+        """True if the message may have reasoning."""
+        return self._template.field(REASONING) is not None
+
+    @property
     def is_reasoning(self) -> bool:
         """True if the next text is reasoning, unless a delimiter comes first."""
         field = self._field or self._template.implicit

@@ -136,6 +136,7 @@ class Registry:
     def __init__(self) -> None:
         self.before: list[Callable[[], object]] = []  # called before anything is read
         self._metrics: dict[Family, Read] = {}
+        self._names = set[str]()  # in Prometheus
 
     @property
     def families(self) -> list[Family]:
@@ -157,7 +158,8 @@ class Registry:
 
     def read(self, family: Family, read: Read) -> None:
         """Register a metric whose values are kept elsewhere."""
-        assert all(family.prometheus_name != known.prometheus_name for known in self._metrics), family.name
+        assert family.prometheus_name not in self._names, family.name
+        self._names.add(family.prometheus_name)
         self._metrics[family] = read
 
     def total(self, name: str, meaning: str, read: Callable[[], float], unit: str = "") -> None:

@@ -23,7 +23,7 @@ NUM_HALVINGS = 6  # of the interval in which a knee is looked for: to 2 % of the
 NEAR = (0.4, 1.6)  # times a known knee, where the knee after a change of `CHANGE` is looked for
 NUM_NEAR_HALVINGS = 5  # to 4 % of the knee
 CHANGE = 0.2  # of a quantity, whose effect is shown
-SEED = 1
+SEEDS = (1, 2, 3)  # of the draws whose knees are compared
 
 Progress = Callable[[int], object]  # called with the number of newly simulated requests
 
@@ -37,19 +37,25 @@ class Replica:
     arrivals: tuple[Arrival, ...]
     objective: Objective
     requests: int  # in each simulation, at least
+    seed: int = SEEDS[0]  # of the draw
 
     def at(self, rate: float) -> Summary:
         """Simulate the replica at a rate of requests a second; no further than it is decided that too few are good."""
-        wanted = ceil(MIN_RUN_TARGETS * self.objective.first_token * rate)
-        number = max(self.requests, min(wanted, MAX_RUN_REQUESTS))
-        workload = Workload(self.arrivals, requests=number, rate=rate, context=self.policy.engine.max_model_len)
-        run = SimulatedRun(self.policy, workload.arrivals(SEED), self.device, self.objective)
+        arrivals = self.traffic(rate)
+        run = SimulatedRun(self.policy, arrivals, self.device, self.objective)
         outcomes, seen, num_bad = run.recorder.outcomes, 0, 0
-        while not run.loop.is_over and num_bad <= (1 - GOOD_SHARE) * number:
+        while not run.loop.is_over and num_bad <= (1 - GOOD_SHARE) * len(arrivals):
             run.loop.advance(run.loop.next_at + PROGRESS_INTERVAL_SECONDS)
             num_bad += sum(outcome is not AttemptOutcome.GOOD for _, outcome in outcomes[seen:])
             seen = len(outcomes)
         return run.summary(until=run.loop.next_at if not run.loop.is_over else inf)
+
+    def traffic(self, rate: float) -> list[Arrival]:
+        """Draw the requests of a simulation; at another rate the same ones come, faster or slower."""
+        wanted = ceil(MIN_RUN_TARGETS * self.objective.first_token * rate)
+        number = max(self.requests, min(wanted, MAX_RUN_REQUESTS))
+        context = self.policy.engine.max_model_len
+        return Workload(self.arrivals, requests=number, rate=rate, context=context).arrivals(self.seed)
 
     def capacity(self) -> float:
         """Return the requests a second that it completes when all are there at once."""
@@ -61,6 +67,14 @@ class Replica:
         most = self.capacity()
         progress(self.requests)
         return self._search(0.0, most, NUM_HALVINGS, most, progress)
+
+    def knees(self, progress: Progress) -> "list[tuple[Replica, Knee]]":
+        """Return other draws of the requests with their knees, the lowest first, without those that have none: bursts
+        decide which requests are not good, and few are, so that the knee is known no better than by their spread.
+        """
+        draws = [replace(self, seed=seed) for seed in SEEDS]
+        found = [(draw, knee) for draw in draws if (knee := draw.knee(progress)) is not None]
+        return sorted(found, key=lambda one: one[1].rate)
 
     def knee_near(self, knee: "Knee", progress: Progress) -> "Knee | None":
         """Return the knee of a replica that differs a little from the one whose knee is known; None: far below it."""

@@ -4,8 +4,8 @@
 local REST = 10 -- the arguments of a script's own follow
 local spec = cmsgpack.unpack(ARGV[1])
 local n, scopes = spec[1], scopes_of(spec, 6, KEYS[1], ARGV[3])
-local cost = {r = tonumber(ARGV[7]), i = tonumber(ARGV[8]), o = tonumber(ARGV[9]), c = tonumber(ARGV[7]), cached = 0}
-cost.t = cost.i + cost.o
+local cost = {r = tonumber(ARGV[7]), i = tonumber(ARGV[8]), o = tonumber(ARGV[9]), c = tonumber(ARGV[7]), cached = 0, reasoning = 0}
+cost.t, cost.open = cost.i + cost.o, cost.o
 
 local held =
   redis.call('HMGET', KEYS[1], ARGV[6], 'now', 'generation', 'lease', ARGV[4], unpack(spec, SPEC + 1, SPEC + spec[2]))

@@ -3,7 +3,7 @@ if lost then return {'LOST'} end
 if not record then return {'GONE'} end
 local r, i, o, bi, bc, bo, first, last, late = struct.unpack(RECORD, record)
 local more, today = max(ARGV[9] - o, 0), floor(now / QUARTER)
-cost = {r = 0, i = 0, o = more, t = more, c = 0, cached = 0}
+cost = {r = 0, i = 0, o = more, t = more, c = 0, cached = 0, open = more, reasoning = 0}
 
 local writes, before, after, asides, fits = charged()
 if more == 0 then return reply('OK', before) end

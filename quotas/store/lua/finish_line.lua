@@ -5,7 +5,7 @@
 if lost then return {'LOST'} end
 local batch = KEYS[1] .. ':batch:' .. ARGV[REST + 1]
 local epoch, line, how, cached = ARGV[REST + 2], ARGV[REST + 3], ARGV[REST + 4], tonumber(ARGV[REST + 6])
-cost.cached = cached
+cost.cached, cost.open, cost.reasoning = cached, 0, tonumber(ARGV[REST + 8])
 for i = SPEC + n + 1, SPEC + 2 * n do
   if spec[i]:sub(1, 1) == 'm' then spec[i] = ARGV[REST + 10] end
 end
@@ -20,6 +20,6 @@ redis.call('HINCRBY', batch, 'reasoning_tokens', ARGV[REST + 8])
 redis.call('HINCRBY', batch, 'result_bytes', ARGV[REST + 9])
 redis.call('HINCRBY', KEYS[1] .. ':files', '', ARGV[REST + 9])
 local row = row_of(cmsgpack.unpack(ARGV[10])) .. '/batch'
-book(KEYS[1], now, row, tonumber(ARGV[REST + 5]), cost.i, cached, cost.o, tonumber(ARGV[REST + 7]))
+book(KEYS[1], now, row, tonumber(ARGV[REST + 5]), cost.i, cached, cost.o, tonumber(ARGV[REST + 7]), 0, cost.reasoning)
 write(writes, true)
 return reply('OK', after)

@@ -20,7 +20,7 @@ for a = base + n + 1, #ARGV, 2 do
     if charge == 'all' then cost.r = cost.r + back.asked.r end
     if charge ~= 'held' then
       cost.i, cost.o = cost.i + back.asked.i - back.input, cost.o + back.asked.o - back.output
-      cost.cached = cost.cached - back.cached
+      cost.cached, cost.open = cost.cached - back.cached, cost.open + back.asked.o
     end
     local mark = redis.call('HGET', KEYS[1], reclaimed(ARGV[a]))
     if mark then -- its requests are booked as it is settled

@@ -8,7 +8,7 @@ local function reclaimed(field) return 'g' .. field:sub(2) end
 local function opened(text)
   local r, i, o, bi, bc, bo, first, last, late = struct.unpack(RECORD, text)
   return {
-    asked = {r = r, i = i, o = o, t = i + o, c = r, cached = 0}, input = bi, cached = bc, output = bo,
+    asked = {r = r, i = i, o = o, t = i + o, c = r, cached = 0, open = o, reasoning = 0}, input = bi, cached = bc, output = bo,
     first = first, last = last, late = late, spec = cmsgpack.unpack(text:sub(RECORD_SIZE + 1)),
   }
 end
@@ -20,7 +20,7 @@ end
 -- A budget gets back what was taken from its present period: all of it, or the output that was added late.
 local function refundable(record, letter, window, at, refund)
   if not is_budget(window) or first_day(window, record.first) >= at then return refund end
-  local late = {r = 0, i = 0, o = record.late, t = record.late, c = 0, cached = 0}
+  local late = {r = 0, i = 0, o = record.late, t = record.late, c = 0, cached = 0, open = record.late, reasoning = 0}
   return first_day(window, record.last) >= at and min(refund, counted(late, letter)) or 0
 end
 
@@ -47,11 +47,11 @@ local function give_back_to(scope, record, used)
   if #writes > 0 then redis.call('HSET', scope.key, unpack(writes)) end
 end
 
--- Return all that a reservation took beyond these requests, input, its cached part, and output; what it held, it holds no
--- more.
-local function give_back(tenant, record, r, i, cached, o)
+-- Return all that a reservation took beyond these requests, input, its cached part, output, and its part of reasoning if
+-- that is known; what it held, it holds no more.
+local function give_back(tenant, record, r, i, cached, o, reasoning)
   local asked = record.asked
-  local used = {r = min(r, asked.r), i = min(i, asked.i), o = min(o, asked.o), c = 0}
-  used.t, used.cached = used.i + used.o, min(cached, used.i)
+  local used = {r = min(r, asked.r), i = min(i, asked.i), o = min(o, asked.o), c = 0, open = 0}
+  used.t, used.cached, used.reasoning = used.i + used.o, min(cached, used.i), min(reasoning or 0, used.o)
   for _, scope in ipairs(scopes_of(record.spec, 4, tenant)) do give_back_to(scope, record, used) end
 end

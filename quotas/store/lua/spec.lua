@@ -3,7 +3,7 @@
 -- of other scopes, of which there follow, each: the key of its levels, how many limits it has, and the life of its levels
 -- (ms). A reservation keeps the first four columns, and last of all the row of the ledger in which its use is booked.
 -- Letters: r requests, i input, o output, t tokens, c concurrent requests; m is money, in billionths, and its prices of a
--- token follow: m<input>,<cached input>,<output>.
+-- token follow: m<input>,<cached input>,<output>, and ,<reasoning> if that is another than of output.
 local SPEC = 3
 
 -- The scopes of a spec with this many columns: the tenant's first, then the key's if it has limits, then the others. The
@@ -26,10 +26,13 @@ end
 
 local function row_of(spec) return spec[#spec] end -- of a reservation's use
 
--- How much a limit of this letter counts of requests r and c, tokens i, o and t, and the cached part of i.
+-- How much a limit of this letter counts of requests r and c, tokens i, o and t, the cached part of i, and the parts of o
+-- that are reasoning, or open: they may be, so that they count at the higher of the two prices.
 local function counted(amounts, letter)
   local found = amounts[letter]
   if found then return found end
-  local input, cached, output = letter:match('^m(%d+),(%d+),(%d+)$')
-  return input * (amounts.i - amounts.cached) + cached * amounts.cached + output * amounts.o
+  local input, cached, output, reasoning = letter:match('^m(%d+),(%d+),(%d+),?(%d*)$')
+  local more = (tonumber(reasoning) or output) - output
+  local part = more * amounts.reasoning + max(more, 0) * amounts.open
+  return input * (amounts.i - amounts.cached) + cached * amounts.cached + output * amounts.o + part
 end

@@ -94,7 +94,7 @@ def test_heights_that_add_in_another_order_are_not_used_if_that_leaves_low_ones(
 def test_a_row_by_itself_that_seldom_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linears, "_agreeing", {})
     monkeypatch.setattr(linears, "packed_linear", lambda weight, bias: lambda x: x + (len(x) == 1) * (x > 4))
-    product = TiledLinear(torch.eye(3), None)
+    product = TiledLinear(torch.eye(3, dtype=torch.bfloat16), None)
     assert product.batch_invariant
     assert product.heights == HEIGHTS[1:]
 

@@ -340,7 +340,7 @@ def test_experts_in_mxfp4_are_those_that_transformers_reads(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"down_proj_scales": None}, r"down_proj_scales is missing; download it again"),
+        ({"down_proj_scales": None}, r"down_proj_blocks is stored without its scales; download it again"),
         ({"down_proj_scales": torch.zeros(5, 96, 1, dtype=torch.uint8)}, r"_scales is U8 of shape \[5, 96, 1\]; \[5"),
         ({"down_proj_blocks": torch.zeros(5, 96, 2, 16)}, r"down_proj_blocks is F32 .*; U8 is expected"),
         ({"down_proj_blocks": torch.zeros(5, 96, dtype=torch.uint8)}, r"_blocks is U8 .*; four dimensions"),

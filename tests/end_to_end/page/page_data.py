@@ -312,6 +312,7 @@ def used(rank: int, priced: bool) -> Json:
         "input_tokens": tokens,
         "cached_tokens": tokens // 5,
         "output_tokens": tokens // 3,
+        "reasoning_tokens": tokens // 9,
         "kv_byte_seconds": 1e9,
         "costs": {"EUR": f"{tokens / 1e6:.6f}"} if priced else {},
     }

@@ -1,5 +1,6 @@
 """An admin signs in at a provider in a browser: the tests' own, or npm's `oidc-provider` by `scripts/check_oidc.py`."""
 
+import json
 import os
 import shutil
 import socket
@@ -9,14 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
 import uvicorn
 
 from backend.bound_process import bound
+from gateway.admin.audit_log import FILE
 from tests.end_to_end.page.browser import Chromium
 from tests.end_to_end.page.page_object import Page
+from tests.fleet.fleet_site import running_router
 from tests.gateway.server_process import ServerProcess, eventually, running_server
 from tests.ports import free_port
 
@@ -44,11 +48,11 @@ def own_provider() -> Iterator[str]:
 
 
 @contextmanager
-def npm_provider(directory: str, redirect: str) -> Iterator[str]:
+def npm_provider(directory: str, redirects: str) -> Iterator[str]:
     port, program = free_port(), Path(__file__).with_name("oidc_provider.mjs")
     node = shutil.which("node")
     assert node is not None
-    process = subprocess.Popen(**bound([node, str(program), str(port), redirect, CLIENT]), cwd=directory)
+    process = subprocess.Popen(**bound([node, str(program), str(port), redirects, CLIENT]), cwd=directory)
     url = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:
@@ -66,19 +70,34 @@ def npm_provider(directory: str, redirect: str) -> Iterator[str]:
         process.wait()
 
 
+class Provider(NamedTuple):
+    ports: tuple[int, int]  # of the admin pages of a gateway and a router, to which it sends browsers back
+    issuer: str
+    asks: bool  # for the names of admins
+
+    def flags(self, place: int) -> tuple[str, ...]:
+        """Of the program whose admin port is at this place: it lets the provider's admins in."""
+        page = f"http://127.0.0.1:{self.ports[place]}/"
+        roles = ("--oidc-role", "operator=ops", "--oidc-role", "admin=platform")
+        own = ("--admin-port", str(self.ports[place]), "--admin-url", page)
+        return *own, "--oidc-issuer", self.issuer, "--oidc-client-id", CLIENT, *roles
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, bool]]:
+def provider() -> Iterator[Provider]:
+    ports, directory = (free_port(), free_port()), os.environ.get(NPM)
+    redirects = ",".join(f"http://127.0.0.1:{port}/oidc/callback" for port in ports)
+    with npm_provider(directory, redirects) if directory else own_provider() as issuer:
+        yield Provider(ports, issuer, directory is not None)
+
+
+@pytest.fixture(scope="module")
+def site(provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, bool]]:
     """A gateway whose admins sign in at a provider, and whether that asks for their names."""
-    port, directory = free_port(), os.environ.get(NPM)
-    page = f"http://127.0.0.1:{port}/"
-    provider = npm_provider(directory, f"{page}oidc/callback") if directory else own_provider()
-    with provider as issuer:
-        policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
-        policy.write_text("tenants: {acme: {}}")
-        flags = ("--admin-port", str(port), "--admin-url", page, "--oidc-issuer", issuer, "--oidc-client-id", CLIENT)
-        roles = ("--oidc-role", "operator=ops", "--oidc-role", "admin=platform", "--policy", str(policy))
-        with running_server(tmp_path_factory.mktemp("site"), *flags, *roles) as server:
-            yield server, directory is not None
+    policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
+    policy.write_text("tenants: {acme: {}}")
+    with running_server(tmp_path_factory.mktemp("site"), *provider.flags(0), "--policy", str(policy)) as server:
+        yield server, provider.asks
 
 
 @pytest.fixture
@@ -121,6 +140,33 @@ def test_an_operator_signs_in_acts_by_name_and_is_refused_an_admins_work(
     tab.until_shown("#sign-in")
     tab.reload()
     tab.until_shown("#sign-in")  # a key is handed over once
+
+
+def test_an_operator_signs_in_on_a_routers_page(
+    site: tuple[ServerProcess, bool], provider: Provider, chromium: Chromium, tmp_path: Path
+) -> None:
+    state, replicas = site[0].log.parent / "state", tmp_path / "replicas.yaml"
+    replicas.write_text(f"replicas: [{{url: '{site[0].url}', admin: '{site[0].admin_url}'}}]")
+    flags = ("--replicas", str(replicas), "--port", "0", "--state-dir", str(state), *provider.flags(1))
+    with running_router(tmp_path, "route", *flags) as (_, url), chromium.opened_page() as page:
+        page.go(url)
+        page.until_shown("#provider a")
+        page.click("#provider a")
+        if provider.asks:
+            _answer(page, "ada")
+        page.until_shown("#board")
+        page.until_count("#replicas tbody tr", 1)
+        assert page.js("location.href") == f"{url}/"
+        ask = "path => fetch(path, {headers: {authorization: 'Bearer ' + sessionStorage.getItem('sluice-admin-key')}})"
+        assert page.call(f"{ask}.then(answer => answer.status)", "admin/v1/fleet") == 200
+        said = [(one["action"], one["actor"].split(" from ")[0]) for one in map(json.loads, _lines(state / FILE))]
+        assert ("admins.sign_in", "oidc:ada@example.com") in said
+        page.click("#sign-out")
+        page.until_shown("#sign-in")
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def test_who_has_no_role_is_told_so(site: tuple[ServerProcess, bool], tab: Page) -> None:

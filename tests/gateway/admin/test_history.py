@@ -5,6 +5,7 @@ import pytest
 
 from admission.core import CoreConfig, make_core
 from admission.outcome import Outcome
+from admission.step_times.step_time import StepTimeModel
 from backend.scheduler.batch import StepOutput
 from gateway.admin.history import (
     MAX_ENDED_REQUESTS,
@@ -25,9 +26,9 @@ from tests.gateway.telemetry.test_core_observer import ENGINE
 
 
 class Site:
-    def __init__(self) -> None:
+    def __init__(self, *others: StepTimeModel) -> None:
         self.clock = Clock()
-        self.core = make_core(CoreConfig(), ENGINE)
+        self.core = make_core(CoreConfig(), ENGINE, others=others)
         self.core_telemetry = CoreTelemetry(self.core)
         self.telemetry = Telemetry(self.clock)
         self.history = History(self.telemetry, self.core.scheduler, self.core.share.accounts)
@@ -40,8 +41,10 @@ class Site:
         max_tokens: int = 4,
         tenant: str = "acme",
         first_token_by: float | None = None,
+        model: int = 0,
     ) -> RequestRecord:
-        sequence = make_sequence(name, tenant, [1] * prompt, max_tokens, (), first_token_by=first_token_by)
+        asked = {"first_token_by": first_token_by, "model": model}
+        sequence = make_sequence(name, tenant, [1] * prompt, max_tokens, (), **asked)
         self.core.arrive(sequence, self.clock())
         record = a_record(
             timelines=[self.core_telemetry.timeline(sequence)], ended=None, outcome=None, service_class="usual"

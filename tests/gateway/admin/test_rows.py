@@ -2,7 +2,9 @@ import asyncio
 
 import pytest
 
+from admission.core import PRIOR_STEP_TIME
 from admission.explain import BEHIND_PREFIX, REASONS
+from admission.step_times.step_time import StepTimeModel
 from gateway.admin.rows import Reasons, State, state_of
 from gateway.http.request_scope import RequestScope
 from gateway.telemetry.request_record import RequestRecord
@@ -58,6 +60,15 @@ def test_a_tenant_that_is_passed_over_is_told_its_own_limit(site: Site) -> None:
     record = site.arrive("a")
     assert site.core.schedule(site.clock()) is None
     assert reason(site, record) == "its tenant held as much KV memory as its limit allows"
+
+
+def test_a_request_waits_while_the_step_is_another_models_turn() -> None:
+    site = Site(StepTimeModel(PRIOR_STEP_TIME))
+    site.arrive("a", model=1)
+    waiting = site.arrive("b", tenant="globex")
+    assert reason(site, waiting) == "until the next step is planned"
+    assert site.core.schedule(site.clock()) is not None
+    assert reason(site, waiting) == REASONS["model"]
 
 
 def test_a_sequence_that_may_generate_no_more_for_now_is_paused(site: Site) -> None:

@@ -1,5 +1,5 @@
-import asyncio
 import csv
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -8,6 +8,7 @@ from threading import get_ident
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from gateway.admin import usage
@@ -16,11 +17,14 @@ from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.key_store import KeyRecord
+from gateway.tenants.usage_sums import ENTRY
+from quotas.policy.limit import EPOCH
 from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
 from quotas.reservation import Usage
+from quotas.store.redis_client import RedisClient
 from quotas.store.redis_store import RedisStore
-from quotas.store.usage_ledger import Batch, Ledger, UsageLedger
+from quotas.store.usage_ledger import Batch, Ledger, TenantLedgers, UsageLedger
 from quotas.usage_row import UsageRow, as_kept, row_name
 from tests.gateway.spending import spend
 
@@ -103,23 +107,20 @@ async def test_models_cost_what_their_own_prices_say(redis_url: str) -> None:
         assert by_tenant["rows"][0]["costs"]["USD"] == csv_rows[0]["cost"] == "0.0005175"
 
 
-async def test_days_that_are_over_are_read_once_and_today_anew(
-    spent: None, reader: UsageReader, redis_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_tenants_month_is_one_call_of_the_store(
+    spent: None, reader: UsageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, ask = list[date](), UsageLedger.of
+    calls, send_all = list[int](), RedisClient.send_all
 
-    async def noted(self: UsageLedger, ledgers: list[Ledger]) -> list[Batch]:
-        read.extend(day for _, day in ledgers)
-        return await ask(self, ledgers)
+    async def counted(self: RedisClient, packed: list[bytes]) -> list[Any]:
+        calls.append(len(packed))
+        return await send_all(self, packed)
 
-    monkeypatch.setattr(UsageLedger, "of", noted)
-    monkeypatch.setattr(usage, "CLOCK_TOLERANCE", timedelta(0))
-    first = await reader.report(DAYS)
-    await asyncio.to_thread(spend, redis_url, "beta", None, Usage(3, 1), day=TODAY)
-    second, by_key = await reader.report(DAYS), await reader.report(DAYS | {"by": "key"})
-    assert read.count(YESTERDAY) == 2, "once for each kind of groups"
-    assert [report["total"]["requests"] for report in (first, second, by_key)] == [4, 5, 5]
-    assert [day["requests"] for day in second["days"]] == [1, 4]
+    monkeypatch.setattr(RedisClient, "send_all", counted)
+    report = await reader.report({"from": str(TODAY - timedelta(days=50)), "to": str(TODAY)})
+    assert calls == [3], "of acme, beta and carol"
+    assert [(row["tenant"], row["requests"]) for row in report["rows"]] == [("acme", 3), ("carol", 1), ("beta", 1)]
+    assert sum(day["requests"] for day in report["days"]) == report["total"]["requests"] == 5
 
 
 async def test_a_period_in_which_nothing_was_used_is_as_long_as_it_is(reader: UsageReader) -> None:
@@ -241,3 +242,38 @@ async def test_no_ledger_is_summed_up_on_the_event_loop(
     await reader.report({"by": "user"})
     await reader.csv({"by": "user"})
     assert threads and get_ident() not in threads
+
+
+@pytest.mark.parametrize("read", [UsageReader.csv, UsageReader.report])
+async def test_the_garbage_of_many_ledgers_is_collected_in_portions(
+    reader: UsageReader, monkeypatch: pytest.MonkeyPatch, read: Any
+) -> None:
+    """A collection stops all threads for as long as there are objects."""
+    names = [f"t{number}" for number in range(4000)]
+
+    async def tenant_days(*_: date) -> list[Ledger]:
+        return [(name, TODAY) for name in names]
+
+    async def of(_: UsageLedger, some: list[Ledger]) -> list[Batch]:
+        numbers.append(gc.get_count()[0])
+        return [{UsageRow("k1"): Usage(1, 1)} for _ in some]
+
+    async def tenants(*_: date) -> tuple[list[str], int]:
+        return names, len(names)
+
+    async def over_days(_: UsageLedger, some: list[str], *__: date) -> list[TenantLedgers]:
+        numbers.append(gc.get_count()[0])
+        return [TenantLedgers(name, [b"k1"], entry.tobytes()) for name in some]
+
+    entry = np.zeros(1, ENTRY)
+    entry["row"], entry["day"] = 1, (TODAY - EPOCH).days
+    for asked in (tenant_days, of, tenants, over_days):
+        monkeypatch.setattr(UsageLedger, asked.__name__, asked)
+    numbers, thresholds = list[int](), gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(10**6)
+    try:
+        await read(reader, {"from": str(TODAY)})
+    finally:
+        gc.set_threshold(*thresholds)
+    assert max(numbers) < 10_000

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ ORDERED = {"best": (AliasedModel("second"), AliasedModel("paper"))}
 
 
 @pytest.fixture
-async def gateway(embedded_tokenizer: Tokenizer) -> Gateway:
+async def gateway(embedded_tokenizer: Tokenizer) -> AsyncIterator[Gateway]:
     gateway = Gateway(embedded_tokenizer)
     first = gateway.frontend.model
     frontend = replace(gateway.frontend, others={"second": (replace(first, name="second"), embedded_tokenizer)})
@@ -28,7 +29,8 @@ async def gateway(embedded_tokenizer: Tokenizer) -> Gateway:
     gateway.app = make_app(frontend, {})
     set_aliases(gateway, ORDERED)
     gateway.engine.start()
-    return gateway
+    yield gateway
+    await gateway.engine.shut_down()
 
 
 def set_aliases(gateway: Gateway, aliases: dict[str, tuple[AliasedModel, ...]], models: str = "*") -> None:
@@ -52,10 +54,18 @@ def refuse(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, errors: dict[str, 
 
 
 async def ask(gateway: Gateway, model: str, **fields: object) -> tuple[int, dict[str, Any]]:
-    body = json.dumps({"model": model, "prompt": [5, 6, 7], "max_tokens": 3} | fields).encode()
-    client = Client("/v1/completions", [body])
-    await client.ask(gateway.app)
+    client = await answered(gateway, model, **fields)
     return client.sent[0]["status"], json.loads(b"".join(part["body"] for part in client.sent[1:]))
+
+
+async def answered(gateway: Gateway, model: str, **fields: object) -> Client:
+    return await sent(gateway, "/v1/completions", {"model": model, "prompt": [5, 6, 7], "max_tokens": 3} | fields)
+
+
+async def sent(gateway: Gateway, path: str, body: object) -> Client:
+    client = Client(path, [json.dumps(body).encode()])
+    await client.ask(gateway.app)
+    return client
 
 
 @pytest.mark.parametrize("error", [Overloaded("full", retry_after=1.0), DeadlineUnmeetable("late", 900, 1.0, True)])
@@ -65,6 +75,20 @@ async def test_the_next_model_serves_what_one_refuses_for_load(
     asked = refuse(gateway, monkeypatch, {"second": error})
     status, answer = await ask(gateway, "best")
     assert (status, asked, answer["model"]) == (200, ["second", "paper"], "paper")
+
+
+async def test_headers_are_of_the_model_that_answers(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one's context would have cut the answer."""
+    model, tokenizer = gateway.frontend.model, gateway.frontend.tokenizer
+    short = replace(model, name="second", limits=replace(model.limits, max_model_len=9))
+    gateway.app = make_app(replace(gateway.frontend, others={"second": (short, tokenizer)}), {})
+    fields = {"max_tokens": 12, "ignore_eos": True, "verbosity": "low"}
+    told = [name for name, _ in (await answered(gateway, "second", **fields)).sent[0]["headers"]]
+    assert told.count(b"x-sluice-max-tokens") == 1
+    refuse(gateway, monkeypatch, {"second": Overloaded("full", retry_after=1.0)})
+    client = await answered(gateway, "best", **fields)
+    told = [name for name, _ in client.sent[0]["headers"]]
+    assert (told.count(b"x-sluice-max-tokens"), told.count(b"x-sluice-ignored")) == (0, 1)
 
 
 async def test_the_last_refusal_is_told_and_any_other_at_once(
@@ -92,6 +116,23 @@ async def test_an_alias_is_allowed_by_its_own_name(gateway: Gateway) -> None:
     set_aliases(gateway, ORDERED, models="second")
     status, answer = await ask(gateway, "best")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+TOKENIZED: dict[str, dict[str, Any]] = {
+    "/tokenize": {"prompt": "a b"},
+    "/detokenize": {"tokens": [5, 6]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a b"}]},
+}
+
+
+@pytest.mark.parametrize("path", TOKENIZED)
+async def test_the_tokenizer_of_an_alias_is_that_of_its_first_model(gateway: Gateway, path: str) -> None:
+    for models, status in (("*", 200), ("best", 200), ("second", 404)):
+        set_aliases(gateway, ORDERED, models=models)
+        client = await sent(gateway, path, {"model": "best"} | TOKENIZED[path])
+        assert client.sent[0]["status"] == status, client.sent
+    set_aliases(gateway, {"best": (AliasedModel("gone"), AliasedModel("paper"))})
+    assert (await sent(gateway, path, {"model": "best"} | TOKENIZED[path])).sent[0]["status"] == 404
 
 
 async def test_an_alias_of_a_model_that_is_not_served_says_so(gateway: Gateway) -> None:

@@ -31,11 +31,15 @@ class Site:
         service = EncodingService({"e": self.encoder}, gateway.engine, gateway.service.core, EncodingLimits(0.0))
         gateway.client.service = replace(gateway.service, encoding=service)
         encoder = ServedEncoder(EncoderSetup("e", Path(), 0, "embed", 2, 512, 1024), tokenizer)
-        self.app = make_app(replace(gateway.frontend, encoders={"e": encoder}), {})
+        second = replace(gateway.frontend.model, name="second"), tokenizer
+        self.app = make_app(replace(gateway.frontend, encoders={"e": encoder}, others={"second": second}), {})
 
-    async def embed(self, given: object, **headers: str) -> Any:
+    async def embed(self, given: object, model: str = "e", **headers: str) -> Any:
         """Returns the response's head and its body."""
-        client = Client("/v1/embeddings", [json.dumps({"model": "e", "input": given}).encode()], headers=headers)
+        return await self.ask("/v1/embeddings", {"model": model, "input": given}, **headers)
+
+    async def ask(self, path: str, body: object, **headers: str) -> Any:
+        client = Client(path, [json.dumps(body).encode()], headers=headers)
         await client.ask(self.app)
         return client.sent[0], json.loads(b"".join(one.get("body", b"") for one in client.sent[1:]))
 
@@ -67,6 +71,16 @@ async def test_a_deadline_counts_from_the_arrival_of_the_request(site: Site, mon
     monkeypatch.setattr(site.gateway.service.quotas, "reserve", slow_reserve)
     head, body = await site.embed("a b", **{"x-sluice-deadline-ms": "60000"})
     assert (head["status"], body["error"]["code"]) == (503, "deadline_unmeetable")
+
+
+async def test_a_served_model_of_the_other_kind_is_never_said_not_to_exist(site: Site) -> None:
+    for model in ("paper", "second"):
+        head, body = await site.embed("a b", model)
+        assert head["status"] == 400 and f"{model!r} generates text and embeds none" in body["error"]["message"]
+    head, body = await site.ask("/v1/completions", {"model": "e", "prompt": "a b"})
+    assert head["status"] == 400 and "'e' embeds or scores texts and generates none" in body["error"]["message"]
+    head, _ = await site.embed("a b", "none")
+    assert head["status"] == 404
 
 
 async def test_a_refusal_tells_what_is_left_of_the_limits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

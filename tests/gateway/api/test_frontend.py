@@ -13,7 +13,7 @@ from gateway.openai.conversation import Conversation
 from tests.gateway.paper_gateway import Gateway
 from tests.gateway.tenants.test_effective_policy import effective
 
-FRONTEND = cast(Any, SimpleNamespace(model=SimpleNamespace(name="served-7b"), adapters={}, others=()))
+FRONTEND = cast(Any, SimpleNamespace(model=SimpleNamespace(name="served-7b"), adapters={}, others=(), encoders=()))
 
 
 def refusal(model: str | None, *models: str) -> str:

@@ -1,5 +1,6 @@
 """Lines are found however a file is cut into chunks, and none of any bytes is more than a typed problem."""
 
+from codecs import BOM_UTF8
 from types import SimpleNamespace
 
 import orjson
@@ -64,3 +65,12 @@ def test_what_is_told_of_a_line_is_short_however_long_it_is() -> None:
     checked = checked_text(text, "/v1/x", most_lines=99, most_bytes=2**20)
     assert len(checked.problems) == len(lines)
     assert all(len(orjson.dumps(problem)) < 1000 for problem in checked.problems)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark() -> None:
+    """Editors and shells of Windows write one."""
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m"}}
+    text = BOM_UTF8 + orjson.dumps(line) + b"\r\n"
+    assert checked_text(text, "/v1/completions", most_lines=9, most_bytes=500) == Checked(1, "m", [])
+    checked = checked_text(text + text, "/v1/completions", most_lines=9, most_bytes=500)
+    assert checked.problems[0]["line"] == 2 and checked.problems[0]["message"].startswith("The line is not valid JSON")

@@ -47,8 +47,8 @@ def test_settled_usage_is_told_by_tenant_with_its_cost(redis_url: str, rows: Row
     spend(redis_url, "beta", None, Usage(3, 1), day=TODAY)
     spend(redis_url, "carol", "k3", Usage(7, 8), day=TODAY)
     acme, beta, carol = rows("--redis-url", redis_url, "--from", TODAY, "--to", TODAY)
-    told = "day tenant requests input_tokens cached_tokens output_tokens kv_byte_seconds cost currency"
-    values = (str(TODAY), "acme", "2", "2000000", "800000", "200000", "4000000000", "0.98", "USD")
+    told = "day tenant requests input_tokens cached_tokens output_tokens reasoning_tokens kv_byte_seconds cost currency"
+    values = (str(TODAY), "acme", "2", "2000000", "800000", "200000", "0", "4000000000", "0.98", "USD")
     assert acme == dict(zip(told.split(), values, strict=True))
     assert (beta["cost"], beta["currency"]) == ("0.005", "EUR")
     assert (carol["output_tokens"], carol["cost"], carol["currency"]) == ("8", "", "")
@@ -73,12 +73,12 @@ def test_the_table_ends_with_the_sums(redis_url: str, printed: Printed) -> None:
     spend(redis_url, "beta", None, Usage(1, 0), day=TODAY)
     out = printed("usage", "--redis-url", redis_url, "--from", TODAY, "--to", TODAY, "--by", "key")
     heading, *lines = [line.split() for line in out.splitlines()]
-    assert heading == ["day", "tenant", "key", "requests", "input", "cached", "output", "kv_gib_s", "cost"]
+    assert heading == ["day", "tenant", "key", "requests", "input", "cached", "output", "reasoning", "kv_gib_s", "cost"]
     assert lines == [
-        [str(TODAY), "acme", "-", "1", "0", "0", "2", "0.000", "0.000003", "USD"],
-        [str(TODAY), "acme", "k1", "1", "2000000", "0", "0", "0.000", "1.00", "USD"],
-        [str(TODAY), "beta", "-", "1", "1", "0", "0", "0.000", "0.001", "EUR"],
-        ["total", "3", "2000001", "0", "2", "0.000", "0.001", "EUR"],
+        [str(TODAY), "acme", "-", "1", "0", "0", "2", "0", "0.000", "0.000003", "USD"],
+        [str(TODAY), "acme", "k1", "1", "2000000", "0", "0", "0", "0.000", "1.00", "USD"],
+        [str(TODAY), "beta", "-", "1", "1", "0", "0", "0", "0.000", "0.001", "EUR"],
+        ["total", "3", "2000001", "0", "2", "0", "0.000", "0.001", "EUR"],
         ["1.000003", "USD"],
     ]
 
@@ -91,7 +91,7 @@ def test_the_embedded_store_is_asked_whether_or_not_a_gateway_runs(tmp_path: Pat
         beside = subprocess.run(command, capture_output=True, text=True, check=True)
     alone = subprocess.run(command, capture_output=True, text=True, check=True)
     assert beside.stdout == alone.stdout
-    assert f"{TODAY},acme,1,11,0,0,0,0.0000055,USD\n" in alone.stdout
+    assert f"{TODAY},acme,1,11,0,0,0,0,0.0000055,USD\n" in alone.stdout
     assert alone.stderr == ""
 
 
@@ -140,14 +140,15 @@ def test_hostile_keys_in_the_store_are_shown_inert(redis_url: str, rows: Rows) -
 
 
 def test_the_part_of_a_use_in_batches_costs_its_share() -> None:
-    price = Price(Decimal("1e-6"), Decimal("4e-6"), Decimal("5e-7"), "USD", Decimal("0.25"))
-    apart = Usage(100, 10, 40), Usage(200, 20, batch_input_tokens=200, batch_output_tokens=20)
-    assert cost(apart[0], price) == Decimal("0.00012") and cost(apart[1], price) == Decimal("0.00007")
-    assert cost(apart[0] + apart[1], price) == Decimal("0.00019")
+    price = Price(Decimal("1e-6"), Decimal("4e-6"), Decimal("5e-7"), Decimal("1e-5"), "USD", Decimal("0.25"))
+    in_batch = {"batch_input_tokens": 200, "batch_output_tokens": 20, "batch_reasoning_tokens": 10}
+    apart = Usage(100, 10, 40, reasoning_tokens=5), Usage(200, 20, reasoning_tokens=10, **in_batch)
+    assert cost(apart[0], price) == Decimal("0.00015") and cost(apart[1], price) == Decimal("0.000085")
+    assert cost(apart[0] + apart[1], price) == Decimal("0.000235")
 
 
 def test_a_cost_is_exact_however_many_tokens_it_is_of() -> None:
-    price = Price(Decimal("0.000000123456789"), Decimal("999.999999999999999"), Decimal("1e-15"), "USD")
+    price = Price(Decimal("0.000000123456789"), Decimal("999.999999999999999"), Decimal("1e-15"), Decimal(7), "USD")
     usage = Usage(input_tokens=2**53, output_tokens=2**53 - 1, cached_tokens=1)
     expected = (2**53 - 1) * 123_456_789 + 1 + (2**53 - 1) * 999_999_999_999_999_999
     assert cost(usage, price) == Decimal(f"{expected}e-15")

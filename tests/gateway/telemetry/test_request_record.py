@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.request_record import trace_context
+from gateway.telemetry.request_record import MAX_SESSION_CHARS, session_name, trace_context
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -52,3 +52,14 @@ def test_no_header_can_break_it(parent: bytes, state: bytes) -> None:
 
 def test_a_tracestate_that_is_too_long_is_left_behind() -> None:
     assert trace_context(VALID, b"a" * 513).state == ""
+
+
+def test_sessions_with_long_or_masked_names_stay_apart() -> None:
+    """They have limits of their own."""
+    key = b"sk-sluice-" + b"a" * 40
+    given = [b"one", b"x" * 200, b"x" * 201, b"x" * 128, key, key + b"b", b"of " + key]
+    names = [session_name({b"session_id": name}) for name in given]
+    assert len({*names}) == len(given) and names[0] == "one" and names[3] == "x" * 128
+    assert all(name and len(name) <= MAX_SESSION_CHARS and "aaaa" not in name for name in names)
+    assert names[1] == session_name({b"session_id": given[1]})
+    assert session_name({b"session_id": b""}) is None

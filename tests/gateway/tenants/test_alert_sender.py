@@ -17,7 +17,7 @@ from quotas.store.budget_alerts import CLAIM_SECONDS, AlertEnd, BudgetAlerts, Cr
 SECRET = b"s" * 24
 ALERT = Alert(80, "https://hooks.example.com/T0/secret-path?token=1")
 BUDGET = Budget(BudgetPeriod.MONTH)
-LIMIT = Limit(Resource.COST, 10**11, BUDGET, None, TokenPrices(1, 1, 1, "EUR"), "research", (ALERT,))
+LIMIT = Limit(Resource.COST, 10**11, BUDGET, None, TokenPrices(1, 1, 1, 1, "EUR"), "research", (ALERT,))
 DUE = DueAlert(Crossing(b"sluice:{team:research}", LIMIT, ALERT, 20_000), "acme", 8 * 10**10, 1.7e9, 1.8e9)
 
 

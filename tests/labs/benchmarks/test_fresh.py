@@ -9,7 +9,9 @@ from tests.gateway.server_process import ServerProcess, running_server
 
 STARTED = r"(?<![\w.])(?<!def )(?:LLM|load_model|gateway_process|served|served_afresh)\("
 ENGINES = re.compile(STARTED + r"|\"labs.benchmarks.gateway_server\"")
-CHECKS = re.compile(r"check_nothing_was_cached\(|served_afresh\(|\"prefix_cache\": \"off\"")
+CHECKS = re.compile(
+    r"check_nothing_was_cached\(|served_afresh\(|\"prefix_cache\": \"off\"|telemetry_cost import .*\bmeasure\b"
+)
 UNCHECKED = {
     "measures the cache itself": {"cache_isolation", "prefix_cache", "several_answers", "routing_live"},
     "measures no time": {"batch_invariance", "batch_kills", "json_schemas", "quota_burst"},

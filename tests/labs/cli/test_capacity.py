@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from labs.cli import capacity
+from labs.simulation.search import replicas
 from labs.simulation.search.replicas import Replica
 from tests.gateway.cli.conftest import Printed, Sluice
 
@@ -20,6 +21,12 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further one takes as many simulations."""
+    monkeypatch.setattr(replicas, "SEEDS", (1,))
+
+
 def test_a_trace_becomes_lengths_replicas_and_cost(
     trace: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,12 +37,12 @@ def test_a_trace_becomes_lengths_replicas_and_cost(
     lines = {line.split("  ")[0]: line.split("  ") for line in out.splitlines()}
     assert lines["prompt"][-1].strip() == "1,191" and lines["answer"][-1].strip() == "48"
     assert "--max-model-len 2048, all that the model has, holds 100.0 % of them" in out
-    replicas, gpus = (int(next(filter(None, lines[name][1:])).replace(",", "")) for name in ("replicas", "GPUs"))
-    assert replicas == gpus > 1
+    number, gpus = (int(next(filter(None, lines[name][1:])).replace(",", "")) for name in ("replicas", "GPUs"))
+    assert number == gpus > 1
     assert "a million answer tokens, prompts included" in out
     changed = lines["requests a second"]
     fewer, more = (int(cell.replace(",", "")) for cell in changed[1:] if cell.strip())
-    assert fewer < replicas < more and abs(more / replicas - 1.2) < 0.2
+    assert fewer < number < more and abs(more / number - 1.2) < 0.2
 
 
 @pytest.mark.nightly
@@ -59,7 +66,12 @@ def test_a_recorded_server_takes_the_place_of_the_roofline(
         (["--trace", "TRACE", "--rate", "5", "--ttft", "1s", "--max-model-len", "128"], "no request of the trace fits"),
         (["--trace", "TRACE", "--rate", "0", "--ttft", "1s"], "above zero"),
         (["--trace", "TRACE", "--rate", "5", "--ttft", "1s", "--price", "cheap"], "no price such as 3.50/h"),
+        (["--trace", "TRACE", "--rate", "5", "--ttft", "0s"], "'0s' must be above zero"),
+        (["--trace", "TRACE", "--rate", "5", "--ttft", "1s", "--requests", "1B"], "'1B' is not within 1 and 100k"),
         (["--trace", "none.csv", "--rate", "5", "--ttft", "1s"], "cannot be read"),
+        (["--columns", "time=at"], "give --trace"),
+        (["--columns", "when=at"], "argument --columns: there is no field when"),
+        (["--trace", "TRACE", "--rate", "5", "--ttft", "1s", "--columns", "time=at"], "is no table"),
         (["--trace", "TRACE", "--rate", "5", "--ttft", "1s", "--device", "TRACE"], "is no event log"),
         (["--device", "TRACE"], "give --trace"),
     ],

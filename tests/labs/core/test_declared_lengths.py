@@ -15,6 +15,7 @@ from labs.simulation.device import DEVICES
 from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective
 from labs.simulation.study import SimulatedRun
+from tests.examples import examples
 
 DEVICE = DEVICES["llama3-8b-a100"]
 POLICY = "order=fair,overload=unbounded,max_num_batched_tokens=512,prefill_chunk=512,max_num_seqs=32"
@@ -90,7 +91,7 @@ def gains(declares: Declares, seed: int, seconds: float) -> Iterator[Got]:
 @pytest.mark.parametrize(
     "seconds", [10.0, *(pytest.param(seconds, marks=pytest.mark.nightly) for seconds in (20.0, 40.0))]
 )
-@pytest.mark.parametrize(("declares", "seeds"), [(much, 3), (in_pieces, 1)])
+@pytest.mark.parametrize(("declares", "seeds"), [(much, examples(1, at_night=3)), (in_pieces, 1)])
 def test_declaring_otherwise_than_honestly_gains_nothing(declares: Declares, seeds: int, seconds: float) -> None:
     gained = [gain for seed in range(seeds) for gain in gains(declares, FIRST_SEED + seed, seconds)]
     sooner, more = mean(gain.completion for gain in gained), mean(gain.engine for gain in gained)

@@ -15,6 +15,7 @@ from backend.config import EngineConfig
 from backend.scheduler.sequence import SPARE_CLASS, Sequence, SequenceStatus
 from tests.admission.clocked_core import ClockedCore
 from tests.backend.sequences import make_sequence
+from tests.examples import examples
 
 TIMES = StepTime((0.010, 5e-5, 1e-4, 1e-7, 1e-7, 1e-9, 0.0))  # a GPU's: ten milliseconds, and little for each token
 SPARE_TENANT = "night"
@@ -96,7 +97,7 @@ def served(device: Device, asked: list[Work]) -> dict[str, Sequence]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(1, at_night=3)))
 @pytest.mark.parametrize("size", [{}, {"num_blocks": 120, "max_num_seqs": 8}], ids=["roomy", "tight"])
 def test_first_tokens_and_times_between_tokens_differ_by_a_step_and_the_share_that_is_allowed(
     seed: int, size: dict[str, int]

@@ -68,7 +68,8 @@ class Twins(ClockedTenant):
         if not self.held:
             return
         reservation, taken = self.held.pop(index % len(self.held))
-        usage = Usage(input_tokens, output_tokens, requests=1 if input_tokens else 0)
+        reasoning = output_tokens // 2
+        usage = Usage(input_tokens, output_tokens, requests=1 if input_tokens else 0, reasoning_tokens=reasoning)
         await self.store.settle(reservation, usage)
         self.limiter.settle(taken, usage)
         self.limiter.settle(taken, Usage())

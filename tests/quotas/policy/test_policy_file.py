@@ -68,7 +68,7 @@ def test_a_tenant_is_read_with_all_its_fields() -> None:
         Limit(Resource.CONCURRENT_REQUESTS, 0),
         Limit(Resource.KV_BYTES, 2**31),
     )
-    assert tenant.price == Price(Decimal("5e-7"), Decimal("1.5e-6"), Decimal("5e-7"), "USD")
+    assert tenant.price == Price(Decimal("5e-7"), Decimal("1.5e-6"), Decimal("5e-7"), Decimal("1.5e-6"), "USD")
     key = tenant.keys["ab12"]
     assert (key.hmac, key.expires) == ("ab" * 32, datetime(2027, 1, 31, tzinfo=UTC))
     assert (key.scopes, key.models, key.highest_class) == (("limits",), ("b",), "batch")

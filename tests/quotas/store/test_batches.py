@@ -13,7 +13,7 @@ from quotas.store.redis_store import RedisStore
 from tests.quotas.stores import usage_by_key
 
 FIELDS = {"record": "sealed", "status": "validating", "created_at": "1"}
-USED = Usage(input_tokens=7, output_tokens=5, cached_tokens=3, kv_byte_seconds=2.0)
+USED = Usage(input_tokens=7, output_tokens=5, cached_tokens=3, kv_byte_seconds=2.0, reasoning_tokens=1)
 LIMITS = (Limit(Resource.TOKENS, 1000, Rate(60, 1000)),)
 
 
@@ -26,7 +26,7 @@ async def test_one_replica_at_a_time_has_a_batch_and_a_former_holder_changes_not
     assert await mine.claim(tenant, "b") == 1 and await theirs.claim(tenant, "b") == 0
     assert await mine.update(tenant, "b", {}, epoch=1, is_given_back=True)
     assert await theirs.claim(tenant, "b") == 2, "given back"
-    line = FinishedLine("b", 1, 0, True, 0)
+    line = FinishedLine("b", 1, 0, True)
     assert not await store.finish_line(tenant, "k", LIMITS, line, USED), "of a former epoch"
     assert not await mine.update(tenant, "b", {"status": "completed"}, epoch=1)
     assert await theirs.update(tenant, "b", {"status": "cancelling"}, statuses=("validating", "in_progress"))
@@ -45,7 +45,7 @@ async def test_a_line_is_settled_once_however_often_and_by_whom_it_is_told(
     epoch = await batches.claim(tenant, "b")
     for limits in (LIMITS, ()):
         for number in range(2):
-            told = FinishedLine("b", epoch, number + 2 * len(limits), number == 0, 1)
+            told = FinishedLine("b", epoch, number + 2 * len(limits), number == 0)
             calls = [one.finish_line(tenant, "k", limits, told, USED) for one in (store, other, store)]
             assert all(await asyncio.gather(*calls))
     assert {n: one.is_completed for n, one in (await batches.done_lines(tenant, "b")).items()} == {
@@ -64,13 +64,13 @@ async def test_a_line_costs_the_price_of_batches_and_its_result_counts_among_the
     batches, today = store.batches(), datetime.now(UTC).date()
     await batches.open(tenant, "b", FIELDS, 1)
     epoch = await batches.claim(tenant, "b")
-    prices, in_batches = TokenPrices(100, 50, 400, "EUR"), TokenPrices(25, 12, 100, "EUR")
+    prices, in_batches = TokenPrices(100, 50, 400, 400, "EUR"), TokenPrices(25, 12, 100, 90, "EUR")
     cost = Limit(Resource.COST, 10_000, Budget(BudgetPeriod.DAY), None, prices)
-    line = FinishedLine("b", epoch, 0, True, 0, result_bytes=900, prices=in_batches)
+    line = FinishedLine("b", epoch, 0, True, result_bytes=900, prices=in_batches)
     assert await store.finish_line(tenant, "k", (cost,), line, USED)
     (state,) = await store.states(tenant, "k", (cost,))
-    assert state.remaining == 10_000 - (4 * 25 + 3 * 12 + 5 * 100)
-    used = USED._replace(batch_input_tokens=7, batch_output_tokens=5, batch_cached_tokens=3)
+    assert state.remaining == 10_000 - (4 * 25 + 3 * 12 + 4 * 100 + 90)
+    used = USED._replace(batch_input_tokens=7, batch_output_tokens=5, batch_cached_tokens=3, batch_reasoning_tokens=1)
     assert await usage_by_key(store, tenant, today) == {"k": used}
     assert await batches.file_bytes(tenant) == 900
     assert await batches.put_results(tenant, "f", 900, 2e9, "r", "b", epoch)

@@ -127,7 +127,7 @@ def test_a_tenant_whose_use_is_in_batches_alone_is_told_of_it(loop_and_runner: T
         await pair.tenant.wait(0)
         batches, tenant = pair.other.batches(), pair.tenant.tenant
         await batches.open(tenant, "b", {"status": "in_progress"}, 1)
-        line = FinishedLine("b", await batches.claim(tenant, "b"), 0, True, 0)
+        line = FinishedLine("b", await batches.claim(tenant, "b"), 0, True)
         assert await pair.other.finish_line(tenant, "k", pair.limits, line, Usage(300, 300))
         await pair.claimed()
         assert pair.percents == [50]

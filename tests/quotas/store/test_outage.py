@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from unittest.mock import AsyncMock
 
@@ -113,6 +114,30 @@ async def test_a_slice_ends_by_the_replicas_own_clock(url: str) -> None:
     await store.close()
 
 
+async def test_after_an_outage_a_slice_is_as_large_as_the_demand_in_it(url: str) -> None:
+    limits, now = (Limit(Resource.REQUESTS, 100_000, Budget(BudgetPeriod.DAY)),), 1000.0
+    store = RedisStore(ScriptRunner(url, 0.25), 6.0, lambda: now)
+    await store.connect()
+
+    async def seconds(number: int) -> None:
+        """Let ten requests a second come, with a heartbeat behind each second."""
+        nonlocal now
+        for _ in range(number):
+            for _ in range(10):
+                await store.settle(await store.reserve("acme", None, limits, Ask(), "lease"), Usage())
+            now += 1.0
+            with suppress(StoreUnavailable):
+                await store.heartbeat()
+
+    await seconds(6)
+    store.returned.clear()
+    async with hanging(url):
+        await seconds(4)
+    await returned(store)
+    assert store.set_aside()["requests"] >= 50, "of the 60 that come in a lease"
+    await store.close()
+
+
 async def test_a_request_running_at_an_outages_begin_settles_on_return(url: str, store: RedisStore) -> None:
     before = await reserve(store)
     async with hanging(url):
@@ -155,10 +180,10 @@ async def test_an_answer_goes_on_within_the_slice(url: str, store: RedisStore) -
     await store.extend(before, 50)
     before.progress = Usage(60, 170)
     await store.heartbeat()
-    await store.settle(before, Usage(60, 180))
+    await store.settle(before, Usage(60, 180, reasoning_tokens=175))
     assert (await left(store))["tokens/day"] == 100_000 - 100 - 240
     booked = await usage_by_key(store, "acme", datetime.now(UTC).date())
-    assert booked == {"k1": Usage(120, 220, requests=2)}
+    assert booked == {"k1": Usage(120, 220, requests=2, reasoning_tokens=175)}
 
 
 async def test_slices_give_way_to_requests_that_need_them(url: str) -> None:

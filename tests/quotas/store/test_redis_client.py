@@ -203,7 +203,7 @@ def restricted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple
 
 
 async def _batches(store: RedisStore) -> None:
-    batches, line = store.batches(), FinishedLine("b", 1, 0, True, 0)
+    batches, line = store.batches(), FinishedLine("b", 1, 0, True)
     assert await batches.put_file("a", "f", 1, 2e9, "record", 2**20) and await batches.delete_file("a", "f")
     assert await batches.open("a", "b", {"status": "validating"}, 1) and await batches.claim("a", "b") == 1
     assert await store.finish_line("a", "k", LIMITS, line, Usage(1, 1))

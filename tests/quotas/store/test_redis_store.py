@@ -169,9 +169,9 @@ async def test_settling_returns_what_was_not_used(store: RedisStore, tenant: str
 async def test_models_with_prices_of_their_own_spend_one_budget(
     store: RedisStore, other: RedisStore, redis: Redis, tenant: str
 ) -> None:
-    budget, prices = Budget(BudgetPeriod.DAY), TokenPrices(1, 1, 2, "EUR", "minilm")
+    budget, prices = Budget(BudgetPeriod.DAY), TokenPrices(1, 1, 2, 2, "EUR", "minilm")
     cheap = (Limit(Resource.COST, 100_000, budget, prices=prices),)
-    dear = (replace(cheap[0], prices=TokenPrices(100, 100, 200, "EUR", "big")),)
+    dear = (replace(cheap[0], prices=TokenPrices(100, 100, 200, 200, "EUR", "big")),)
     await store.settle(await store.reserve(tenant, None, cheap, Ask(1, 100, 50)), Usage(100, 25))
     running = [await store.reserve(tenant, None, limits, Ask(1, 100, 50)) for limits in (dear, cheap, dear)]
     assert [state.remaining for state in await other.states(tenant, None, dear)] == [100_000 - 150 - 200 - 2 * 20_000]

@@ -62,12 +62,12 @@ class Life:
     async def heartbeat(self) -> None:
         await self.store.heartbeat()
         for reservation, taken in self.taken.items():
-            taken.booked = reservation.progress
+            taken.booked = reservation.progress._replace(reasoning_tokens=0)  # known once it has ended
 
 
 def _usage(input_tokens: int, output_tokens: int) -> Usage:
-    """Usage with a third of its input found in the cache."""
-    return Usage(input_tokens, output_tokens, input_tokens // 3)
+    """Usage with a third of its input found in the cache, and half of its output reasoning."""
+    return Usage(input_tokens, output_tokens, input_tokens // 3, reasoning_tokens=output_tokens // 2)
 
 
 class World(ClockedTenant):

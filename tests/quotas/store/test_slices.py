@@ -18,7 +18,7 @@ from quotas.store.redis_store import RedisStore
 from quotas.store.replica_name import LIFE_ORDINALS, ReplicaName
 from quotas.store.scripts import ScriptRunner
 from tests.examples import examples
-from tests.quotas.clocked_tenant import LEASE, TEAM, ClockedTenant, Policy, Steps, booked, policies_of
+from tests.quotas.clocked_tenant import LEASE, ONE_PRICE, TEAM, ClockedTenant, Policy, Steps, booked, policies_of
 from tests.quotas.store_model import DAY, stretch
 from tests.quotas.wire import Wire
 
@@ -235,7 +235,7 @@ class World(ClockedTenant):
         life.running.remove(one)
         ask = one.ask
         output = ask.output_tokens if output_tokens is None else min(output_tokens, ask.output_tokens)
-        usage = Usage(ask.input_tokens, output, requests=ask.requests)
+        usage = Usage(ask.input_tokens, output, requests=ask.requests, reasoning_tokens=output // 2)
         self.spent.append(usage)
         self._move([limit for limit in one.reservation.limits if limit.window is None], ask, -1)
         await life.store.settle(one.reservation, usage)
@@ -269,7 +269,7 @@ examples = settings(max_examples=examples(20, at_night=1000), deadline=None, sup
 
 
 @examples
-@given(policy=policies, steps=histories(losses, crashes))
+@given(policy=policies_of(OWNERS, amounts, held=(2, 30), most=2, prices=[ONE_PRICE]), steps=histories(losses, crashes))
 def test_replicas_together_never_exceed_a_limit(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: Steps
 ) -> None:

@@ -1,13 +1,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime
+from struct import pack
 
 import pytest
 from redis import Redis
 
 from quotas.errors import StoreUnavailable, StoreUnsuitable
-from quotas.policy.limit import Limit, Resource
+from quotas.policy.limit import EPOCH, Limit, Resource
 from quotas.reservation import Ask, Usage
+from quotas.store.account import state_key
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
 from quotas.store.usage_ledger import TENANTS_PER_TURN
@@ -90,10 +92,9 @@ async def test_replicas_book_into_one_ledger(wire: Wire, tenant: str) -> None:
 async def test_a_ledger_is_found_for_any_tenants_name(store: RedisStore, tenant: str) -> None:
     today = datetime.now(UTC).date()
     await store.settle(await store.reserve(tenant, "k1", COUNTED, Ask(1, 5, 5)), Usage(5, 3))
-    assert (tenant, today) in await store.ledger.tenant_days() or (
-        tenant,
-        datetime.now(UTC).date(),
-    ) in await store.ledger.tenant_days()
+    found, (tenants, num_ledgers) = await store.ledger.tenant_days(), await store.ledger.tenants(date.min, date.max)
+    assert (tenant, today) in found or (tenant, datetime.now(UTC).date()) in found
+    assert tenant in tenants and num_ledgers >= len(found)
 
 
 async def test_other_keys_of_a_large_server_are_not_taken_for_ledgers(store: RedisStore, store_url: str) -> None:
@@ -103,6 +104,36 @@ async def test_other_keys_of_a_large_server_are_not_taken_for_ledgers(store: Red
         found = await store.ledger.tenant_days()
         client.delete(*others, "sluice:{x}:usage:1e9", "sluice:{x}:usage:", "my:sluice:{x}:usage:7")
     assert "x" not in {tenant for tenant, _ in found}
+
+
+async def test_long_ledgers_are_read_in_parts(store: RedisStore, store_url: str, tenant: str) -> None:
+    days, entry = [date(2030, 1, 1 + number) for number in range(5)], pack("<7d", 1, 2, 0, 3, 4, 0, 1)
+    with Redis.from_url(store_url) as client:
+        for day in days:
+            ledger = f"{state_key(tenant)}:usage:{(day - EPOCH).days}"
+            client.hset(ledger, mapping={f"k{number}": entry for number in range(600)})
+    found = await store.ledger.over_days([tenant, "nobody"], days[0], days[-1])
+    assert [(one.tenant, len(one.entries) // 64) for one in found] == [
+        (tenant, 1200), ("nobody", 0), (tenant, 1200), (tenant, 600),
+    ]  # fmt: skip
+
+
+async def test_an_entry_without_reasoning_of_an_older_version_is_read_and_added_to(
+    store: RedisStore, store_url: str, tenant: str
+) -> None:
+    today = datetime.now(UTC).date()
+    with Redis.from_url(store_url) as client:
+        ledger = f"{state_key(tenant)}:usage:{(today - EPOCH).days}"
+        client.hset(ledger, "k1", pack("<6d", 1, 100, 30, 50, 1e9, 0))
+    assert await usage_by_key(store, tenant, today) == {"k1": USAGE}
+    (older,) = await store.ledger.over_days([tenant], today, today)
+    store.book(tenant, "k1", USAGE._replace(reasoning_tokens=7))
+    await store.heartbeat()
+    (newer,) = await store.ledger.over_days([tenant], today, today)
+    assert [(one.names, one.entries[8:]) for one in (older, newer)] == [
+        ([b"k1"], pack("<7d", 1, 100, 30, 50, 1e9, 0, 0)),
+        ([b"k1"], pack("<7d", 2, 200, 60, 100, 2e9, 0, 7)),
+    ]
 
 
 async def test_a_user_that_may_not_list_keys_is_told_the_permission(store_url: str) -> None:

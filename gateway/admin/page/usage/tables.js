@@ -18,6 +18,7 @@ export function usageTable(root) {
       quantity("input_tokens", "Input", compact, { note: "tokens" }),
       quantity("cached_tokens", "Cached", compact, { note: "of the input tokens, found in the prefix cache", minor: true }),
       quantity("output_tokens", "Output", compact, { note: "tokens" }),
+      quantity("reasoning_tokens", "Reasoning", compact, { note: "of the output tokens, before the content", minor: true }),
       { id: "cost", title: "Cost", value: amount, text: ({ costs }) => costInWords(costs), numeric: true },
     ],
     key: ({ tenant, value }) => `${tenant} ${value}`,

@@ -9,7 +9,7 @@ from labs.simulation.arrival import Arrival
 from labs.simulation.device import DEVICES
 from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective
-from labs.simulation.search.replicas import GOOD_SHARE, Replica, recommended_len, replicas_for
+from labs.simulation.search.replicas import GOOD_SHARE, Knee, Replica, recommended_len, replicas_for
 
 RANDOM = Random(1)
 DEVICE = DEVICES["llama3-8b-a100"]
@@ -30,6 +30,19 @@ def test_the_knee_is_the_largest_good_rate() -> None:
     assert sum(done) == 7 * 40
     near = REPLICA.knee_near(knee, done.append)
     assert near is not None and near.rate == pytest.approx(knee.rate, rel=0.1) and near.rate < knee.capacity
+
+
+def test_knees_of_other_draws_are_told_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = REPLICA.at(0.5)
+    monkeypatch.setattr(Replica, "knee", lambda self, _: None if self.seed == 2 else Knee(10.0 / self.seed, 20.0, run))
+    assert [(draw.seed, round(knee.rate)) for draw, knee in REPLICA.knees(lambda _: None)] == [(3, 3), (1, 10)]
+
+
+def test_at_another_rate_the_same_requests_come_faster_or_slower() -> None:
+    slow, fast = (REPLICA.traffic(rate) for rate in (1.0, 2.0))
+    assert [one.prompt_tokens for one in slow] == [one.prompt_tokens for one in fast]
+    assert slow[-1].time == pytest.approx(2 * fast[-1].time)
+    assert [one.prompt_tokens for one in replace(REPLICA, seed=2).traffic(1.0)] != [one.prompt_tokens for one in slow]
 
 
 def test_changes_move_the_knee_where_they_should() -> None:
