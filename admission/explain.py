@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from admission.core import Overload
-from admission.event_logs.event_log import check_version, reading
+from admission.event_logs.event_log import check_version, reading, step_times_of
 from admission.event_logs.names import CHOICES
 from admission.event_logs.numbers import in_seconds
 
@@ -181,8 +181,8 @@ class _LogReader:
 
     def _begin(self, entry: list[Any]) -> None:
         check_version(entry)
-        _, _, self._engine, _, *further, _, _, _ = entry
-        if further:
+        self._engine = entry[2]
+        if len(step_times_of(entry)) > 1:
             self._until_planned = "until the next step of its model was planned"
         if CHOICES["overload"][entry[3]["overload"]] is Overload.CONTROLLED_DELAY:
             self._given_up = _GIVEN_UP | {"expired": "given up: the queue had stood for too long"}

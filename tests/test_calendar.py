@@ -19,6 +19,7 @@ READERS = {
     "gateway/admin/plane.py": "a search of ended requests names moments",
     "gateway/admin/policy_editor.py": "moments for people",
     "gateway/admin/request_database.py": "ended requests are kept for days, over restarts",
+    "gateway/ids.py": "ids begin with their second, for indexes alone",
     "gateway/batches/endpoints.py": "files and batches are made, and expire, on a date",
     "gateway/batches/objects.py": "files and batches are made, and expire, on a date",
     "gateway/batches/records.py": "files and batches are made, and expire, on a date",

@@ -343,17 +343,21 @@ def make_configs(header: Entry) -> tuple[CoreConfig, EngineConfig]:
     return read_core_config(config), read_engine_config(engine)
 
 
+def step_times_of(header: Entry) -> list[list[Any]]:
+    """Return the coefficients, the knee and the prior steps of each model in a log's first line."""
+    _, _, _, _, *further, coefficients, knee, prior_weight = header
+    return [[coefficients, knee, prior_weight], *(further[0] if further else ())]
+
+
 class _Replay:
     """A core that replays a log's events."""
 
     def __init__(self, header: Entry, write: Write, make_model: MakeModel, sequences: dict[str, Sequence]) -> None:
         check_version(header)
-        _, _, _, _, *further, coefficients, knee, prior_weight = header
-        known = [(coefficients, knee, prior_weight), *(further[0] if further else ())]
         core, engine = make_configs(header)
         model, *others = [
             make_model(StepTime(tuple(each), knee, engine.expert_reads_of(number)), weight)
-            for number, (each, knee, weight) in enumerate(known)
+            for number, (each, knee, weight) in enumerate(step_times_of(header))
         ]
         self._core, self._log = make_logged_core(core, engine, model, write, others=others)
         self._sequences = sequences

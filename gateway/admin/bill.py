@@ -14,7 +14,7 @@ from gateway.api.service import Service
 from gateway.errors import BadRequest
 from gateway.table import csv_text
 from gateway.tenants.usage import EXACT, plain, read_sums
-from gateway.tenants.usage_sums import ENGINE_MICROS, INPUT, OUTPUT, entries_of
+from gateway.tenants.usage_sums import ENGINE_MICROS, INPUT, OUTPUT, entry_array
 from quotas.policy.limit import EPOCH
 from quotas.store.usage_ledger import TenantLedgers
 
@@ -110,7 +110,7 @@ def _add(days: Mapping[date, MachineDay], some: Sequence[TenantLedgers]) -> int:
     """Add the engine time in ledgers to their days; returns their tokens."""
     tokens = 0
     for one in some:
-        entries = entries_of([one])
+        entries = entry_array([one])
         counts = entries["counts"].astype(np.int64)
         tokens += int(counts[:, [INPUT, OUTPUT]].sum())
         for number, micros in zip(entries["day"].tolist(), counts[:, ENGINE_MICROS].tolist(), strict=True):

@@ -153,7 +153,7 @@ def _if(column: str | None, cell: str | None) -> tuple[str, ...]:
 
 
 LEDGER_DAYS = 400  # lifetime of a ledger (lua/ledger.lua)
-LEDGERS_PER_TURN = 1000  # of other threads
+LEDGERS_PER_TURN = 1000  # between turns of other threads, and between collections of garbage
 CALLS_PER_WRITE = 32  # in one write: their answers take the event loop a millisecond
 TENANTS_PER_WRITE = 100  # likewise, of months of one row
 

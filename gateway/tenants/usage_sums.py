@@ -13,9 +13,9 @@ from quotas.policy.policy import Policy, Price
 from quotas.reservation import Usage
 from quotas.store.usage_ledger import TenantLedgers, kind_of, usage_of
 
-ENTRY = np.dtype([("day", "<u4"), ("row", "<u4"), ("counts", "<f8", 7)])  # of lua/read_usage.lua
-INPUT, OUTPUT, ENGINE_MICROS = 1, 3, 5  # places of counts
 NUM_COUNTS = 7
+ENTRY = np.dtype([("day", "<u4"), ("row", "<u4"), ("counts", "<f8", NUM_COUNTS)])  # of lua/read_usage.lua
+INPUT, OUTPUT, ENGINE_MICROS = 1, 3, 5  # places of counts
 OF_REQUESTS = 5  # the first of them: an entry without these is engine time alone
 
 Owner = tuple[str | None, str | None]
@@ -27,7 +27,7 @@ Kind = tuple[Price | None, bool]
 Counts = npt.NDArray[np.int64]
 
 
-def entries_of(ledgers: Sequence[TenantLedgers]) -> npt.NDArray[np.void]:
+def entry_array(ledgers: Sequence[TenantLedgers]) -> npt.NDArray[np.void]:
     return np.frombuffer(b"".join(one.entries for one in ledgers), ENTRY)
 
 
@@ -47,7 +47,7 @@ class UsageSums:
     def add(self, ledgers: Sequence[TenantLedgers]) -> None:
         places = [self._places(one) for one in ledgers]
         starts = np.cumsum([0, *map(len, places)])[:-1]
-        entries = entries_of(ledgers)
+        entries = entry_array(ledgers)
         rows = np.repeat(starts, [len(one.entries) // ENTRY.itemsize for one in ledgers]) + entries["row"] - 1
         place, kind = np.array([row for some in places for row in some], np.int64).reshape(-1, 2)[rows].T
         counts = entries["counts"].astype(np.int64)

@@ -125,7 +125,7 @@ def test_pinned_blocks_are_on_the_bill_of_their_tenant(site: Site) -> None:
     def booked() -> bool:
         done = sluice("usage", "--tenant", "twin", "--by", "key", "--csv", "--state-dir", site.store.directory)
         rows = [line.split(",") for line in done.stdout.splitlines()[1:]]
-        return any(row[2] == "" and int(row[3]) == 0 and float(row[7]) > 0 for row in rows)
+        return any(row[2] == "" and int(row[3]) == 0 and float(row[8]) > 0 for row in rows)
 
     eventually(booked)
 

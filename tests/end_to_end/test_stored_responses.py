@@ -300,7 +300,8 @@ def _follow_until_refused(client: openai.OpenAI, name: str) -> None:
 
 def test_a_response_in_the_background_is_cancelled_counted_and_bounded(site: TenantSite) -> None:
     with site.client("one") as client:
-        running = client.responses.create(background=True, stream=False, **LONG)
+        with client.responses.create(background=True, stream=True, **LONG) as begun:  # its events are kept as they come
+            running = next(iter(begun)).response
         for refused in ({"background": True}, {}):
             with pytest.raises(openai.RateLimitError) as busy:
                 client.responses.create(input=ASK, **ASKED, **refused)

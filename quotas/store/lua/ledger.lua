@@ -1,8 +1,8 @@
 local ENTRY, ENTRY_SIZE, LEDGER_LIFE = '<ddddddd', 56, 400 * 86400 -- seconds
 
--- Add to what a row of a tenant's ledger has used today, in UTC: requests, input, cached, output, KV byte seconds, and
--- microseconds of the engine and the output that is reasoning, if any. What is taken back is negative. A row is named as quotas/usage_row.py says; a
--- number before its name is how many rows the ledger has before such rows are summed up.
+-- Add to what a row of a tenant's ledger has used today, in UTC: requests, input, cached, output, KV byte seconds, and if
+-- any, microseconds of the engine and the output that is reasoning. What is taken back is negative. A row is named as
+-- quotas/usage_row.py says; a number before its name is how many rows the ledger has before such rows are summed up.
 local function book(tenant, now, row, r, i, c, o, kv, us, reasoning)
   us, reasoning = us or 0, reasoning or 0
   if r == 0 and i == 0 and c == 0 and o == 0 and kv == 0 and us == 0 then return end

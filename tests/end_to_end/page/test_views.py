@@ -166,7 +166,7 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     page.until_count("#usage-table tbody tr", 10)
     assert "Cost\n51.72 EUR" in page.text("#usage-totals")
     assert page.column("#usage-table")[0] == "acme"
-    assert page.column("#usage-table", 7)[:4] == ["51.72 EUR", "13.94 EUR", "11.00 EUR", ""]  # the last has no price
+    assert page.column("#usage-table", 8)[:4] == ["51.72 EUR", "13.94 EUR", "11.00 EUR", ""]  # the last has no price
     assert (page.count("#usage-days rect"), page.count("#usage-costs rect")) == (42, 21)
     assert page.attributes("#usage-costs .days", "aria-label")[0].startswith("Cost by day. 2026-09-01: ")
     page.until_reads("#bill-totals", "1,628.25 USD")

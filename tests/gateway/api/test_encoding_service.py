@@ -154,11 +154,11 @@ async def test_answers_of_a_batch_never_hold_up_inputs_however_much_their_tenant
 
 
 async def test_answers_of_others_do_not_hold_up_inputs_of_a_tenant_in_debt_until_they_end(rig: Rig) -> None:
-    rig.core.charge_side_work("embeds", 5.0, rig.engine.clock())
-    stream = rig.engine.submit(make_sequence("s", "chat", 4, 50, ends=()))
+    stream = rig.engine.submit(make_sequence("s", "chat", 4, 90, ends=()))
     await stream.take()
+    rig.core.charge_side_work("embeds", 5.0, rig.engine.clock())
     assert await rig.encode([7], tenant="embeds") == [(7.0, 1.0)]
-    assert len(stream.sequence.output) < 50
+    assert len(stream.sequence.output) < 90
 
 
 async def test_lines_to_encode_wait_for_answers_and_inputs_and_cost_their_tenant_nothing_among_these(rig: Rig) -> None:

@@ -1,20 +1,27 @@
 from collections.abc import Mapping
+from dataclasses import fields, replace
+from decimal import Decimal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, Budget, BudgetPeriod, Limit, Rate, Resource, Window
+from quotas.policy.limit import MAX_AMOUNT, MAX_RATE, Budget, BudgetPeriod, Calendar, Limit, Rate, Resource, Window
 from quotas.policy.policy import (
     DEFAULTS,
     SERVICE_TIERS,
+    BatchLimits,
     CacheLimits,
     ClassPolicy,
+    GuardrailPolicy,
     KeyPolicy,
     Policy,
+    Price,
+    StoredResponseLimits,
     TeamPolicy,
     TenantPolicy,
     Unnamed,
+    UsageDetail,
 )
 from tests.examples import examples
 from tests.quotas.policies import parsed, policies
@@ -156,6 +163,24 @@ def test_the_version_depends_on_the_content_alone(found: Policy) -> None:
         found.classes, found.default, found.tenants, found.unnamed_tenants, groups, {"": TeamPolicy("")}
     )
     assert more_teams.version != found.version
+
+
+def test_another_value_of_any_field_is_another_version() -> None:
+    """An edit that the version does not tell would not come into force. A new field needs a value here."""
+    month, one = Limit(Resource.TOKENS, 5, Budget(BudgetPeriod.MONTH)), Decimal(1)
+    price = Price(one, one, one, one, "EUR")
+    others: dict[str, object] = {
+        "name": "other", "highest_class": "slow", "default_class": "slow", "weight": 2.0, "models": ("other",),
+        "limits": (TOKENS,), "on_store_outage": "closed", "price": price, "prefix_cache": CacheLimits(1),
+        "stored_responses": StoredResponseLimits(1), "batches": BatchLimits(1), "usage": UsageDetail(()),
+        "guardrail": GuardrailPolicy("http://guard"), "log_texts": "redacted", "max_n": 2, "max_schema_bytes": 2,
+        "max_top_logprobs": 2, "default_adapter": "other", "calendar": Calendar("UTC", 1), "team": "other",
+        "team_limits": (month,), "keys": {"k1": KeyPolicy("k1")},
+    }  # fmt: skip
+    plain = TenantPolicy("acme", "fast", "plain")
+    assert others.keys() == {field.name for field in fields(TenantPolicy) if field.init}
+    digests = [replace(plain, **{name: other}).digest for name, other in others.items()]
+    assert len({plain.digest, *digests}) == 1 + len(others)
 
 
 def test_a_tenant_finds_its_own_prefixes_and_its_groups() -> None:
