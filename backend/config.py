@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Literal
 
 from backend.errors import ConfigError
@@ -73,11 +74,6 @@ class WindowNeed:
     most: int  # of a group, with the tokens of all steps in flight
     decoding: int  # of a group, for one token a step
 
-    @classmethod
-    def of(cls, groups: int, block_size: int, seen: int, in_flight: int) -> "WindowNeed":
-        """Return the need of a window of `seen` tokens, while steps in flight have at most that many more."""
-        return cls(groups, 2 + blocks_for(seen + in_flight, block_size), 1 + blocks_for(seen, block_size))
-
     def blocks(self, places: int) -> int:
         """Return the most blocks that a sequence holds, whose block table has `places`."""
         return places + self.groups * min(places, self.most)
@@ -92,6 +88,14 @@ class WindowNeed:
 
 
 NO_WINDOW = WindowNeed(0, 0, 0)
+
+
+@lru_cache
+def window_need(groups: int, block_size: int, seen: int, in_flight: int) -> WindowNeed:
+    """Return the need of groups of layers for a window of `seen` tokens, while steps in flight have at most `in_flight`
+    more.
+    """
+    return WindowNeed(groups, 2 + blocks_for(seen + in_flight, block_size), 1 + blocks_for(seen, block_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +217,7 @@ class EngineConfig:
     @property
     def window_need(self) -> "WindowNeed":
         seen, in_flight = self.window_tokens + self.window_alignment, self.steps_in_flight * self.max_num_batched_tokens
-        return WindowNeed.of(self.window_groups, self.block_size, seen, in_flight)
+        return window_need(self.window_groups, self.block_size, seen, in_flight)
 
     @property
     def kv_tokens(self) -> int:
@@ -222,6 +226,10 @@ class EngineConfig:
         if not self.window_groups:
             return whole
         return int(whole * self.max_model_len / self.window_need.tokens(self.max_model_len, self.block_size))
+
+    def short_tokens(self, blocks: int) -> int:
+        """Return the tokens of texts no longer than a window that blocks hold: of longer ones they hold more."""
+        return blocks * self.block_size // (1 + self.window_groups)
 
     def first_seen(self, num_tokens: int) -> int:
         """Return the first place in a block table that tokens behind `num_tokens` see in layers with a window."""

@@ -97,7 +97,8 @@ def load_model(
     precision = select_dtype(dtype, config, target)
     shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
     if beside is None:
-        check_size(options, config, precision, target, shard)  # contradictions show before the long load
+        # contradictions show before the long load
+        check_size(options, config, precision, target, shard, least_block_bytes)
     if target.type == "cuda" or options.kv_cache_dtype != "auto" or options.quantization not in ("auto", "none"):
         # and so does a lack of kernels
         select_ops(target, precision, kernels, cache_dtype(options, precision), options.quantization)

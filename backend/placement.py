@@ -128,16 +128,26 @@ def place_part(
 
 
 def check_size(
-    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard | None = None
+    options: EngineOptions,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard | None = None,
+    least_block_bytes: int = 0,
 ) -> EngineConfig:
     """Return the expected limits. Raises `ConfigError` for options that cannot work."""
     if device.type == "cuda":
-        return size_for_device(options, config, dtype, device, shard)
-    return size_engine(options, pooled(config, shard), dtype, free_memory())
+        return size_for_device(options, config, dtype, device, shard, least_block_bytes)
+    return size_engine(options, pooled(config, shard), dtype, free_memory(), least_block_bytes=least_block_bytes)
 
 
 def size_for_device(
-    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard | None = None
+    options: EngineOptions,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard | None = None,
+    least_block_bytes: int = 0,
 ) -> EngineConfig:
     """Return the limits of a model that is to be loaded on CUDA devices, a `shard` on this one. Raises `ConfigError`,
     with the arithmetic.
@@ -148,7 +158,7 @@ def size_for_device(
     memory = expected_memory(str(device), free, total, part, dtype, tokens, options.max_num_seqs)
     check_fits(memory)
     free = memory.kv_bytes - _adapter_bytes(options, part, tokens)
-    return size_engine(options, whole, dtype, _pool_bytes(free, part, whole), dedicated=True)
+    return size_engine(options, whole, dtype, _pool_bytes(free, part, whole), True, least_block_bytes)
 
 
 def _size_measured(

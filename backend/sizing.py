@@ -6,14 +6,16 @@ from typing import Any
 
 import torch
 
-from backend.config import WINDOW_ALIGNMENT_TOKENS, EngineConfig, EngineOptions, KVAllocation, WindowNeed
+from backend.config import WINDOW_ALIGNMENT_TOKENS, EngineConfig, EngineOptions, KVAllocation, WindowNeed, window_need
 from backend.errors import ConfigError
+from backend.model.adapter_checkpoint import ALIGNMENT_NUMBERS
 from backend.model.model_config import ModelConfig
 from backend.paged_kv.block_pool import blocks_for
 from backend.paged_kv.kv_cache import block_bytes
 from backend.paged_kv.layer_groups import LayerGroups, groups_of, one_group
 from backend.roofline import GIB, show_bytes
 
+MAX_ITEM_BYTES = 4  # of a number
 DEFAULT_KV_BYTES = GIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
 CPU_TOKEN_BUDGET = 512
 DEVICE_TOKEN_BUDGET = 2048  # on a device of its own, whose products need some hundred rows to be efficient
@@ -49,7 +51,7 @@ def size_engine(
     most_tokens = options.max_num_batched_tokens or _token_budget(options, wanted_len, dedicated)
     window = model.sliding_window if groups.num_windows and model.sliding_window else 0
     in_flight = options.steps_in_flight * most_tokens
-    need = WindowNeed.of(groups.num_windows, options.block_size, window + WINDOW_ALIGNMENT_TOKENS, in_flight)
+    need = window_need(groups.num_windows, options.block_size, window + WINDOW_ALIGNMENT_TOKENS, in_flight)
     num_blocks = _kv_bytes(options, per_block, wanted_len, free_bytes, dedicated, need) // per_block
     if options.max_model_len is None:
         wanted_len = min(wanted_len, need.places(num_blocks) * options.block_size)
@@ -71,11 +73,17 @@ def size_engine(
 
 def kv_groups(options: EngineOptions, model: ModelConfig, *, is_shared: bool = False) -> LayerGroups:
     """Return the layers whose keys and values share a block: all, where no block would be freed behind a window. That
-    is in contiguous memory, in memory that several models share, and where texts are shorter than two windows.
+    is in contiguous memory, in memory that several models share, where texts are shorter than two windows, and where
+    vectors of adapters would not fit the smaller blocks.
     """
     if is_shared or options.kv_allocation is KVAllocation.CONTIGUOUS:
         return one_group(model.num_layers)
-    return groups_of(model, options.max_model_len or model.max_position)
+    groups = groups_of(model, options.max_model_len or model.max_position)
+    least_bytes = options.block_size * groups.size * 2 * model.num_kv_heads * model.head_dim  # of a block, in any type
+    widest = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim) + ALIGNMENT_NUMBERS
+    if options.max_adapter_rank and least_bytes < widest * MAX_ITEM_BYTES:  # an adapter's vector is not cut
+        return one_group(model.num_layers)
+    return groups
 
 
 _CHOSEN = {field.name for field in fields(EngineOptions)} & {field.name for field in fields(EngineConfig)}
@@ -110,14 +118,14 @@ def _host_blocks(options: EngineOptions, per_block: int) -> int:
 def _check_one_sequence_fits(
     options: EngineOptions, model_len: int, max_model_len: int, num_blocks: int, per_block: int, need: WindowNeed
 ) -> None:
-    needed = max(1, need.blocks(blocks_for(max_model_len, options.block_size)))
+    needed = need.blocks(max(1, blocks_for(max_model_len, options.block_size)))
     if num_blocks >= needed:
         return
-    if num_blocks == 0 and options.kv_memory_bytes is not None:
+    if num_blocks < need.blocks(1) and options.kv_memory_bytes is not None:
         length = options.max_model_len or model_len
-        least = need.blocks(blocks_for(length, options.block_size)) * per_block
+        place, least = [need.blocks(places) * per_block for places in (1, blocks_for(length, options.block_size))]
         raise ConfigError(
-            f"kv_memory_bytes is less than one block of {options.block_size} tokens ({show_bytes(per_block)}): "
+            f"kv_memory_bytes is less than one block of {options.block_size} tokens ({show_bytes(place)}): "
             f"{show_bytes(least)} hold one sequence of {length:,} tokens, and each that runs beside it needs its own; "
             "sizes may be given with a unit, such as 2GiB"
         )

@@ -85,14 +85,16 @@ def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
     shard = Shard.of(config, 0, ranks) if ranks > 1 else None
     whole = pooled(config, shard)
     weights = Footprint(config, str(dtype).removeprefix("torch.")).weight_bytes
+    layers = kv_groups(options, config, is_shared=len(settings.models) > 1).size
+    each = block_bytes(whole, options.block_size, cache_dtype(options, dtype), layers)
+    least = each if len(settings.models) > 1 else 0
     if device.type == "cuda":
         free = ranks * free_and_total(device)[0]
-        engine = size_for_device(options, config, dtype, device, shard)
+        engine = size_for_device(options, config, dtype, device, shard, least)
     else:
         _check_weights_fit(weights, free)
-        engine = size_engine(options, whole, dtype, free - weights)
-    layers = kv_groups(options, config).size
-    kv = engine.num_blocks * block_bytes(whole, engine.block_size, cache_dtype(options, dtype), layers)
+        engine = size_engine(options, whole, dtype, free - weights, least_block_bytes=least)
+    kv = engine.num_blocks * each
     longest = engine.kv_blocks(engine.max_model_len)
     return Plan(weights, kv, free, engine.num_blocks, engine.max_model_len, longest)
 

@@ -11,6 +11,7 @@ from backend.config import EngineOptions, KVAllocation, WindowNeed
 from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
 from backend.paged_kv.layer_groups import layer_groups
+from backend.placement import check_size
 from backend.sizing import kv_groups, size_engine
 
 
@@ -33,6 +34,8 @@ def test_pages_of_files_count_as_free(tmp_path: Path, monkeypatch: pytest.Monkey
 # Gemma 3 270M: fifteen layers of eighteen see 512 tokens
 GEMMA = replace(
     LLAMA_3_8B,
+    hidden_size=640,
+    intermediate_size=2048,
     num_layers=18,
     num_heads=4,
     num_kv_heads=1,
@@ -56,10 +59,20 @@ def test_layers_with_a_window_have_blocks_of_their_own_of_the_size_of_all_others
     [
         (EngineOptions(max_model_len=1024), "no text is longer than two windows"),
         (EngineOptions(kv_allocation=KVAllocation.CONTIGUOUS), "a run of memory is one text's own"),
+        (EngineOptions(block_size=1, max_adapter_rank=8), "a vector of an adapter would not fit a block"),
     ],
 )
 def test_all_layers_share_blocks_where_a_window_frees_none(options: EngineOptions, why: str) -> None:
     assert kv_groups(options, GEMMA).num_windows == kv_groups(EngineOptions(), GEMMA, is_shared=True).num_windows == 0
+    assert kv_groups(EngineOptions(max_adapter_rank=8), GEMMA).num_windows == 5
+    cpu = torch.device("cpu")
+    assert check_size(EngineOptions(kv_memory_bytes=2**30), GEMMA, torch.bfloat16, cpu, None, 2**20).window_groups == 0
+
+
+def test_memory_for_fewer_blocks_than_groups_is_refused_with_what_one_place_takes() -> None:
+    options = EngineOptions(kv_memory_bytes=3 * 3 * 16 * 1024, max_num_seqs=1)
+    with pytest.raises(ConfigError, match=r"less than one block of 16 tokens \(288\.00 KiB\): 119\.91 MiB hold"):
+        size_engine(options, GEMMA, torch.bfloat16, 2**40)
 
 
 def test_memory_too_small_for_a_text_and_its_window_is_refused_with_both() -> None:
