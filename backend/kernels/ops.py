@@ -1,7 +1,7 @@
 """The operations of a decoder, which each device implements; `reference` is the oracle for each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -49,15 +49,11 @@ class StepInputs:
     max_context_len: int
     num_decodes: int = 0  # leading sequences of one token each, at row s for sequence s, or of none
     adapters: StepAdapters | None = None  # None: no token has one
-    # slot mapping and block tables of each layer group with blocks of its own; none: those above, for all layers
-    windows: tuple[tuple[Tensor, Tensor], ...] = ()
+    windows: tuple["StepInputs", ...] = ()  # as layers see it whose groups have blocks of their own; none: as all do
 
     def of_group(self, group: int) -> "StepInputs":
         """Return the step as the layers of a group see it (`backend.paged_kv.layer_groups`)."""
-        if not group or not self.windows:
-            return self
-        slot_mapping, block_tables = self.windows[group - 1]
-        return replace(self, slot_mapping=slot_mapping, block_tables=block_tables)
+        return self.windows[group - 1] if group and self.windows else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,12 @@ def batch_of(
     admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1, next(adapted)) for slot in range(rows)]
     sampled, token_ids = list(range(decodes)), [n * TOKEN_STRIDE % vocab_size for n in range(sum(lengths))]
     batch = Batch(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted, stores=False)
-    if groups := config.window_groups:
+    if config.window_groups:
         for (slot, _, blocks), start in zip(tables, starts, strict=True):
-            first = config.first_seen(start)
-            batch.window_blocks.append((slot, first, [block for block in blocks[first:] for _ in range(groups)]))
+            place = config.first_seen(start)
+            count = (len(blocks) - place) * config.window_groups
+            batch.window_blocks.append((slot, place, [(first + index) % num_blocks for index in range(count)]))
+            first += count
     return batch
 
 

@@ -15,6 +15,7 @@ from backend.worker.logprobs import COPIES_PER_SLICE, SLICE_BYTES
 
 PENALTY_BYTES_PER_TOKEN = 5  # for each slot and token of the vocabulary (`penalties`)
 BYTES_PER_LOGIT = 4
+BYTES_PER_TABLE_ENTRY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,10 @@ def measured_memory(
     del kv
     graphs += recorded_bytes(decoder.config, tokens, seqs)
     free, total = free_and_total(device)
-    return DeviceMemory(str(device), total, free, weights, activations, graphs, slot_bytes(decoder.config, seqs))
+    slots = slot_bytes(decoder.config, seqs)
+    # block tables of the layers with a window, of all slots and of a step's rows; others are within the reserve
+    slots += decoder.groups.num_windows * 2 * seqs * -(-len(decoder.cos_sin) // block_size) * BYTES_PER_TABLE_ENTRY
+    return DeviceMemory(str(device), total, free, weights, activations, graphs, slots)
 
 
 def check_fits(memory: DeviceMemory) -> None:

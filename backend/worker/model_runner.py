@@ -136,7 +136,8 @@ class ModelRunner:
         groups = 1 + config.window_groups  # of layers, each with tables of its own
         assert groups == 1 + decoder.groups.num_windows and kv.blocks.shape[1] == decoder.groups.size
         self._tables = torch.zeros((groups, seqs, width), dtype=torch.int32, device=self.device)
-        self._row_tables = torch.zeros((groups, layout.num_places * width), dtype=torch.int32, device=self.device)
+        entries = -(-layout.num_places * width // 4) * 4  # of a group, which begins at a multiple of 16 bytes
+        self._row_tables = torch.zeros((groups, entries), dtype=torch.int32, device=self.device)
         self._last_tokens = torch.zeros(seqs, dtype=torch.int64, device=self.device)
         # [seqs, vocab] fp32, to which graphs and all other steps write; None without graphs
         self._logits: Tensor | None = None
@@ -405,9 +406,8 @@ class ModelRunner:
         tables = self._row_tables[:, : num_seqs * width].unflatten(1, (num_seqs, width))
         for all_rows, chosen in zip(self._tables, tables, strict=True):
             torch.index_select(all_rows[:, :width], 0, rows.slots[:num_seqs], out=chosen)
-        window_slots = rows.window_slots.view(len(tables) - 1, -1) if len(tables) > 1 else ()
         self._feed(shape.num_decodes)
-        return StepInputs(
+        step = StepInputs(
             token_ids=rows.token_ids[:num_tokens],
             positions=rows.positions[:num_tokens],
             slot_mapping=rows.slot_mapping[:num_tokens],
@@ -419,8 +419,14 @@ class ModelRunner:
             max_context_len=shape.max_context_len,
             num_decodes=shape.num_decodes,
             adapters=self.adapters.of(rows.adapters[:num_tokens]) if self.adapters and shape.has_adapters else None,
-            windows=tuple((slots[:num_tokens], own) for slots, own in zip(window_slots, tables[1:], strict=True)),
         )
+        if len(tables) == 1:
+            return step
+        slots = rows.window_slots.view(len(tables) - 1, -1)[:, :num_tokens]
+        groups = [
+            replace(step, slot_mapping=own, block_tables=table) for own, table in zip(slots, tables[1:], strict=True)
+        ]
+        return replace(step, windows=tuple(groups))
 
     def _feed(self, num_decodes: int) -> None:
         """Feed decodes the last sampled tokens of their slots. Of that many rows, some may be prompts' or padding."""

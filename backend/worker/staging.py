@@ -34,7 +34,7 @@ class StepFields(Generic[T]):
     query_start: T  # [places + 1] int32
     context_lens: T  # [places] int32; 0: padding
     slots: T  # [places] int64
-    window_slots: T  # [groups * most tokens] int64, `slot_mapping` of each layer group with a window, one after another
+    window_slots: T  # [groups * `window_stride`] int64, `slot_mapping` of each layer group with a window
     adapters: T  # [tokens] int32, the row of each token's adapter; -1: none
     last_rows: T  # [seqs] int64, rows of hidden states after which a token is sampled; 0: padding
     sampled_slots: T  # [seqs] int64, the slots that sample; this field and the next ones have a row for each
@@ -74,7 +74,7 @@ class Layout:
         most_rows = 2 * seqs if config.batching is Batching.STATIC_PADDED else seqs
         places, changes = most_rows + MAX_PROMPTS, config.max_table_entries
         by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping", "adapters"), config.max_num_batched_tokens)
-        by_name["window_slots"] = config.window_groups * config.max_num_batched_tokens
+        by_name["window_slots"] = config.window_groups * window_stride(config.max_num_batched_tokens)
         by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
         by_name |= {"table_places": changes, "table_blocks": changes}
         counts = [by_name.get(field.name, seqs) for field in fields(StepFields)]
@@ -92,6 +92,11 @@ class Layout:
         names = (field.name for field in fields(StepFields))
         parts = zip(names, self.begins, self.counts, strict=True)
         return StepFields(**{name: _view(memory, begin, count, _dtype(name)) for name, begin, count in parts})
+
+
+def window_stride(most_tokens: int) -> int:
+    """Return the numbers of a group in `window_slots`: each begins at a multiple of 16 bytes, as kernels expect."""
+    return -(-most_tokens // 2) * 2
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -156,11 +161,7 @@ class Stager:
         """`adapter_rows` has the row of each slot's adapter, -1 for none, as it is when a batch is staged."""
         self._adapter_rows = adapter_rows
         self._block_size = config.block_size
-        self._groups, self._seqs, self._most_tokens = (
-            config.window_groups,
-            config.max_num_seqs,
-            config.max_num_batched_tokens,
-        )
+        self._groups, self._seqs = config.window_groups, config.max_num_seqs
         # the slots' tables, then those of each layer group with a window
         rows, width = (1 + self._groups) * self._seqs, config.blocks_for(config.max_model_len)
         self._tables = np.zeros((rows, width), np.int32)
@@ -239,7 +240,7 @@ class Stager:
             slots[num_stored:num_tokens] = -1
 
     def _window_slots(self, numbers: Numbers) -> npt.NDArray[np.int64]:
-        return numbers.window_slots.reshape(self._groups, self._most_tokens)
+        return numbers.window_slots.reshape(self._groups, -1)
 
     @staticmethod
     def _place_token_ids(numbers: Numbers, batch: Batch) -> None:
