@@ -26,10 +26,22 @@ class BlockName:
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
-        self.windows: tuple[BlockName, ...] = ()  # names of its block in each group of layers with a window, once used
+        self.windows: tuple[ref[WindowName], ...] = ()  # of its block in each group of layers with a window, once used
 
     def __repr__(self) -> str:
         return f"BlockName({self.ordinal})"
+
+
+class WindowName(BlockName):
+    """The name of the block of a group of layers with a window, beside a block of the text. It keeps that block's name
+    in use: else it would depend on other keepers of that, as of finished sequences, whether this block is found.
+    """
+
+    __slots__ = ("beside",)
+
+    def __init__(self, beside: BlockName) -> None:
+        super().__init__(beside.ordinal)
+        self.beside = beside
 
 
 class HashedName(BlockName):

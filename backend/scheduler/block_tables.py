@@ -5,7 +5,6 @@ account of its first sequence that holds the block.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from itertools import chain
 from sys import maxsize
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from backend.config import EngineConfig, KVAllocation
 from backend.paged_kv.block_names import BlockName
 from backend.paged_kv.block_pool import BlockPool, PagedPool, blocks_for
 from backend.paged_kv.host_pool import HostBlock
-from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
+from backend.paged_kv.prefix_cache import PrefixCache
 from backend.scheduler.adapters import AdapterBlocks
 from backend.scheduler.allowances import Allowances
 from backend.scheduler.batch import Batch, Counters
@@ -71,7 +70,7 @@ class BlockTables:
         self._swaps = config.num_host_blocks > 0
         self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
         self.windows = WindowBlocks(config, self.cache, self.holdings, self.swapping)
-        self._blocks_per_place = 1 + config.window_groups
+        self.blocks_per_place = 1 + config.window_groups
         self.adapters = AdapterBlocks(self.pool, self.cache, self.holdings, self._unused, self._most_copied)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
@@ -113,7 +112,7 @@ class BlockTables:
         needed = blocks_for(sequence.num_computed_tokens + length, self.block_size) - len(sequence.block_table.blocks)
         if needed <= 0:
             return 0
-        return self.blocks_to_start(sequence) if self._contiguous else needed * self._blocks_per_place
+        return self.blocks_to_start(sequence) if self._contiguous else needed * self.blocks_per_place
 
     def watermark_blocks(self, sequence: Sequence, running: Collection[Sequence]) -> int:
         """Return the free blocks that running sequences keep when `sequence` is admitted.
@@ -121,11 +120,13 @@ class BlockTables:
         Each running sequence is left the watermark of `sequence`, at most its own remaining need. The watermark doubles
         at each preemption of `sequence` for memory, so that all get further each time it returns.
         """
-        each, size, per_place = sequence.watermark, self.block_size, self._blocks_per_place
+        each, size = sequence.watermark, self.block_size
         if each == 1:
-            return len(running) * per_place
-        places = [blocks_for(s.request.most_tokens - 1, size) - len(s.block_table.blocks) for s in running]
-        return sum([min(each, left) for left in places]) * per_place
+            return len(running) * self.blocks_per_place
+        places = [min(each, blocks_for(s.request.most_tokens - 1, size) - len(s.block_table.blocks)) for s in running]
+        if not self.windows.num_groups:
+            return sum(places)
+        return sum([self.windows.growth(s, count) for s, count in zip(running, places, strict=True)])
 
     def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
         """Return True if the blocks of the sequence and `watermark_blocks` beside them are available."""
@@ -170,20 +171,24 @@ class BlockTables:
     # shared blocks
 
     def find(self, sequence: Sequence, step: int, *, from_host: bool = True) -> PrefixHit:
-        """Return the prefix hit of the sequence behind its block table, for a row of this step. A window makes it end
-        earlier, and ends it before the host's blocks if not all of them may be copied by this step.
+        """Return the prefix hit of the sequence behind its block table, for a row of this step.
 
         The last token is left out, so that a row remains to sample the next token from; so are blocks that the same
         step fills, because rows of one step are computed in no order.
+
+        With windows a sequence has one hit, where it holds no blocks. It ends where a window ends, and before the
+        host's blocks if not all of them may be copied by this step.
         """
         names, size, index = sequence.block_names, self.block_size, len(sequence.block_table.blocks)
-        most = min(len(names), (sequence.num_tokens - 1) // size)
+        most, has_windows = min(len(names), (sequence.num_tokens - 1) // size), self.windows.num_groups > 0
         if index >= most or not self.shares_blocks or sequence.num_computed_tokens != index * size:
+            return NO_HIT
+        if has_windows and index:
             return NO_HIT
         from_host = from_host and self._swaps
         if self.cache.named(names[index]) is None and not (from_host and self.swapping.named(names[index])):
             return NO_HIT
-        hit = PrefixHit()
+        hit, tenant = PrefixHit(), sequence.tenant
         for position in range(index, most):
             cached = self.cache.named(names[position])
             if cached is None:
@@ -194,19 +199,19 @@ class BlockTables:
                 hit.is_being_computed = True
                 break
             hit.blocks.append(cached)
-        if self.windows.num_groups:
+            if not has_windows:
+                hit.count(cached, tenant)
+        if has_windows:
             self.windows.trim(sequence, hit, step, from_host)
-            if hit.num_copied > self._most_copied:
-                return self.find(sequence, step, from_host=False)
-        else:
-            hit.cut(self._most_copied)
-        _count(hit, sequence.tenant)
+            return hit if hit.num_copied <= self._most_copied else self.find(sequence, step, from_host=False)
+        hit.cut(self._most_copied)
+        hit.num_paid += hit.num_pinned
         return hit
 
     def permits(self, tenant: str, blocks: int, hit: PrefixHit = NO_HIT) -> bool:
         """Return True if the tenant may hold `blocks` more. Its pinned prefixes, except those of the hit, give way."""
         if self.cache.num_pinned:
-            self.pinned_prefixes.give_way(tenant, blocks, hit.blocks)
+            self.pinned_prefixes.give_way(tenant, blocks, hit.cached)
         return self.allowances.permits(tenant, blocks)
 
     def take_hit(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[int]:
@@ -219,6 +224,8 @@ class BlockTables:
             idle = hit.num_held_blocks - copied - hit.num_held
             if copied + idle > self.num_available:  # without the host's blocks the window is another
                 hit = self.find(sequence, step, from_host=False)
+                if not self.permits(sequence.tenant, hit.num_held_blocks - hit.num_paid, hit):
+                    hit = NO_HIT
         self.holdings.count_seconds(table)
         for cached in hit.blocks:
             self.holdings.share(table, cached)
@@ -237,7 +244,7 @@ class BlockTables:
         """
         self.take_hit(sequence, hit, step)
         if len(sequence.block_table.blocks) < blocks_for(sequence.num_prompt_tokens, self.block_size):
-            blocks = self.allocate(sequence, self._blocks_per_place)
+            blocks = self.allocate(sequence, self.blocks_per_place)
             assert blocks is not None, "a fork finds no room for a block"
         self._found_up_to(sequence, sequence.num_prompt_tokens, step)
 
@@ -385,11 +392,10 @@ class BlockTables:
             self.adapters.leave(sequence)
 
     def distrust(self, sequence: Sequence) -> None:
-        tables = (sequence.block_table, sequence.window_table)
-        cached = [self.cache.at(block) for table in tables if table is not None for block in table.blocks]
+        cached = [self.cache.at(block) for block in sequence.block_table.blocks]
         self.cache.invalidate([one for one in cached if one is not None])
-        for name in sequence.block_names:
-            name.windows = ()  # blocks that its window has left are found no more
+        if self.windows.num_groups:
+            self.windows.distrust(sequence)
 
     def check_blocks(self, sequences: Collection[Sequence]) -> None:
         """Assert that every block is free, idle, or held by some of these sequences; and the integrity of each part."""
@@ -404,17 +410,3 @@ class BlockTables:
         self.cache.check_blocks((block, one) for one in holders for block in one.blocks)
         num_held = len({block for one in holders for block in one.blocks})
         assert num_held + self.cache.num_idle + self.pool.num_free == self._config.num_blocks, "blocks were lost"
-
-
-def _count(hit: PrefixHit, tenant: str) -> None:
-    """Count the blocks of a hit that sequences hold, that the tenant pays for already, and that it has pinned."""
-    for cached in chain(hit.blocks, hit.windows):
-        if not isinstance(cached, CachedBlock):
-            continue
-        if cached.holders:
-            hit.num_held += 1
-            hit.num_paid += cached.payer(tenant) is not None
-        elif cached.pinned_for:
-            hit.num_held += 1
-            hit.num_pinned += tenant in cached.pinned_for
-    hit.num_paid += hit.num_pinned

@@ -90,6 +90,13 @@ class Forking:
             first_seen=hit.first_seen,
         )
 
+    def takes(self, hit: PrefixHit) -> bool:
+        """Return True if this step gives the sequence blocks of the hit. With windows it has them all at once, when no
+        other sequence computes on.
+        """
+        is_awaited = hit.is_being_computed and hit.fork_row is None and self._blocks.windows.num_groups > 0
+        return hit.num_blocks > 0 and not is_awaited
+
     def take_hit(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         """Give a sequence that holds a slot its hit for this step."""
         before = len(sequence.block_table.blocks)
@@ -98,13 +105,14 @@ class Forking:
             leader = scheduled.add_fork(sequence, hit.fork_row, before)
             if self._blocks.windows.num_groups and sequence.num_prompt_tokens % self._block_size:
                 scheduled.batch.block_copies += self._blocks.windows.copies(leader, sequence)
-        elif hit.num_blocks:
+        elif self.takes(hit):
             scheduled.add_hit(sequence, before, self._blocks.take_hit(sequence, hit, scheduled.batch.step))
 
     def _may_follow(self, sequence: Sequence, leader: Sequence) -> bool:
         """Return True if the sequence, which holds whole blocks and is not further than the leader, may start from it.
 
-        Only blocks with names can be shared: without a prefix cache each answer computes the prompt.
+        Only blocks with names can be shared: without a prefix cache each answer computes the prompt. With windows it
+        may hold no blocks.
         """
         length = sequence.num_prompt_tokens
         return (
@@ -115,6 +123,7 @@ class Forking:
             and sequence.num_tokens == length
             and sequence.num_computed_tokens == len(sequence.block_table.blocks) * self._block_size
             and sequence.num_computed_tokens <= leader.num_computed_tokens
+            and not (sequence.block_table.blocks and self._blocks.windows.num_groups)
         )
 
     def _fork(self, sequence: Sequence, leader: Sequence, row: int) -> PrefixHit | None:
@@ -129,7 +138,7 @@ class Forking:
             return None
         groups, first, windows = self._blocks.windows.num_groups, 0, list[CachedBlock]()
         if groups:
-            found = self._blocks.windows.fork(leader, begin, full, is_first=not begin)
+            found = self._blocks.windows.fork(leader, full)
             if found is None:
                 return None
             first, windows = found

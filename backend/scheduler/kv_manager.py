@@ -77,10 +77,8 @@ class KVManager:
         its predecessor.
         """
         self.begin_event(now)
-        if self.blocks.windows.num_groups:
-            pinned = list(names)
-            names = [*pinned, *self.blocks.windows.names_at_end(pinned)]
-        self.blocks.pinned_prefixes.pin(tenant, names)
+        windows = self.blocks.windows
+        self.blocks.pinned_prefixes.pin(tenant, windows.with_windows(names) if windows.num_groups else names)
         self._held_tenants.resume(tenant)
 
     def running_of(self, tenant: str) -> list[Sequence]:
@@ -124,10 +122,12 @@ class KVManager:
 
     def release_windows(self, scheduled: ScheduledStep) -> None:
         """Free what the rows of a completed step were the last to see in layers with a window."""
-        batch, windows = scheduled.batch, self.blocks.windows
+        batch, windows, size = scheduled.batch, self.blocks.windows, self.blocks.block_size
         for sequence, start, length in zip(scheduled.sequences, batch.starts, batch.lengths, strict=True):
-            if sequence.status is _RUNNING and windows.computed(sequence, start + length):
+            filled = (start + length) // size
+            if filled > start // size and sequence.status is _RUNNING and windows.computed(sequence, filled * size):
                 self._held_tenants.resume(sequence.tenant)
+        self.blocks.pinned_prefixes.unpin_excess()
 
     def free_idle(self, sequences: Iterable[Sequence]) -> None:
         """Free these sequences' memory where it may be freed, now that a step which named them is no longer in

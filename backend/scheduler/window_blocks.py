@@ -5,13 +5,15 @@ are blocks like any others: charged to their tenant, named and cached when full,
 the window has left behind is released once no step in flight reads it, so that a sequence holds as many of them as its
 window is long, not as its text is.
 
-A prefix hit may end only where the cached blocks of the window before its end are there as well.
+A prefix hit may end only where the cached blocks of the window before its end are there as well. A sequence takes one
+hit, whole, while it holds nothing: so it never holds more than its window and what steps in flight compute.
 """
 
 from collections.abc import Iterable, Iterator
+from weakref import ref
 
 from backend.config import EngineConfig
-from backend.paged_kv.block_names import BlockName
+from backend.paged_kv.block_names import BlockName, WindowName
 from backend.paged_kv.block_table import BlockTable
 from backend.paged_kv.host_pool import HostBlock
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
@@ -36,13 +38,15 @@ class WindowBlocks:
     def names_of(self, names: Iterable[BlockName]) -> Iterator[BlockName]:
         """Yield the names of the groups' blocks beside blocks of these names, place after place."""
         for name in names:
-            if not name.windows:
-                name.windows = tuple([BlockName(name.ordinal) for _ in range(self.num_groups)])
-            yield from name.windows
+            known = [one() for one in name.windows] or [None] * self.num_groups
+            windows = [WindowName(name) if one is None else one for one in known]
+            if None in known:
+                name.windows = tuple(map(ref, windows))
+            yield from windows
 
-    def names_at_end(self, names: list[BlockName]) -> Iterator[BlockName]:
-        """Yield the names without which a hit cannot end behind all of `names`."""
-        return self.names_of(names[self._config.first_seen(len(names) * self._config.block_size) :])
+    def with_windows(self, names: Iterable[BlockName]) -> list[BlockName]:
+        """Return the names, each before those of the groups' blocks beside it."""
+        return [one for name in names for one in (name, *self.names_of((name,)))]
 
     def own(self, sequence: Sequence, blocks: list[int]) -> list[int]:
         """Take new blocks for the next places of a sequence: the first of them are returned, for its block table."""
@@ -53,14 +57,13 @@ class WindowBlocks:
         return blocks[:count]
 
     def trim(self, sequence: Sequence, hit: PrefixHit, step: int, from_host: bool) -> None:
-        """Cut a hit for a row of this step to its last end before which the window is cached, and add its blocks."""
-        place, table = len(sequence.block_table.blocks), self._table(sequence)
-        end, size = place + hit.num_blocks, self._config.block_size
+        """Cut the hit of a sequence without blocks, for a row of this step, to its last end before which the window is
+        cached, and add its blocks.
+        """
+        whole = end = hit.num_blocks
         found = list[list[CachedBlock | HostBlock]]()
-        while end > place:
-            # what it holds is a part of the window, and no place may be missing behind that
-            hit.first_seen = place if table.blocks else self._config.first_seen(end * size)
-            found = []
+        while end:
+            hit.first_seen, found = self._config.first_seen(end * self._config.block_size), []
             for index in range(end - 1, hit.first_seen - 1, -1):
                 at = self._at(sequence.block_names[index], step, from_host)
                 if len(at) < self.num_groups:
@@ -69,13 +72,18 @@ class WindowBlocks:
                 found.append(at)
             else:
                 break
-        hit.windows = [one for at in reversed(found) for one in at] if end > place else []
-        del hit.swapped[max(0, end - place - len(hit.blocks)) :]
-        del hit.blocks[max(0, end - place) :]
+        hit.windows = [one for at in reversed(found) for one in at] if end else []
+        if end < whole:
+            hit.is_being_computed = False  # what is computed follows on a block that it does not have
+            del hit.swapped[max(0, end - len(hit.blocks)) :]
+            del hit.blocks[end:]
+        for cached in hit.cached:
+            hit.count(cached, sequence.tenant)
+        hit.num_paid += hit.num_pinned
 
     def _at(self, name: BlockName, step: int, from_host: bool) -> list[CachedBlock | HostBlock]:
         found = list[CachedBlock | HostBlock]()
-        for one in self.names_of((name,)):
+        for one in [one for known in name.windows if (one := known()) is not None]:
             cached = self._cache.named(one)
             if cached is not None and cached.step < step:
                 found.append(cached)
@@ -83,16 +91,15 @@ class WindowBlocks:
                 found.append(host_block)
         return found
 
-    def fork(self, leader: Sequence, place: int, end: int, is_first: bool) -> tuple[int, list[CachedBlock]] | None:
-        """Return what another sequence shares of the window of its leader, which completes its prompt: the first place,
-        and the cached blocks before place `end`; None where it cannot. It holds `place` blocks of the prompt, and of
-        their window none if `is_first`.
+    def fork(self, leader: Sequence, end: int) -> tuple[int, list[CachedBlock]] | None:
+        """Return what another sequence, which has no blocks, shares of the window of its leader, which completes its
+        prompt: the first place, and the cached blocks before place `end`; None where it cannot.
         """
-        table = self._table(leader)
-        first = self._config.first_seen(leader.num_prompt_tokens) if is_first else place
+        table, groups = self._table(leader), self.num_groups
+        first = self._config.first_seen(leader.num_prompt_tokens)
         if first < table.first:
             return None
-        blocks = table.blocks[(first - table.first) * self.num_groups : (end - table.first) * self.num_groups]
+        blocks = table.blocks[(first - table.first) * groups : (end - table.first) * groups]
         found = [
             cached for block in blocks if (cached := self._cache.at(block)) is not None and cached.name is not None
         ]
@@ -106,7 +113,9 @@ class WindowBlocks:
         return list(zip(table.blocks[begin : begin + groups], own.blocks[-groups:], strict=True))
 
     def take(self, sequence: Sequence, hit: PrefixHit) -> None:
-        """Let the sequence hold the cached blocks of the hit's window; `copy_back` puts the host's among them."""
+        """Let the sequence, which has no blocks, hold the cached blocks of the hit's window; `copy_back` puts the
+        host's among them.
+        """
         table = self._table(sequence)
         self._holdings.count_seconds(table)
         cached = [one for one in hit.windows if isinstance(one, CachedBlock)]
@@ -117,21 +126,14 @@ class WindowBlocks:
 
     def copy_back(self, sequence: Sequence, hit: PrefixHit, blocks: list[int], step: int) -> None:
         """Have the step copy the host's blocks of the hit's window to these."""
-        table, groups = self._table(sequence), self.num_groups
-        begin = len(table.blocks) - sum(isinstance(one, CachedBlock) for one in hit.windows)
+        table, brought = self._table(sequence), iter(blocks)
         self._holdings.own(table, blocks)
-        self._appended(sequence, table, hit.first_seen, len(blocks))
-        brought, order = iter(blocks), list[int]()
-        for one in hit.windows:
-            if isinstance(one, CachedBlock):
-                order.append(one.block)
-                continue
-            block = next(brought)
-            order.append(block)
-            self._swapping.copy_back(one, block)
-            self._cache.publish(one.name, block, step, table, is_copied=True)
-        table.blocks[begin:] = order
-        assert len(table.blocks) % groups == 0
+        table.blocks[:] = [one.block if isinstance(one, CachedBlock) else next(brought) for one in hit.windows]
+        self._appended(sequence, table, hit.first_seen, len(table.blocks))
+        for one, block in zip(hit.windows, table.blocks, strict=True):
+            if isinstance(one, HostBlock):
+                self._swapping.copy_back(one, block)
+                self._cache.publish(one.name, block, step, table, is_copied=True)
 
     def publish(self, sequence: Sequence, first: int, last: int, step: int) -> None:
         """Name the blocks of the places from `first` to `last`, as far as they are held, which a step fills."""
@@ -142,11 +144,10 @@ class WindowBlocks:
             self._cache.publish_all(self.names_of(sequence.block_names[first:last]), blocks, step, table)
 
     def computed(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Release what no token behind `num_tokens` sees, which have been computed; True if that was something. The
-        window before its last full block stays, or the next turn could not hit that.
+        """Release what no token behind `num_tokens` sees, which have been computed and fill blocks; True if that was
+        something.
         """
-        size = self._config.block_size
-        table, first = self._table(sequence), self._config.first_seen(num_tokens // size * size)
+        table, first = self._table(sequence), self._config.first_seen(num_tokens)
         count = (first - table.first) * self.num_groups
         if count <= 0 or not table.blocks:
             return False
@@ -155,6 +156,23 @@ class WindowBlocks:
         self._holdings.leave(table, 0, count)
         table.first = first
         return True
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Take the names from all blocks beside the sequence's text, those that its window has left included."""
+        names = [beside for name in sequence.block_names for one in name.windows if (beside := one()) is not None]
+        found = [self._cache.named(beside) for beside in names]
+        cached = [block for block in found if block is not None]
+        idle, table = [block for block in cached if not block.holders], BlockTable(sequence.id, sequence.tenant)
+        for block in idle:  # without a name only what is held may be
+            self._holdings.share(table, block)
+        self._holdings.append(table, [block.block for block in idle])
+        self._cache.invalidate(cached)
+        self._holdings.leave(table)
+
+    def growth(self, sequence: Sequence, places: int) -> int:
+        """Return the blocks that a decode takes for `places` more, beside those that its window leaves meanwhile."""
+        unfilled = self._config.window_need.decoding - len(self._table(sequence).blocks) // self.num_groups
+        return places + self.num_groups * min(places, max(1, unfilled))
 
     def num_reclaimable(self, sequence: Sequence) -> int:
         """Return the blocks that freeing the sequence makes available."""
@@ -200,8 +218,10 @@ class WindowBlocks:
         self._untold[sequence] = min(self._untold.get(sequence, place), place)
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Assert that each table ends where its sequence's block table ends, and holds no less than its window."""
+        """Assert that each table ends where its sequence's block table ends, and holds no more than it may."""
         for sequence in sequences:
             table, end = self._table(sequence), len(sequence.block_table.blocks)
             assert len(table.blocks) == (end - table.first) * self.num_groups or not end, "a window has another end"
             assert end or not table.blocks, "a window is left without a sequence"
+            most = self._config.window_need.most * self.num_groups
+            assert len(table.blocks) <= most, "a sequence holds more than its window and what steps in flight compute"

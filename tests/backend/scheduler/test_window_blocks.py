@@ -1,12 +1,15 @@
 """Blocks of layers with a window: released behind it, shared, swapped and charged like all others."""
 
+from random import Random
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from backend.scheduler.sequence import SequenceStatus
+from backend.scheduler.kv_accounts import KVAccounts
+from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from tests.backend.paged_kv.test_prefix_cache import SharingMachine
-from tests.backend.scheduler.bench import Bench
+from tests.backend.scheduler.bench import Bench, expected
 from tests.examples import examples
 
 TEXT = [10 + index % 7 for index in range(200)]
@@ -96,6 +99,133 @@ def test_a_pinned_prefix_keeps_its_window() -> None:
     assert again.num_cached_tokens == 32
 
 
+def test_every_pinned_prefix_keeps_its_windows_in_the_order_in_which_it_gives_way() -> None:
+    bench = windowed(num_blocks=140, max_model_len=80)
+    prompts = TEXT[:32], [9, *TEXT[:27]]
+    bench.pin_prefixes("t", *prompts)
+    for prompt in prompts:
+        bench.say([*prompt, 1], 2)
+        bench.drain()
+    kv = bench.scheduler.kv_manager
+    assert kv.cache.num_pinned == (8 + 7) * 3
+    flood(bench)
+    again = [bench.say([*prompt, 2], 2) for prompt in prompts]
+    bench.drain()
+    assert [one.num_cached_tokens for one in again] == [32, 28]
+    bench.scheduler.allow("t", kv.allowances.held["t"] - 6)
+    flood(bench)
+    shorter = [bench.say([*prompt, 3], 2) for prompt in prompts]
+    found = [bench.scheduler.num_cached_tokens(one) for one in shorter]
+    assert sum(found) >= 32 + 28 - 6 * 4 and min(found) > 0, "each gets shorter at most"
+    bench.scheduler.allow("t", None)
+    bench.drain()
+
+
+def test_pins_give_way_to_a_sequence_except_what_it_hits_and_its_window() -> None:
+    bench = windowed(num_blocks=140, max_model_len=80)
+    bench.pin_prefixes("t", TEXT[:32], [9, *TEXT[:31]])
+    for prompt in (TEXT[:32], [9, *TEXT[:31]]):
+        bench.say([*prompt, 1], 2)
+        bench.drain()
+    kv = bench.scheduler.kv_manager
+    bench.scheduler.allow("t", 2 * 8 * 3)
+    hit = kv.blocks.find(bench.say([*TEXT[:32], 2], 2), 1000)
+    assert hit.windows and hit.num_pinned == len(hit.cached)
+    assert kv.blocks.permits("t", 20, hit)
+    assert all(cached.pinned_for for cached in hit.cached) and kv.cache.num_pinned == 2 * 8 * 3 - 20
+    bench.drain()
+
+
+def test_blocks_of_a_failed_sequence_are_found_no_more_and_stay_pinned_once_computed_again() -> None:
+    bench = windowed(num_blocks=160)
+    bench.pin_prefixes("t", TEXT[:32])
+    bench.say([*TEXT[:32], 1], 2)
+    bench.drain()
+    failed = bench.say(TEXT[:64], 4)
+    while not failed.output:
+        bench.step()
+    assert failed.window_table is not None and failed.window_table.first
+    bench.scheduler.finish_sequence(failed, FinishReason.FAILED)
+    named = bench.scheduler.kv_manager.cache.named
+    names = [one for name in failed.block_names for one in (name, *[known() for known in name.windows])]
+    assert len(names) > len(failed.block_names) and not any(named(one) for one in names if one is not None)
+    bench.drain()
+    bench.say([*TEXT[:32], 1], 2)
+    bench.drain()
+    flood(bench)
+    again = bench.say([*TEXT[:32], 2], 2)
+    bench.drain()
+    assert again.num_cached_tokens == 32
+
+
+def test_what_is_found_does_not_depend_on_who_keeps_finished_sequences() -> None:
+    """A server's history does, and the replay of its log does not."""
+
+    def found(keeps: bool) -> list[tuple[int, int]]:
+        bench, random, seen = windowed(num_blocks=75, max_model_len=80), Random(3), list[tuple[int, int]]()
+        kept = list[Sequence]()
+        for _ in range(60):
+            prompt = [*TEXT[: random.randrange(4, 60)], *(random.randrange(2) for _ in range(random.randrange(1, 9)))]
+            sequence = bench.say(prompt, 2, random.choice("abc"), salt="one")
+            bench.drain()
+            seen.append((sequence.num_cached_tokens, bench.scheduler.kv_manager.cache.evictions))
+            kept += [sequence] * keeps
+            del sequence
+        return seen
+
+    assert found(keeps=True) == found(keeps=False)
+
+
+def test_who_follows_a_prompt_holds_no_more_than_a_sequence_may() -> None:
+    """Another tenant's sequence has no row while the prompt is computed, and its tenant may hold one sequence."""
+    bench = windowed(num_blocks=200)
+    limit = bench.config.kv_blocks(112)
+    bench.scheduler.allow("b", limit)
+    leader, follower = [bench.say(TEXT[:100], 12, tenant, salt="one") for tenant in "ab"]
+    while bench.scheduler.has_work:
+        bench.step()
+        assert follower.num_blocks <= limit
+    assert (leader.num_cached_tokens, follower.num_cached_tokens) == (0, 96)
+    assert [leader.output, follower.output] == [expected(leader), expected(follower)]
+
+
+def test_a_hit_that_ends_before_what_is_being_computed_is_not_awaited() -> None:
+    bench = windowed()
+    leader = bench.say(TEXT[:64], 2)
+    bench.plan()
+    bench.plan()
+    cache, table = bench.scheduler.kv_manager.cache, leader.window_table
+    assert table is not None
+    follower = bench.say([*TEXT[:64], 1], 2)
+    assert bench.scheduler.kv_manager.blocks.find(follower, 1).is_being_computed
+    cache.invalidate([cached for block in table.blocks if (cached := cache.at(block)) is not None])
+    assert not bench.scheduler.kv_manager.blocks.find(follower, 1).is_being_computed
+    bench.drain()
+
+
+def test_slots_without_a_token_are_counted_in_every_group() -> None:
+    bench = windowed(steps_in_flight=1)
+    bench.add(30, 12)
+    for _ in range(5):
+        bench.step()
+        held = sum([len(s.block_table.blocks) * 4 - s.num_computed_tokens for s in bench.scheduler.running.values()])
+        assert KVAccounts(bench.scheduler.kv_manager).unused_slots()["t"] == 3 * held
+
+
+def test_running_sequences_are_left_what_their_windows_lack() -> None:
+    bench = windowed(num_blocks=200)
+    early, late = bench.add(4, 100), bench.add(80, 20)
+    while late.num_computed_tokens < 80:
+        bench.step()
+    blocks, newcomer = bench.scheduler.kv_manager.blocks, bench.add(8, 20)
+    assert blocks.watermark_blocks(newcomer, [early, late]) == 2 * 3
+    newcomer.watermark = 8
+    places = min(8, 26 - len(early.block_table.blocks)), min(8, 25 - len(late.block_table.blocks))
+    wanted = blocks.watermark_blocks(newcomer, [early, late])
+    assert sum(places) + 2 * 2 <= wanted < sum(places) * 3
+    bench.drain()
+
+
 def test_answers_to_one_prompt_share_its_window() -> None:
     bench = windowed()
     answers = [bench.say(TEXT[:50], 6, prompt_group="g") for _ in range(3)]
@@ -122,7 +252,7 @@ class WindowMachine(SharingMachine):
     """Everything that sequences which share blocks may meet, in a pool that must preempt, with windows."""
 
     @initialize(
-        spare=st.integers(0, 30),
+        spare=st.one_of(st.integers(0, 8), st.integers(18, 40)),
         depth=st.integers(1, 2),
         budget=st.integers(4, 12),
         chunk=st.sampled_from([None, 3, 4, 8]),
@@ -144,7 +274,7 @@ class WindowMachine(SharingMachine):
     ) -> None:
         self.begin(
             num_host_blocks=host,
-            num_blocks=6 + groups * 6 + spare,
+            num_blocks=6 + groups * 6 + 2 + spare,  # two floors are kept beside the longest sequence
             max_model_len=24,
             max_num_batched_tokens=24 if chunk is None else max(budget, chunk),
             prefill_chunk=chunk,
@@ -154,13 +284,15 @@ class WindowMachine(SharingMachine):
             window_alignment=alignment,
         )
 
-    @rule(tenant=st.sampled_from(["a", "b"]), blocks=st.one_of(st.none(), st.integers(24, 40)))
+    @rule(tenant=st.sampled_from(["a", "b"]), blocks=st.one_of(st.none(), st.integers(0, 8)))
     def allow(self, tenant: str, blocks: int | None) -> None:
-        self.bench.scheduler.allow(tenant, blocks, self.bench.now)
+        longest = self.bench.config.kv_blocks(23)
+        self.bench.scheduler.allow(tenant, None if blocks is None else longest + blocks, self.bench.now)
 
-    @rule(tenant=st.sampled_from(["a", "b"]), lengths=st.just([]), salt=st.none())
-    def pin_prefixes(self, tenant: str, lengths: list[int], salt: str | None) -> None:
-        super().pin_prefixes(tenant, lengths, salt)
+    def has_room_for_pins(self) -> bool:
+        """Two tenants pin two places each, and have a floor of one block."""
+        config = self.bench.config
+        return config.num_blocks >= config.kv_blocks(24) + 4 * (1 + config.window_groups) + 2
 
 
 TestWindows = WindowMachine.TestCase
