@@ -180,11 +180,15 @@ class WindowBlocks:
         return len(table.blocks) - table.num_shared
 
     def leave(self, sequence: Sequence) -> None:
-        """Release the window of a sequence that no step in flight names, in the chain begun for its other blocks."""
-        table = self._table(sequence)
+        """Release the window of a sequence that no step in flight names, and the blocks of its text beside it, from the
+        end on: a hit has no use for one without the other.
+        """
+        table, text = self._table(sequence), sequence.block_table
         self._untold.pop(sequence, None)
         self._holdings.count_seconds(table)
-        self._holdings.leave(table)
+        for index in range(len(table.blocks) - self.num_groups, -1, -self.num_groups):
+            self._holdings.leave(table, index)
+            self._holdings.leave(text, table.first + index // self.num_groups)
 
     def plan(self, batch: Batch) -> None:
         """Tell the device what it does not know of the tables of sequences in slots."""
