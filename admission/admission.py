@@ -68,7 +68,7 @@ class Admission:
 
     def longest_of(self, tenants: Iterable[str]) -> dict[str, int]:
         """Return by tenant the most blocks that one of its sequences, waiting or running, may need with its adapter."""
-        blocks_for, longest = self._core.scheduler.config.blocks_for, dict.fromkeys(tenants, 0)
+        blocks_for, longest = self._core.scheduler.config.kv_blocks, dict.fromkeys(tenants, 0)
         for one in self._engine.sequences:
             if one.tenant in longest:
                 of_adapter = 0 if (adapter := one.request.adapter) is None else adapter.num_blocks

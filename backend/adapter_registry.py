@@ -53,7 +53,7 @@ class AdapterRegistry:
         if self._tables is None:
             raise ConfigError("this engine serves no adapters: max_adapter_rank is 0")
         weights = read_adapter(path, model.config, model.dtype, config.max_adapter_rank, self._tables.block_numbers)
-        needed = len(weights.blocks) + config.blocks_for(config.max_model_len)
+        needed = len(weights.blocks) + config.kv_blocks(config.max_model_len)
         if needed > config.num_blocks:
             each = model.kv_bytes // config.num_blocks
             raise ModelLoadError(

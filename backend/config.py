@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Literal
 
 from backend.errors import ConfigError
 from backend.paged_kv.block_pool import blocks_for
 
 MAX_TABLE_ENTRIES = 2**20  # unless the pool has half as many blocks
+WINDOW_ALIGNMENT_TOKENS = 64  # kernels read keys from a multiple of that on, though they give hidden ones no weight
 
 
 KVCacheDtype = Literal["auto", "fp8"]
@@ -65,6 +67,38 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowNeed:
+    """The blocks that a sequence holds in groups of layers with a window, beside those of its whole text."""
+
+    groups: int  # 0: none
+    most: int  # of a group, with the tokens of all steps in flight
+    decoding: int  # of a group, for one token a step
+
+    def blocks(self, places: int) -> int:
+        """Return the most blocks that a sequence holds, whose block table has `places`."""
+        return places + self.groups * min(places, self.most)
+
+    def tokens(self, text: float, block_size: int) -> float:
+        """Return the tokens of memory that a decode of `text` tokens holds, each of a group counted as one."""
+        return text + self.groups * min(text, self.decoding * block_size)
+
+    def places(self, blocks: int) -> int:
+        """Return the most places of a block table whose sequence holds at most `blocks`."""
+        return max(blocks // (1 + self.groups), blocks - self.groups * self.most)
+
+
+NO_WINDOW = WindowNeed(0, 0, 0)
+
+
+@lru_cache
+def window_need(groups: int, block_size: int, seen: int, in_flight: int) -> WindowNeed:
+    """Return the need of groups of layers for a window of `seen` tokens, while steps in flight have at most `in_flight`
+    more.
+    """
+    return WindowNeed(groups, 2 + blocks_for(seen + in_flight, block_size), 1 + blocks_for(seen, block_size))
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The limits of one engine. Tokens and sequences are counts; a block is `block_size` tokens of KV over all layers.
 
@@ -94,6 +128,9 @@ class EngineConfig:
     weight_bytes: tuple[int, ...] = ()  # of each model, if some sleep
     wake_seconds: tuple[float, ...] = ()  # until the weights of each are in memory again
     expert_reads: tuple[tuple[float, float], ...] = ()  # of each model, as `Footprint.expert_reads`; none: no experts
+    window_groups: int = 0  # groups of layers with a window, each with blocks of its own; 0: blocks are of all layers
+    window_tokens: int = 0  # that such a layer sees
+    window_alignment: int = WINDOW_ALIGNMENT_TOKENS
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -120,6 +157,12 @@ class EngineConfig:
             self.max_model_len <= capacity,
             f"max_model_len {self.max_model_len} does not fit the KV memory: {self.num_blocks} blocks x "
             f"{self.block_size} tokens = {capacity} tokens; give more KV memory or lower max_model_len",
+        )
+        needed = self.kv_blocks(self.max_model_len)
+        _require(
+            needed <= self.num_blocks,
+            f"max_model_len {self.max_model_len} needs {needed} blocks with those of its window, and the KV memory has "
+            f"{self.num_blocks}: give more KV memory or lower max_model_len",
         )
 
     def expert_reads_of(self, model: int) -> tuple[float, float]:
@@ -159,12 +202,39 @@ class EngineConfig:
         A step may have to tell the device all of them, so its staging memory grows with this number: every sequence's
         need, up to the blocks of sixteen million tokens.
         """
-        needed = self.max_num_seqs * self.blocks_for(self.max_model_len)
+        needed = self.max_num_seqs * self.kv_blocks(self.max_model_len)
         return min(needed, max(2 * self.num_blocks, MAX_TABLE_ENTRIES))
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the number of blocks that hold `num_tokens` tokens."""
+        """Return the number of blocks that hold `num_tokens` tokens of layers without a window."""
         return blocks_for(num_tokens, self.block_size)
+
+    def kv_blocks(self, num_tokens: int) -> int:
+        """Return the most blocks that a sequence of `num_tokens` holds at a time, those of its window included."""
+        blocks = self.blocks_for(num_tokens)
+        return self.window_need.blocks(blocks) if self.window_groups else blocks
+
+    @property
+    def window_need(self) -> "WindowNeed":
+        seen, in_flight = self.window_tokens + self.window_alignment, self.steps_in_flight * self.max_num_batched_tokens
+        return window_need(self.window_groups, self.block_size, seen, in_flight)
+
+    @property
+    def kv_tokens(self) -> int:
+        """The tokens of decodes of `max_model_len` that the memory holds at a time."""
+        whole = self.num_blocks * self.block_size
+        if not self.window_groups:
+            return whole
+        return int(whole * self.max_model_len / self.window_need.tokens(self.max_model_len, self.block_size))
+
+    def short_tokens(self, blocks: int) -> int:
+        """Return the tokens of texts no longer than a window that blocks hold: of longer ones they hold more."""
+        return blocks * self.block_size // (1 + self.window_groups)
+
+    def first_seen(self, num_tokens: int) -> int:
+        """Return the first place in a block table that tokens behind `num_tokens` see in layers with a window."""
+        first = max(0, num_tokens - self.window_tokens + 1)
+        return first // self.window_alignment * self.window_alignment // self.block_size
 
 
 def _require(condition: bool, message: str) -> None:

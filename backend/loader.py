@@ -53,8 +53,9 @@ class LoadedModel:
     def kv_bytes(self) -> int:
         """The bytes of the KV memory, which all models share."""
         config = self.engine_config
-        own = block_bytes(pooled(self.config, self.shard), config.block_size, self.runner.kv.dtype)
-        return config.num_blocks * max(own, self.runner.kv.memory.shape[1])
+        kv = self.runner.kv
+        own = block_bytes(pooled(self.config, self.shard), config.block_size, kv.dtype, kv.blocks.shape[1])
+        return config.num_blocks * max(own, kv.memory.shape[1])
 
     def block_names(self, secret: bytes, beside: BlockNames | None = None, number: int = 0) -> BlockNames:
         """Make the names of blocks of this model's keys and values, the model of that `number` in the engine. Each
@@ -96,7 +97,8 @@ def load_model(
     precision = select_dtype(dtype, config, target)
     shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
     if beside is None:
-        check_size(options, config, precision, target, shard)  # contradictions show before the long load
+        # contradictions show before the long load
+        check_size(options, config, precision, target, shard, least_block_bytes)
     if target.type == "cuda" or options.kv_cache_dtype != "auto" or options.quantization not in ("auto", "none"):
         # and so does a lack of kernels
         select_ops(target, precision, kernels, cache_dtype(options, precision), options.quantization)

@@ -18,7 +18,7 @@ from backend.paged_kv.kv_cache import KVCache
 from backend.parallel.rank_group import Parallel
 from backend.parallel.shard import Shard, pooled
 from backend.roofline import recorded_bytes
-from backend.sizing import DEVICE_TOKEN_BUDGET, cache_dtype, free_memory, size_engine
+from backend.sizing import DEVICE_TOKEN_BUDGET, cache_dtype, free_memory, kv_groups, size_engine
 from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
 from backend.worker.model_runner import ModelRunner
 
@@ -107,19 +107,20 @@ def place_part(
     """
     kv_dtype = cache_dtype(options, dtype)
     ops = select_ops(device, dtype, kernels, kv_dtype, options.quantization)
+    groups = kv_groups(options, config, is_shared=least_block_bytes > 0)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels are launched on the current one
         num_bytes = weights.num_parameters * dtype.itemsize
-        decoder = Decoder(config, weights, ops, options.max_model_len or config.max_position, parallel)
+        decoder = Decoder(config, weights, ops, options.max_model_len or config.max_position, parallel, groups)
         engine_config = _size_measured(options, config, decoder, num_bytes, dtype, device, least_block_bytes)
     else:
         free, shard = free_memory(), None
         if parallel is not None:
             free, shard = parallel.group.least(free, device), parallel.shard
         engine_config = size_engine(options, pooled(config, shard), dtype, free, least_block_bytes=least_block_bytes)
-        decoder = Decoder(config, weights, ops, engine_config.max_model_len, parallel)
+        decoder = Decoder(config, weights, ops, engine_config.max_model_len, parallel, groups)
     num_blocks, block_size = engine_config.num_blocks, engine_config.block_size
-    kv = KVCache(decoder.config, num_blocks, block_size, kv_dtype, device, least_block_bytes)
+    kv = KVCache(decoder.config, num_blocks, block_size, kv_dtype, device, least_block_bytes, num_layers=groups.size)
     runner = make_runner(decoder, kv, engine_config)
     runner.measure_copies()
     runner.measure_adapters()
@@ -127,16 +128,26 @@ def place_part(
 
 
 def check_size(
-    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard | None = None
+    options: EngineOptions,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard | None = None,
+    least_block_bytes: int = 0,
 ) -> EngineConfig:
     """Return the expected limits. Raises `ConfigError` for options that cannot work."""
     if device.type == "cuda":
-        return size_for_device(options, config, dtype, device, shard)
-    return size_engine(options, pooled(config, shard), dtype, free_memory())
+        return size_for_device(options, config, dtype, device, shard, least_block_bytes)
+    return size_engine(options, pooled(config, shard), dtype, free_memory(), least_block_bytes=least_block_bytes)
 
 
 def size_for_device(
-    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard | None = None
+    options: EngineOptions,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard | None = None,
+    least_block_bytes: int = 0,
 ) -> EngineConfig:
     """Return the limits of a model that is to be loaded on CUDA devices, a `shard` on this one. Raises `ConfigError`,
     with the arithmetic.
@@ -147,7 +158,7 @@ def size_for_device(
     memory = expected_memory(str(device), free, total, part, dtype, tokens, options.max_num_seqs)
     check_fits(memory)
     free = memory.kv_bytes - _adapter_bytes(options, part, tokens)
-    return size_engine(options, whole, dtype, _pool_bytes(free, part, whole), dedicated=True)
+    return size_engine(options, whole, dtype, _pool_bytes(free, part, whole), True, least_block_bytes)
 
 
 def _size_measured(

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
+from backend.config import WINDOW_ALIGNMENT_TOKENS, EngineOptions, WindowNeed, window_need
 from backend.errors import ConfigError
 from backend.model.model_config import ModelConfig
+from backend.paged_kv.layer_groups import LayerGroups, groups_of
 from backend.worker import graph_shapes
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -65,6 +67,7 @@ class Footprint:
     model: ModelConfig
     dtype: str
     kv_item_bytes: int | None = None  # of a cached number; None: as the weights'
+    longest: int | None = None  # tokens of a text, which decides on the blocks of windows; None: the model's positions
 
     @property
     def num_weights(self) -> int:
@@ -130,9 +133,29 @@ class Footprint:
         model = self.model
         return sum(model.window(layer) is not None for layer in range(model.num_layers)) / model.num_layers
 
-    def kv_bytes(self, tokens: int) -> int:
-        """Return the bytes of keys and values of one sequence, in whole blocks."""
-        return -(-tokens // BLOCK_SIZE) * BLOCK_SIZE * self.kv_bytes_per_token
+    def kv_bytes(self, tokens: int, in_flight: int = 0) -> int:
+        """Return the bytes of keys and values of one text, in whole blocks, while steps in flight have at most as many
+        tokens of it; 0: it decodes. Behind a window none are kept.
+        """
+        return self._need(in_flight).blocks(-(-tokens // BLOCK_SIZE)) * self.block_bytes
+
+    def tokens_in(self, kv_bytes: int, in_flight: int = 0) -> int:
+        """Return the tokens of one text whose keys and values take `kv_bytes`."""
+        return self._need(in_flight).places(kv_bytes // self.block_bytes) * BLOCK_SIZE
+
+    def _need(self, in_flight: int) -> WindowNeed:
+        seen = (self.model.sliding_window or 0) + WINDOW_ALIGNMENT_TOKENS
+        need = window_need(self._groups.num_windows, BLOCK_SIZE, seen, in_flight)
+        return need if in_flight else replace(need, most=need.decoding)
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """The bytes of a block: of all layers, or of a group of them."""
+        return BLOCK_SIZE * self._groups.size * (self.kv_bytes_per_token // self.model.num_layers)
+
+    @cached_property
+    def _groups(self) -> LayerGroups:
+        return groups_of(self.model, self.longest or self.model.max_position)
 
     def kv_bytes_read(self, context: int) -> int:
         """Return the bytes of keys and values that one token reads of `context` tokens, or of its layers' windows."""
@@ -272,8 +295,9 @@ class MemoryPlan:
         """Plan the memory of a device. `max_model_len` None: the model's positions, or the tokens that fit KV
         memory.
         """
+        footprint = replace(footprint, longest=max_model_len)
         least = cls(footprint, memory, max_model_len or BLOCK_SIZE, max_num_seqs, budget)
-        return replace(least, max_model_len=max_model_len or min(footprint.model.max_position, least.kv_tokens))
+        return replace(least, max_model_len=max_model_len or min(footprint.model.max_position, least.longest))
 
     def __post_init__(self) -> None:
         if self.kv_bytes < self.bytes_per_sequence:
@@ -294,14 +318,25 @@ class MemoryPlan:
 
     @property
     def kv_tokens(self) -> int:
+        """The tokens of texts no longer than a window."""
         return self.kv_bytes // self.footprint.kv_bytes(BLOCK_SIZE) * BLOCK_SIZE
 
     @property
+    def longest(self) -> int:
+        """The tokens of one text that fill the KV memory."""
+        return self.footprint.tokens_in(self.kv_bytes, self._in_flight)
+
+    @property
     def bytes_per_sequence(self) -> int:
-        return self.footprint.kv_bytes(self.max_model_len)
+        """The most that one text takes: a prompt beside its window."""
+        return self.footprint.kv_bytes(self.max_model_len, self._in_flight)
+
+    @property
+    def _in_flight(self) -> int:
+        return EngineOptions().steps_in_flight * self.max_num_batched_tokens
 
     def sequences_of(self, tokens: int) -> int:
-        """Return the number of sequences of `tokens` tokens that fit at once."""
+        """Return the number of decodes of `tokens` tokens that fit at once."""
         return self.kv_bytes // self.footprint.kv_bytes(tokens)
 
     @property
@@ -309,7 +344,7 @@ class MemoryPlan:
         fit = self.sequences_of(self.max_model_len)
         if fit >= self.max_num_seqs:
             return []
-        each = self.kv_tokens // BLOCK_SIZE // self.max_num_seqs * BLOCK_SIZE
+        each = self.footprint.tokens_in(self.kv_bytes // self.max_num_seqs)
         holds = f"KV memory holds {fit:,} sequences of {self.max_model_len:,} tokens"
         if each == 0:
             return [f"{holds}, and max_num_seqs {self.max_num_seqs:,} is never reached: lower it"]
@@ -328,7 +363,7 @@ class MemoryPlan:
         return f"{show_bytes(self.memory)} of memory - {taken} leave {show_bytes(self.kv_bytes)} for KV, and {needed}"
 
     def _remedy(self) -> str:
-        fitting = max(0, self.kv_tokens)
+        fitting = max(0, self.longest)
         if fitting >= BLOCK_SIZE:
             return f"lower max_model_len to {fitting:,}, or give more memory"
         narrower = " or a 16-bit dtype" if self.footprint.dtype == "float32" else ""

@@ -6,12 +6,16 @@ from typing import Any
 
 import torch
 
-from backend.config import EngineConfig, EngineOptions, KVAllocation
+from backend.config import WINDOW_ALIGNMENT_TOKENS, EngineConfig, EngineOptions, KVAllocation, WindowNeed, window_need
 from backend.errors import ConfigError
+from backend.model.adapter_checkpoint import ALIGNMENT_NUMBERS
 from backend.model.model_config import ModelConfig
+from backend.paged_kv.block_pool import blocks_for
 from backend.paged_kv.kv_cache import block_bytes
+from backend.paged_kv.layer_groups import LayerGroups, groups_of, one_group
 from backend.roofline import GIB, show_bytes
 
+MAX_ITEM_BYTES = 4  # of a number
 DEFAULT_KV_BYTES = GIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
 CPU_TOKEN_BUDGET = 512
 DEVICE_TOKEN_BUDGET = 2048  # on a device of its own, whose products need some hundred rows to be efficient
@@ -40,13 +44,18 @@ def size_engine(
             f"max_model_len {options.max_model_len} exceeds the model's {model.max_position} positions: "
             f"lower it to {model.max_position}"
         )
-    per_block = max(block_bytes(model, options.block_size, cache_dtype(options, dtype)), least_block_bytes)
+    groups = kv_groups(options, model, is_shared=least_block_bytes > 0)
+    own = block_bytes(model, options.block_size, cache_dtype(options, dtype), groups.size)
+    per_block = max(own, least_block_bytes)
     wanted_len = options.max_model_len or model.max_position
-    num_blocks = _kv_bytes(options, per_block, wanted_len, free_bytes, dedicated) // per_block
-    capacity = num_blocks * options.block_size
+    most_tokens = options.max_num_batched_tokens or _token_budget(options, wanted_len, dedicated)
+    window = model.sliding_window if groups.num_windows and model.sliding_window else 0
+    in_flight = options.steps_in_flight * most_tokens
+    need = window_need(groups.num_windows, options.block_size, window + WINDOW_ALIGNMENT_TOKENS, in_flight)
+    num_blocks = _kv_bytes(options, per_block, wanted_len, free_bytes, dedicated, need) // per_block
     if options.max_model_len is None:
-        wanted_len = min(wanted_len, capacity)
-    _check_one_sequence_fits(options, model.max_position, wanted_len, num_blocks, per_block)
+        wanted_len = min(wanted_len, need.places(num_blocks) * options.block_size)
+    _check_one_sequence_fits(options, model.max_position, wanted_len, num_blocks, per_block, need)
     budget = options.max_num_batched_tokens or _token_budget(options, wanted_len, dedicated)
     chunk = min(budget, wanted_len) if options.prefill_chunk is None else options.prefill_chunk
     chosen: dict[str, Any] = {name: getattr(options, name) for name in _CHOSEN}
@@ -56,22 +65,41 @@ def size_engine(
         "max_num_batched_tokens": budget,
         "prefill_chunk": None if chunk == "off" else chunk,
         "num_host_blocks": _host_blocks(options, per_block),
+        "window_groups": groups.num_windows,
+        "window_tokens": window,
     }
     return EngineConfig(**(chosen | derived))
+
+
+def kv_groups(options: EngineOptions, model: ModelConfig, *, is_shared: bool = False) -> LayerGroups:
+    """Return the layers whose keys and values share a block: all, where no block would be freed behind a window. That
+    is in contiguous memory, in memory that several models share, where texts are shorter than two windows, and where
+    vectors of adapters would not fit the smaller blocks.
+    """
+    if is_shared or options.kv_allocation is KVAllocation.CONTIGUOUS:
+        return one_group(model.num_layers)
+    groups = groups_of(model, options.max_model_len or model.max_position)
+    least_bytes = options.block_size * groups.size * 2 * model.num_kv_heads * model.head_dim  # of a block, in any type
+    widest = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim) + ALIGNMENT_NUMBERS
+    if options.max_adapter_rank and least_bytes < widest * MAX_ITEM_BYTES:  # an adapter's vector is not cut
+        return one_group(model.num_layers)
+    return groups
 
 
 _CHOSEN = {field.name for field in fields(EngineOptions)} & {field.name for field in fields(EngineConfig)}
 """The limits that an operator may choose; `size_engine` derives the limits that are not chosen."""
 
 
-def _kv_bytes(options: EngineOptions, per_block: int, max_model_len: int, free_bytes: int, dedicated: bool) -> int:
+def _kv_bytes(
+    options: EngineOptions, per_block: int, max_model_len: int, free_bytes: int, dedicated: bool, need: WindowNeed
+) -> int:
     """Return the bytes of the KV pool: by default no more than `max_num_seqs` sequences of full length can use."""
     if options.kv_memory_bytes is not None:
         if options.kv_memory_bytes > free_bytes:
             asked = show_bytes(options.kv_memory_bytes)
             raise ConfigError(f"kv_memory_bytes asks for {asked}, and {show_bytes(free_bytes)} are free")
         return options.kv_memory_bytes
-    usable = options.max_num_seqs * -(-max_model_len // options.block_size) * per_block
+    usable = options.max_num_seqs * need.blocks(blocks_for(max_model_len, options.block_size)) * per_block
     if options.kv_memory_fraction is not None:
         return min(usable, int(free_bytes * options.kv_memory_fraction))
     return min(usable, free_bytes if dedicated else min(DEFAULT_KV_BYTES, free_bytes // 4))
@@ -88,23 +116,23 @@ def _host_blocks(options: EngineOptions, per_block: int) -> int:
 
 
 def _check_one_sequence_fits(
-    options: EngineOptions, model_len: int, max_model_len: int, num_blocks: int, per_block: int
+    options: EngineOptions, model_len: int, max_model_len: int, num_blocks: int, per_block: int, need: WindowNeed
 ) -> None:
-    needed = max(1, -(-max_model_len // options.block_size))
+    needed = need.blocks(max(1, blocks_for(max_model_len, options.block_size)))
     if num_blocks >= needed:
         return
-    if num_blocks == 0 and options.kv_memory_bytes is not None:
+    if num_blocks < need.blocks(1) and options.kv_memory_bytes is not None:
         length = options.max_model_len or model_len
-        least = -(-length // options.block_size) * per_block
+        place, least = [need.blocks(places) * per_block for places in (1, blocks_for(length, options.block_size))]
         raise ConfigError(
-            f"kv_memory_bytes is less than one block of {options.block_size} tokens ({show_bytes(per_block)}): "
+            f"kv_memory_bytes is less than one block of {options.block_size} tokens ({show_bytes(place)}): "
             f"{show_bytes(least)} hold one sequence of {length:,} tokens, and each that runs beside it needs its own; "
             "sizes may be given with a unit, such as 2GiB"
         )
     raise ConfigError(
         f"KV memory holds {num_blocks} blocks of {per_block:,} B ({options.block_size} tokens each), and one sequence "
         f"of max_model_len {max_model_len} needs {needed} blocks = {needed * per_block:,} B: raise "
-        f"kv_memory_bytes to at least that, or lower max_model_len to {num_blocks * options.block_size}"
+        f"kv_memory_bytes to at least that, or lower max_model_len to {need.places(num_blocks) * options.block_size}"
     )
 
 

@@ -23,7 +23,7 @@ class Ready:
     dtype: str
     device: str
     num_blocks: int
-    block_size: int  # tokens
+    kv_tokens: int  # of texts of `max_model_len`, as many as the KV cache holds
     kv_bytes: int
     max_model_len: int  # tokens
     batch_invariant: bool  # whether a seed draws the same text in every batch
@@ -49,7 +49,7 @@ class Ready:
         return f"{self._scheme}://{_reachable(self.host)}:{self.port}"
 
     def __str__(self) -> str:
-        tokens = f"{self.num_blocks * self.block_size:,} tokens in {self.num_blocks:,} blocks"
+        tokens = f"{self.kv_tokens:,} tokens in {self.num_blocks:,} blocks"
         lines = [
             f"Sluice {self.version} is ready at {self.url}",
             "",

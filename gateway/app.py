@@ -125,7 +125,8 @@ async def open_service(
     Raises `StoreUnsuitable`, `ModelLoadError` for an adapter, and `PolicyError` for a policy whose floors leave no room
     to serve, or whose pins do not fit.
     """
-    kv_shape = KVShape(model.engine_config.block_size, model.kv_bytes // model.engine_config.num_blocks)
+    limits = model.engine_config
+    kv_shape = KVShape(limits.block_size, model.kv_bytes // limits.num_blocks, limits.window_need)
     kv_pool = KVPool.of(model.engine_config, kv_shape.block_bytes)
     pinned_prompts = PinnedPrompts(model.tokenizer, kv_shape.block_tokens)
 
@@ -497,7 +498,7 @@ def _ready(
         dtype=str(model.dtype).removeprefix("torch."),
         device=_show_device(model),
         num_blocks=config.num_blocks,
-        block_size=config.block_size,
+        kv_tokens=config.kv_tokens,
         kv_bytes=model.kv_bytes,
         max_model_len=config.max_model_len,
         batch_invariant=model.runner.decoder.ops.batch_invariant,

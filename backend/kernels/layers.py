@@ -50,7 +50,9 @@ def _adapted(ops: Ops, linear: Linear, step: StepInputs, layer: int, product: in
 
 def attention(ops: Ops, stack: DecoderStack, index: int, qkv: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
     """Store a layer's new keys and values, and return the attention of its new queries [T, Hq * D]."""
-    layer, k_cache, v_cache = stack.layers[index], blocks[:, index, 0], blocks[:, index, 1]
+    layer = stack.layers[index]
+    group, place = layer.place
+    k_cache, v_cache, step = blocks[:, place, 0], blocks[:, place, 1], step.of_group(group)
     query = ops.rope_and_store(
         qkv,
         stack.num_heads,

@@ -157,7 +157,7 @@ class _LayerStruct(Structure):
         *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm")),
         *((name, c_void_p) for name in ("attended_norm", "post_attention_norm", "fed_norm", "cos_sin")),
         *((name, c_void_p) for name in ("qkv", "output", "gate_up", "down")),
-        ("window", c_int64),
+        *((name, c_int64) for name in ("window", "group", "place")),
     )
 
 
@@ -208,10 +208,15 @@ class _AdaptersStruct(Structure):
         )
 
 
+class _TableStruct(Structure):
+    _fields_ = (("slot_mapping", c_void_p), ("block_tables", c_void_p), ("table_width", c_int64))
+
+
 class _StepStruct(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("positions", "slot_mapping", "query_start", "context_lens", "block_tables")),
-        *((name, c_int64) for name in ("tokens", "num_seqs", "table_width")),
+        *((name, c_void_p) for name in ("positions", "query_start", "context_lens")),
+        *((name, c_int64) for name in ("tokens", "num_seqs")),
+        ("tables", POINTER(_TableStruct)),
         ("adapters", POINTER(_AdaptersStruct)),
     )
 
@@ -237,6 +242,7 @@ class NativeLayers:
             stack.gelu,
         )
         self._of_decoder = byref(self._decoder)
+        self._num_groups = 1 + max(layer.place[0] for layer in stack.layers)
 
     def __call__(self, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
         assert residual.is_contiguous()
@@ -246,15 +252,18 @@ class NativeLayers:
         out = torch.empty_like(residual)
         scratch = torch.empty(self._scratch_bytes(self._of_decoder, tokens), dtype=torch.uint8)
         pool = _PoolStruct(blocks.data_ptr(), *blocks.stride()[:4], blocks.shape[4])
+        groups = [step.of_group(group) for group in range(self._num_groups)]
+        tables = [
+            _TableStruct(one.slot_mapping.data_ptr(), one.block_tables.data_ptr(), one.block_tables.stride(0))
+            for one in groups
+        ]
         numbers = _StepStruct(
             step.positions.data_ptr(),
-            step.slot_mapping.data_ptr(),
             step.query_start.data_ptr(),
             step.context_lens.data_ptr(),
-            step.block_tables.data_ptr(),
             tokens,
             step.num_seqs,
-            step.block_tables.stride(0),
+            (_TableStruct * len(tables))(*tables),
             None if step.adapters is None else POINTER(_AdaptersStruct)(_AdaptersStruct.of(step.adapters)),
         )
         self._run(
@@ -274,7 +283,7 @@ def _layer(layer: DecoderLayer) -> _LayerStruct:
     others = (layer.attended_norm, layer.post_attention_norm, layer.fed_norm, layer.cos_sin)
     linears = [linear.address for linear in layer.linears if isinstance(linear, PackedLinear)]
     window = NO_WINDOW if layer.window is None else layer.window
-    return _LayerStruct(*map(pointer, norms + others), *linears, window)
+    return _LayerStruct(*map(pointer, norms + others), *linears, window, *layer.place)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

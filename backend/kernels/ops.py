@@ -49,6 +49,11 @@ class StepInputs:
     max_context_len: int
     num_decodes: int = 0  # leading sequences of one token each, at row s for sequence s, or of none
     adapters: StepAdapters | None = None  # None: no token has one
+    windows: tuple["StepInputs", ...] = ()  # as layers see it whose groups have blocks of their own; none: as all do
+
+    def of_group(self, group: int) -> "StepInputs":
+        """Return the step as the layers of a group see it (`backend.paged_kv.layer_groups`)."""
+        return self.windows[group - 1] if group and self.windows else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,7 @@ class DecoderLayer:
     window: int | None
     cos_sin: Tensor  # [max_position, head_dim] fp32
     sinks: Tensor | None = None  # [Hq] fp32
+    place: tuple[int, int] = (0, 0)  # of its keys and values: the group of layers, and the index in a block of that
 
     @property
     def linears(self) -> tuple[Linear, ...]:

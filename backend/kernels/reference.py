@@ -106,19 +106,21 @@ def paged_attention(
     group = q.shape[1] // k_cache.shape[1]
     for s in range(step.num_seqs):
         start, stop = int(step.query_start[s]), int(step.query_start[s + 1])
-        context = int(step.context_lens[s])
-        blocks = step.block_tables[s, : -(-context // k_cache.shape[2])].long()
-        k = k_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :context].float()  # [Hk, context, D]
-        v = v_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :context].float()
+        context, size = int(step.context_lens[s]), k_cache.shape[2]
+        # blocks before the window may be another sequence's by now
+        first = 0 if window is None else max(0, context - (stop - start) - window + 1) // size * size
+        blocks = step.block_tables[s, first // size : -(-context // size)].long()
+        k = k_cache[blocks].transpose(0, 1).flatten(1, 2)[:, : context - first].float()  # [Hk, seen, D]
+        v = v_cache[blocks].transpose(0, 1).flatten(1, 2)[:, : context - first].float()
         query = q[start:stop].transpose(0, 1).unflatten(0, (-1, group)).float()  # [Hk, group, rows, D]
         scores = query @ k.unsqueeze(1).transpose(-1, -2) * scale
-        distance = step.positions[start:stop].unsqueeze(1) - torch.arange(context, device=q.device)
+        distance = step.positions[start:stop].unsqueeze(1) - torch.arange(first, context, device=q.device)
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             more = sinks.view(-1, group, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat((scores, more), -1)
-        weights = scores.softmax(-1)[..., :context]
+        weights = scores.softmax(-1)[..., : context - first]
         out[start:stop] = (weights @ v.unsqueeze(1)).flatten(0, 1).transpose(0, 1).to(q.dtype)
     return out
 

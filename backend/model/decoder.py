@@ -12,6 +12,7 @@ from backend.kernels.ops import DecoderLayer, DecoderStack, ExpertWeights, Linea
 from backend.model.model_config import ExpertsConfig, ModelConfig, RopeScaling
 from backend.model.weights import LayerWeights, Weights
 from backend.paged_kv.kv_cache import KVCache
+from backend.paged_kv.layer_groups import LayerGroups, one_group
 from backend.parallel.rank_group import Parallel
 
 
@@ -75,7 +76,8 @@ class Decoder:
     `max_position` bounds the positions that a step may name.
 
     With `parallel` it is one rank's part, whose weights are its shard's, and all ranks run each step together. `config`
-    is then the whole model's, and `self.config` has the heads of this rank.
+    is then the whole model's, and `self.config` has the heads of this rank. `groups`: the layers that share blocks of
+    the KV cache; None: all.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class Decoder:
         ops: Ops,
         max_position: int,
         parallel: Parallel | None = None,
+        groups: LayerGroups | None = None,
     ) -> None:
+        self.groups = groups or one_group(config.num_layers)
         self.config = config = config if parallel is None else parallel.shard.part_of(config)
         self.ops = ops
         self.parallel = parallel
@@ -98,9 +102,9 @@ class Decoder:
         windows = [config.window(index) for index in range(config.num_layers)]
         self.layers = [
             prepare_layer(
-                weights.layers.pop(0), ops, config, window, self.cos_sin if window is None else local, parallel
+                weights.layers.pop(0), ops, config, window, self.cos_sin if window is None else local, parallel, place
             )
-            for window in windows
+            for window, place in zip(windows, self.groups.places, strict=True)
         ]
         self.final_norm = weights.final_norm
         stack = DecoderStack(
@@ -155,6 +159,7 @@ def prepare_layer(
     window: int | None,
     cos_sin: Tensor,
     parallel: Parallel | None = None,
+    place: tuple[int, int] = (0, 0),
 ) -> DecoderLayer:
     output, down, sinks = weights.output_bias, weights.down_bias, weights.sinks
     if parallel is not None and parallel.shard.rank:
@@ -180,6 +185,7 @@ def prepare_layer(
         window=window,
         cos_sin=cos_sin,
         sinks=None if sinks is None else sinks.float(),
+        place=place,
     )
 
 

@@ -22,13 +22,26 @@ class BlockName:
     Only logs use `ordinal`, to tell names apart.
     """
 
-    __slots__ = ("__weakref__", "ordinal")
+    __slots__ = ("__weakref__", "ordinal", "windows")
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
+        self.windows: tuple[ref[WindowName], ...] = ()  # of its block in each group of layers with a window, once used
 
     def __repr__(self) -> str:
         return f"BlockName({self.ordinal})"
+
+
+class WindowName(BlockName):
+    """The name of the block of a group of layers with a window, beside a block of the text. It keeps that block's name
+    in use: else it would depend on other keepers of that, as of finished sequences, whether this block is found.
+    """
+
+    __slots__ = ("beside",)
+
+    def __init__(self, beside: BlockName) -> None:
+        super().__init__(beside.ordinal)
+        self.beside = beside
 
 
 class HashedName(BlockName):
@@ -41,6 +54,7 @@ class HashedName(BlockName):
 
     def __init__(self, ordinal: int, digest: bytes, known: "dict[bytes, ref[HashedName]]") -> None:
         self.ordinal = ordinal  # without a call of the base class, because one is made for each block
+        self.windows = ()
         self.digest = digest
         self._known = known
         known[digest] = ref(self)

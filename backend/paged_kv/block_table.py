@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks of one sequence, or of its adapter; compared by identity.
+    """The blocks of one sequence, of its window, or of its adapter; compared by identity.
 
     `Holdings` writes it; `BlockTables` counts names. A block shared by several sequences of a tenant is on one account
     at a time, so that the accounts add up to the blocks that the tenant held.
@@ -14,6 +14,7 @@ class BlockTable:
     owner: str  # id of the sequence
     tenant: str
     blocks: list[int] = field(default_factory=list)
+    first: int = 0  # of a window: the first place that it holds
     num_shared: int = 0  # blocks also held by other tables
     num_charged: int = 0  # blocks charged on this account; other accounts of the tenant pay for the rest
     peak: int = 0  # most blocks at a time

@@ -36,7 +36,7 @@ class Block(Protocol):
 class IdleChain:
     """The blocks that one holder left at a time and that no sequence has taken since."""
 
-    __slots__ = ("blocks", "expects", "kind", "left_at", "num_stamps", "stamp", "tenant")
+    __slots__ = ("blocks", "expects", "is_behind", "kind", "left_at", "num_stamps", "stamp", "tenant")
 
     def __init__(self, tenant: str, kind: int, expects: float | None, left_at: float, stamp: int) -> None:
         self.blocks: dict[int, Block] = {}  # each follows on the next
@@ -45,6 +45,7 @@ class IdleChain:
         self.left_at = left_at  # seconds of the engine's clock
         self.stamp = stamp  # the cache's count of chains when this one was left
         self.num_stamps = 0  # copies of this stamp among its tenant's
+        self.is_behind = False  # a window has left it, whose sequence goes on
 
 
 B = TypeVar("B", bound=Block)

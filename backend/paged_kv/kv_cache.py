@@ -23,17 +23,18 @@ class KVDimensions(Protocol):
     def head_dim(self) -> int: ...
 
 
-def block_bytes(model: KVDimensions, block_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one block over all layers: keys and values of `block_size` tokens."""
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+def block_bytes(model: KVDimensions, block_size: int, dtype: torch.dtype, num_layers: int | None = None) -> int:
+    """Return the bytes of one block: keys and values of `block_size` tokens, of all layers or `num_layers` of them."""
+    per_token = 2 * (num_layers or model.num_layers) * model.num_kv_heads * model.head_dim * dtype.itemsize
     return per_token * block_size
 
 
 class KVCache:
     """The keys and values of every block, laid out [block, layer, K/V, kv_head, offset, head_dim].
 
-    A block is contiguous over all layers, so that moving one between device and host is a single copy. Several models
-    may read one memory: each sees a block's first bytes as keys and values of its own shape.
+    A block is contiguous over its layers, all or those of a group, so that moving one between device and host is a
+    single copy. Several models may read one memory: each sees a block's first bytes as keys and values of its own
+    shape.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class KVCache:
         device: torch.device,
         num_block_bytes: int = 0,
         memory: Tensor | None = None,
+        num_layers: int | None = None,
     ) -> None:
         """`num_block_bytes`: at least of each block, for a larger model's keys and values. `memory`: another cache's,
-        to be shared.
+        to be shared. `num_layers`: of a block; None: all.
         """
-        shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
-        own = block_bytes(model, block_size, dtype)
+        layers = num_layers or model.num_layers
+        shape = (num_blocks, layers, 2, model.num_kv_heads, block_size, model.head_dim)
+        own = block_bytes(model, block_size, dtype, layers)
         # [num_blocks, bytes] uint8
         self.memory = _zeros((num_blocks, max(own, num_block_bytes)), device) if memory is None else memory
         self.blocks = self.memory[:, :own].view(dtype).view(shape)

@@ -56,6 +56,8 @@ class Batch:
     adapter_blocks: list[tuple[int, int, int]] = field(default_factory=list)
     forks: list[tuple[int, int]] = field(default_factory=list)  # index in `sampled`, slot
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # source block, destination block; after the rows
+    # slot, first place in its table, a block of each group of layers with a window for each place from there to the end
+    window_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
     padding: list[tuple[int, int, int]] = field(default_factory=list)  # discarded rows: slot, start, length
     model: int = 0  # all rows are of one model; other models' blocks may be swapped
     asleep: tuple[int, ...] = ()  # models whose weights are not in memory from this step on

@@ -25,6 +25,7 @@ from backend.scheduler.retention import BetweenTurns
 from backend.scheduler.scheduled_step import Fork
 from backend.scheduler.sequence import FinishReason, Sequence
 from backend.scheduler.swapping import Swapping
+from backend.scheduler.window_blocks import WindowBlocks
 
 POOLS: dict[KVAllocation, Callable[[int], BlockPool]] = {KVAllocation.PAGED: PagedPool}
 """The pools that can be chosen, by their number of blocks; other packages add theirs (`backend.extensions`)."""
@@ -62,12 +63,14 @@ class BlockTables:
         self.block_size = config.block_size
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self.shares_blocks = config.shares_blocks
-        can_fill = config.max_table_entries < config.max_num_seqs * config.blocks_for(config.max_model_len)
+        can_fill = config.max_table_entries < config.max_num_seqs * config.kv_blocks(config.max_model_len)
         self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
         self._evicted_ahead = config.num_blocks // BLOCKS_PER_EVICTED_AHEAD
         self.swapping = Swapping(config, hooks, self.cache, counters)
         self._swaps = config.num_host_blocks > 0
         self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
+        self.windows = WindowBlocks(config, self.cache, self.holdings, self.swapping)
+        self.blocks_per_place = 1 + config.window_groups
         self.adapters = AdapterBlocks(self.pool, self.cache, self.holdings, self._unused, self._most_copied)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
@@ -93,6 +96,8 @@ class BlockTables:
             self.swapping.plan(batch)
         if self.adapters.num_due:
             self.adapters.plan(batch)
+        if self.windows.num_groups:
+            self.windows.plan(batch)
 
     def blocks_to_start(self, sequence: Sequence) -> int:
         """Return the blocks for all tokens of the sequence; contiguous: for its maximum length.
@@ -100,14 +105,14 @@ class BlockTables:
         The last token is never computed, so it needs no memory.
         """
         tokens = sequence.request.most_tokens - 1 if self._contiguous else sequence.num_tokens
-        return blocks_for(tokens, self.block_size)
+        return self._config.kv_blocks(tokens)
 
     def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
         """Return the blocks that `length` more computed tokens need beyond the block table."""
         needed = blocks_for(sequence.num_computed_tokens + length, self.block_size) - len(sequence.block_table.blocks)
         if needed <= 0:
             return 0
-        return self.blocks_to_start(sequence) if self._contiguous else needed
+        return self.blocks_to_start(sequence) if self._contiguous else needed * self.blocks_per_place
 
     def watermark_blocks(self, sequence: Sequence, running: Collection[Sequence]) -> int:
         """Return the free blocks that running sequences keep when `sequence` is admitted.
@@ -115,10 +120,13 @@ class BlockTables:
         Each running sequence is left the watermark of `sequence`, at most its own remaining need. The watermark doubles
         at each preemption of `sequence` for memory, so that all get further each time it returns.
         """
-        if sequence.watermark == 1:
-            return len(running)
         each, size = sequence.watermark, self.block_size
-        return sum(min(each, blocks_for(s.request.most_tokens - 1, size) - len(s.block_table.blocks)) for s in running)
+        if each == 1:
+            return len(running) * self.blocks_per_place
+        places = [min(each, blocks_for(s.request.most_tokens - 1, size) - len(s.block_table.blocks)) for s in running]
+        if not self.windows.num_groups:
+            return sum(places)
+        return sum([self.windows.growth(s, count) for s, count in zip(running, places, strict=True)])
 
     def can_allocate(self, sequence: Sequence, hit: PrefixHit, watermark_blocks: int) -> bool:
         """Return True if the blocks of the sequence and `watermark_blocks` beside them are available."""
@@ -133,12 +141,15 @@ class BlockTables:
         return run is not None
 
     def allocate(self, sequence: Sequence, count: int) -> list[int] | None:
-        """Append `count` blocks to the block table and return them; None if too few are available.
+        """Append `count` blocks to the block table and return them, those for the window left out; None if too few are
+        available.
 
         Idle blocks are evicted first where free blocks are lacking.
         """
         blocks = self._unused(count)
         if blocks is not None:
+            if self.windows.num_groups:
+                blocks = self.windows.own(sequence, blocks)
             self.holdings.own(sequence.block_table, blocks)
         return blocks
 
@@ -154,47 +165,53 @@ class BlockTables:
         """Return the blocks that freeing the sequence makes available: its unshared ones."""
         table, adapter = sequence.block_table, sequence.adapter_table
         own = 0 if adapter is None else len(adapter.blocks) - adapter.num_shared
+        own += self.windows.num_reclaimable(sequence) if self.windows.num_groups else 0
         return len(table.blocks) - table.num_shared + own
 
     # shared blocks
 
-    def find(self, sequence: Sequence, step: int) -> PrefixHit:
+    def find(self, sequence: Sequence, step: int, *, from_host: bool = True) -> PrefixHit:
         """Return the prefix hit of the sequence behind its block table, for a row of this step.
 
         The last token is left out, so that a row remains to sample the next token from; so are blocks that the same
         step fills, because rows of one step are computed in no order.
+
+        With windows a sequence has one hit, where it holds no blocks. It ends where a window ends, and before the
+        host's blocks if not all of them may be copied by this step.
         """
         names, size, index = sequence.block_names, self.block_size, len(sequence.block_table.blocks)
-        most = min(len(names), (sequence.num_tokens - 1) // size)
+        most, has_windows = min(len(names), (sequence.num_tokens - 1) // size), self.windows.num_groups > 0
         if index >= most or not self.shares_blocks or sequence.num_computed_tokens != index * size:
             return NO_HIT
-        if self.cache.named(names[index]) is None and not (self._swaps and self.swapping.named(names[index])):
+        if has_windows and index:
+            return NO_HIT
+        from_host = from_host and self._swaps
+        if self.cache.named(names[index]) is None and not (from_host and self.swapping.named(names[index])):
             return NO_HIT
         hit, tenant = PrefixHit(), sequence.tenant
         for position in range(index, most):
             cached = self.cache.named(names[position])
             if cached is None:
-                if self._swaps:
+                if from_host:
                     hit.swapped = self._find_swapped(names[position:most])
-                    hit.cut(self._most_copied)
                 break
             if cached.step >= step:
                 hit.is_being_computed = True
                 break
             hit.blocks.append(cached)
-            if cached.holders:
-                hit.num_held += 1
-                hit.num_paid += cached.payer(tenant) is not None
-            elif cached.pinned_for:
-                hit.num_held += 1
-                hit.num_pinned += tenant in cached.pinned_for
+            if not has_windows:
+                hit.count(cached, tenant)
+        if has_windows:
+            self.windows.trim(sequence, hit, step, from_host)
+            return hit if hit.num_copied <= self._most_copied else self.find(sequence, step, from_host=False)
+        hit.cut(self._most_copied)
         hit.num_paid += hit.num_pinned
         return hit
 
     def permits(self, tenant: str, blocks: int, hit: PrefixHit = NO_HIT) -> bool:
         """Return True if the tenant may hold `blocks` more. Its pinned prefixes, except those of the hit, give way."""
         if self.cache.num_pinned:
-            self.pinned_prefixes.give_way(tenant, blocks, hit.blocks)
+            self.pinned_prefixes.give_way(tenant, blocks, hit.cached)
         return self.allowances.permits(tenant, blocks)
 
     def take_hit(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[int]:
@@ -203,13 +220,21 @@ class BlockTables:
         The step copies swapped blocks back from the host, as far as blocks can be allocated.
         """
         table = sequence.block_table
+        if self.windows.num_groups and (copied := hit.num_copied):
+            idle = hit.num_held_blocks - copied - hit.num_held
+            if copied + idle > self.num_available:  # without the host's blocks the window is another
+                hit = self.find(sequence, step, from_host=False)
+                if not self.permits(sequence.tenant, hit.num_held_blocks - hit.num_paid, hit):
+                    hit = NO_HIT
         self.holdings.count_seconds(table)
         for cached in hit.blocks:
             self.holdings.share(table, cached)
         blocks = [cached.block for cached in hit.blocks]
         self.holdings.append(table, blocks)
-        if hit.swapped:
-            blocks += self._copy_back(sequence, hit.swapped, step)
+        if self.windows.num_groups and hit.num_blocks:
+            self.windows.take(sequence, hit)
+        if hit.num_copied:
+            blocks += self._copy_back(sequence, hit, step)
         self._found_up_to(sequence, len(table.blocks) * self.block_size, step)
         return blocks
 
@@ -219,7 +244,7 @@ class BlockTables:
         """
         self.take_hit(sequence, hit, step)
         if len(sequence.block_table.blocks) < blocks_for(sequence.num_prompt_tokens, self.block_size):
-            blocks = self.allocate(sequence, 1)
+            blocks = self.allocate(sequence, self.blocks_per_place)
             assert blocks is not None, "a fork finds no room for a block"
         self._found_up_to(sequence, sequence.num_prompt_tokens, step)
 
@@ -232,12 +257,19 @@ class BlockTables:
             sequence.num_cached_tokens += after - before
             self._found.append((step, sequence, before, after))
 
-    def _copy_back(self, sequence: Sequence, swapped: list[HostBlock], step: int) -> list[int]:
-        """Allocate blocks to which the step copies the swapped ones; none where too few are available."""
-        with self.swapping.keeping(swapped):  # eviction may drop other blocks of the host
-            blocks = self.allocate(sequence, len(swapped))
+    def _copy_back(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[int]:
+        """Allocate blocks to which the step copies the hit's swapped ones; none where too few are available."""
+        swapped = hit.swapped
+        windows = [one for one in hit.windows if isinstance(one, HostBlock)] if hit.windows else []
+        with self.swapping.keeping([*swapped, *windows]):  # eviction may drop other blocks of the host
+            blocks = self._unused(len(swapped) + len(windows))
         if blocks is None:
+            assert not self.windows.num_groups, "a window is found and has no room"
             return []
+        if windows:
+            self.windows.copy_back(sequence, hit, blocks[len(swapped) :], step)
+            del blocks[len(swapped) :]
+        self.holdings.own(sequence.block_table, blocks)
         for host_block, block in zip(swapped, blocks, strict=True):
             self.swapping.copy_back(host_block, block)
             self.cache.publish(host_block.name, block, step, sequence.block_table, is_copied=True)
@@ -272,6 +304,8 @@ class BlockTables:
         if first < last:
             filled = names[first:last]
             self.cache.publish_all(filled, table.blocks[first:last], step, table)
+            if self.windows.num_groups:
+                self.windows.publish(sequence, first, last, step)
             if self._swaps:
                 self.swapping.computed(filled)
 
@@ -292,6 +326,8 @@ class BlockTables:
                 del tables[:1]  # its first holder computes it again; a copy from the host is made by no holder's rows
             for table in tables:
                 cut[table] = min(table.blocks.index(cached.block), cut.get(table, maxsize))
+        if self.windows.num_groups:
+            self.windows.undo(holders, cut)
         self.swapping.undo_from(step)
         self.cache.invalidate(lost)  # first: a block with a name would become idle below, for others to find
         for table, index in cut.items():
@@ -338,6 +374,8 @@ class BlockTables:
         last = min(full, len(names))
         table = sequence.block_table
         self.cache.publish_all(names[:last], table.blocks[:last], sequence.last_step, table)
+        if self.windows.num_groups:
+            self.windows.publish(sequence, 0, last, sequence.last_step)
         return True
 
     def free(self, sequence: Sequence, *, is_published: bool = False) -> None:
@@ -346,6 +384,8 @@ class BlockTables:
             self.publish_all(sequence)
         self.holdings.count_seconds(sequence.block_table)
         self.between_turns.leaves(sequence, is_named=self.shares_blocks)
+        if self.windows.num_groups:
+            self.windows.leave(sequence)
         self.holdings.leave(sequence.block_table)
         self.pinned_prefixes.unpin_excess()
         if sequence.adapter_table is not None:  # last: its blocks are a chain of their own
@@ -354,12 +394,15 @@ class BlockTables:
     def distrust(self, sequence: Sequence) -> None:
         cached = [self.cache.at(block) for block in sequence.block_table.blocks]
         self.cache.invalidate([one for one in cached if one is not None])
+        if self.windows.num_groups:
+            self.windows.distrust(sequence)
 
     def check_blocks(self, sequences: Collection[Sequence]) -> None:
         """Assert that every block is free, idle, or held by some of these sequences; and the integrity of each part."""
-        adapters = [table for sequence in sequences if (table := sequence.adapter_table) is not None]
-        holders = [*(sequence.block_table for sequence in sequences), *adapters]
+        holders = [table for sequence in sequences for table in sequence.tables]
         self.adapters.check_integrity(sequences)
+        if self.windows.num_groups:
+            self.windows.check_integrity(sequences)
         self.pool.check_integrity()
         self.holdings.check_charges(holders, self.pinned_prefixes.idle_by_tenant())
         self.pinned_prefixes.check_integrity()

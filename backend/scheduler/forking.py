@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from backend.adapter import Adapter
 from backend.config import EngineConfig
+from backend.paged_kv.prefix_cache import CachedBlock
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.prefix_hit import PrefixHit
 from backend.scheduler.scheduled_step import PrefillBudget, ScheduledStep
@@ -60,32 +61,44 @@ class Forking:
         if swapping.host.num_blocks:
             start = sequence.num_computed_tokens + len(hit.blocks) * self._block_size
             swapping.fit(hit, start, self._blocks.pool.num_free, budget)
+            if hit.is_cut and hit.windows:  # without all of the host's blocks the window is another
+                hit = self._find(sequence, scheduled, from_host=False)
         return hit
 
-    def _find(self, sequence: Sequence, scheduled: ScheduledStep) -> PrefixHit:
+    def _find(self, sequence: Sequence, scheduled: ScheduledStep, *, from_host: bool = True) -> PrefixHit:
         leaders = scheduled.leaders
         row = leaders.get(sequence.prompt_group) if leaders and sequence.prompt_group is not None else None
         if row is None or not self._may_follow(sequence, leader := scheduled.sequences[row]):
-            return self._blocks.find(sequence, scheduled.batch.step)
+            return self._blocks.find(sequence, scheduled.batch.step, from_host=from_host)
         if leader.num_computed_tokens == leader.num_prompt_tokens:
             hit = self._fork(sequence, leader, row)
-            return hit or self._blocks.find(sequence, scheduled.batch.step)
-        hit = self._blocks.find(sequence, scheduled.batch.step)
+            return hit or self._blocks.find(sequence, scheduled.batch.step, from_host=from_host)
+        hit = self._blocks.find(sequence, scheduled.batch.step, from_host=from_host)
         return replace(hit, is_being_computed=True, follows_leader=True)
+
+    def takes(self, hit: PrefixHit) -> bool:
+        """Return True if this step gives the sequence blocks of the hit. With windows it has them all at once, when no
+        other sequence computes on.
+        """
+        is_awaited = hit.is_being_computed and hit.fork_row is None and self._blocks.windows.num_groups > 0
+        return hit.num_blocks > 0 and not is_awaited
 
     def take_hit(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
         """Give a sequence that holds a slot its hit for this step."""
         before = len(sequence.block_table.blocks)
         if hit.fork_row is not None:
             self._blocks.fork(sequence, hit, scheduled.batch.step)
-            scheduled.add_fork(sequence, hit.fork_row, before)
-        elif hit.blocks or hit.swapped:
+            leader = scheduled.add_fork(sequence, hit.fork_row, before)
+            if self._blocks.windows.num_groups and sequence.num_prompt_tokens % self._block_size:
+                scheduled.batch.block_copies += self._blocks.windows.copies(leader, sequence)
+        elif self.takes(hit):
             scheduled.add_hit(sequence, before, self._blocks.take_hit(sequence, hit, scheduled.batch.step))
 
     def _may_follow(self, sequence: Sequence, leader: Sequence) -> bool:
         """Return True if the sequence, which holds whole blocks and is not further than the leader, may start from it.
 
-        Only blocks with names can be shared: without a prefix cache each answer computes the prompt.
+        Only blocks with names can be shared: without a prefix cache each answer computes the prompt. With windows it
+        may hold no blocks.
         """
         length = sequence.num_prompt_tokens
         return (
@@ -96,6 +109,7 @@ class Forking:
             and sequence.num_tokens == length
             and sequence.num_computed_tokens == len(sequence.block_table.blocks) * self._block_size
             and sequence.num_computed_tokens <= leader.num_computed_tokens
+            and not (sequence.block_table.blocks and self._blocks.windows.num_groups)
         )
 
     def _fork(self, sequence: Sequence, leader: Sequence, row: int) -> PrefixHit | None:
@@ -104,15 +118,28 @@ class Forking:
         """
         full, rest = divmod(leader.num_prompt_tokens, self._block_size)
         blocks = leader.block_table.blocks[len(sequence.block_table.blocks) : full]
-        found = [self._blocks.cache.at(block) for block in blocks]
-        shared = [cached for cached in found if cached is not None and cached.name is not None]
+        named = [self._blocks.cache.at(block) for block in blocks]
+        shared = [cached for cached in named if cached is not None and cached.name is not None]
         if len(shared) < len(blocks):
             return None
-        if sequence.slot >= 0 and rest:
-            permits = self._blocks.permits(sequence.tenant, 1)
-            if not permits or not self._blocks.num_available:
+        groups, first, windows = self._blocks.windows.num_groups, 0, list[CachedBlock]()
+        if groups:
+            found = self._blocks.windows.fork(leader, full)
+            if found is None:
                 return None
-        count = len(shared)
+            first, windows = found
+        if sequence.slot >= 0 and rest:
+            permits = self._blocks.permits(sequence.tenant, 1 + groups)
+            if not permits or self._blocks.num_available <= groups:
+                return None
+        count = len(shared) + len(windows)
         return PrefixHit(
-            shared, num_held=count, num_paid=count, is_being_computed=True, follows_leader=True, fork_row=row
+            shared,
+            num_held=count,
+            num_paid=count,
+            is_being_computed=True,
+            follows_leader=True,
+            windows=[*windows],
+            first_seen=first,
+            fork_row=row,
         )

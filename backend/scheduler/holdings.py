@@ -50,12 +50,12 @@ class Holdings:
         table.num_charged += len(blocks)
         self._allowances.charge(table.tenant, len(blocks))
 
-    def leave(self, table: BlockTable, first: int = 0) -> None:
-        """Release a table's blocks from index `first` on; a block that it paid for is charged to the next table of its
-        tenant.
+    def leave(self, table: BlockTable, first: int = 0, stop: int | None = None) -> None:
+        """Release a table's blocks from index `first` on, to `stop` if it is given; a block that it paid for is charged
+        to the next table of its tenant.
         """
-        blocks = table.blocks[first:]
-        del table.blocks[first:]
+        blocks = table.blocks[first:stop]
+        del table.blocks[first:stop]
         self.num_entries -= len(blocks)
         private, alone, at = list[int](), list[CachedBlock](), self._cache.at
         for block in reversed(blocks):  # a block becomes idle before its predecessor

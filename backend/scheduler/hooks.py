@@ -83,7 +83,7 @@ class DefaultHooks:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self._blocks_for = config.blocks_for
+        self._blocks_for, self._blocks_per_place = config.kv_blocks, 1 + config.window_groups
         self.retention: Retention | None = None  # the least recently used is evicted first
 
     def prefill_budget(
@@ -112,7 +112,8 @@ class DefaultHooks:
         return True
 
     def peak(self, sequences: Iterable[Sequence]) -> int:
-        return sum(self._blocks_for(one.num_tokens) + 1 - one.block_table.num_unpaid for one in sequences)
+        each = self._blocks_per_place
+        return sum([self._blocks_for(one.num_tokens) + each - one.num_unpaid_blocks for one in sequences])
 
     def admitted(self, sequence: Sequence, *, follows: bool) -> None:
         pass

@@ -44,8 +44,8 @@ class KVAccounts:
 
     def unused_slots(self) -> Counter[str]:
         """Return the token slots that are allocated to each tenant's running sequences and hold no token yet."""
-        unused: Counter[str] = Counter()
+        unused, blocks = Counter[str](), self._kv.blocks
         for sequence in self._kv.running.values():
-            slots = len(sequence.block_table.blocks) * self._kv.blocks.block_size
-            unused[sequence.tenant] += slots - sequence.num_computed_tokens
+            slots = len(sequence.block_table.blocks) * blocks.block_size
+            unused[sequence.tenant] += (slots - sequence.num_computed_tokens) * blocks.blocks_per_place
         return unused

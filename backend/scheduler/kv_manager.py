@@ -11,7 +11,7 @@ from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Counters
 from backend.scheduler.block_tables import BlockTables
 from backend.scheduler.hooks import SchedulerHooks
-from backend.scheduler.scheduled_step import Fork
+from backend.scheduler.scheduled_step import Fork, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
 from backend.scheduler.waiting_queue import WaitingQueue
 
@@ -77,7 +77,8 @@ class KVManager:
         its predecessor.
         """
         self.begin_event(now)
-        self.blocks.pinned_prefixes.pin(tenant, names)
+        windows = self.blocks.windows
+        self.blocks.pinned_prefixes.pin(tenant, windows.with_windows(names) if windows.num_groups else names)
         self._held_tenants.resume(tenant)
 
     def running_of(self, tenant: str) -> list[Sequence]:
@@ -118,6 +119,15 @@ class KVManager:
         if reason is FinishReason.FAILED:
             self.blocks.distrust(sequence)
         self._free_if_idle(sequence)
+
+    def release_windows(self, scheduled: ScheduledStep) -> None:
+        """Free what the rows of a completed step were the last to see in layers with a window."""
+        batch, windows, size = scheduled.batch, self.blocks.windows, self.blocks.block_size
+        for sequence, start, length in zip(scheduled.sequences, batch.starts, batch.lengths, strict=True):
+            filled = (start + length) // size
+            if filled > start // size and sequence.status is _RUNNING and windows.computed(sequence, filled * size):
+                self._held_tenants.resume(sequence.tenant)
+        self.blocks.pinned_prefixes.unpin_excess()
 
     def free_idle(self, sequences: Iterable[Sequence]) -> None:
         """Free these sequences' memory where it may be freed, now that a step which named them is no longer in

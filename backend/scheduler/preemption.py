@@ -162,7 +162,7 @@ class Preemption:
             lower = [one for one in lower if one is not seated]
         watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
         adapter = self._kv_manager.blocks.adapters.num_needed(sequence)
-        needed = self._config.blocks_for(sequence.num_tokens) - num_held + watermark + adapter
+        needed = self._config.kv_blocks(sequence.num_tokens) - num_held + watermark + adapter
         if self._num_coming() < needed:
             self._preempt_for(needed, [*lower, *self._of_fuller_tenants(sequence, needed, lower)])
 

@@ -159,9 +159,9 @@ class ScheduledStep:
             self._sample(sequence, row)
         sequence.last_step = batch.step
 
-    def add_fork(self, sequence: Sequence, row: int, num_blocks: int) -> None:
+    def add_fork(self, sequence: Sequence, row: int, num_blocks: int) -> Sequence:
         """Fork a sequence: the row that completes the prompt samples for it as well. Its block table has the prompt's
-        blocks already; the first `num_blocks` precede the fork.
+        blocks already; the first `num_blocks` precede the fork. Returns its leader.
         """
         batch, leader, table = self.batch, self.sequences[row], sequence.block_table.blocks
         batch.new_blocks.append((sequence.slot, num_blocks, table[num_blocks:]))
@@ -172,6 +172,7 @@ class ScheduledStep:
         self.forks.append((sequence, leader, num_blocks))
         self._sample(sequence, row)
         sequence.last_step = batch.step
+        return leader
 
     def _sample(self, sequence: Sequence, row: int) -> None:
         sequence.num_tokens += 1

@@ -89,13 +89,18 @@ class Swapping:
 
     def fit(self, hit: PrefixHit, start: int, free: int, budget: PrefillBudget) -> None:
         """Cut the hit to the host blocks that the step has time to copy back behind `start` computed tokens, and tell
-        its budget of its copies; `free` blocks can be allocated without eviction.
+        its budget of its copies; `free` blocks can be allocated without eviction. A hit with a window is only marked as
+        cut.
         """
         due, rate = self.num_due, self.out_rate
         budget.copies(due, free, rate)
-        if hit.swapped:
-            hit.cut(budget.fits_back(start, len(hit.swapped)))
-            back = len(hit.swapped)
+        if back := hit.num_copied:
+            fitting = budget.fits_back(start, back)
+            if fitting < back and hit.windows:
+                hit.is_cut = True
+                return
+            hit.cut(fitting)
+            back = hit.num_copied
             budget.copies(due + back + rate * max(0, back - free), max(0, free - back), rate)
 
     def limit(self, tenant: str, floor: int) -> None:
@@ -112,8 +117,8 @@ class Swapping:
 
     def evicted(self, cached: CachedBlock) -> None:
         name = cached.name
-        if isinstance(name, AdapterBlockName):
-            return  # the host has it
+        if isinstance(name, AdapterBlockName) or (cached.chain is not None and cached.chain.is_behind):
+            return  # the host has it, or it serves only a text that ends there
         if name is None or self.host.named(name) is not None:
             self.out_rate -= RETURN_RATE_WEIGHT_PER_BLOCK * self.out_rate
             return

@@ -21,7 +21,7 @@ class TenantLimits:
     """
 
     def __init__(self, config: EngineConfig, kv_manager: KVManager, hooks: SchedulerHooks) -> None:
-        self._blocks_for = config.blocks_for
+        self._blocks_for = config.kv_blocks
         self._kv_manager = kv_manager
         self._hooks = hooks
 

@@ -48,7 +48,14 @@ def batch_of(
     adapted = chain(adapters, repeat(None))
     admitted = [NewSequence(slot, SamplingParams(), 0, [0], 1, next(adapted)) for slot in range(rows)]
     sampled, token_ids = list(range(decodes)), [n * TOKEN_STRIDE % vocab_size for n in range(sum(lengths))]
-    return Batch(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted, stores=False)
+    batch = Batch(0, decodes, list(range(rows)), starts, lengths, token_ids, sampled, tables, admitted, stores=False)
+    if config.window_groups:
+        for (slot, _, blocks), start in zip(tables, starts, strict=True):
+            place = config.first_seen(start)
+            count = (len(blocks) - place) * config.window_groups
+            batch.window_blocks.append((slot, place, [(first + index) % num_blocks for index in range(count)]))
+            first += count
+    return batch
 
 
 def measure(

@@ -15,6 +15,7 @@ from backend.worker.logprobs import COPIES_PER_SLICE, SLICE_BYTES
 
 PENALTY_BYTES_PER_TOKEN = 5  # for each slot and token of the vocabulary (`penalties`)
 BYTES_PER_LOGIT = 4
+BYTES_PER_TABLE_ENTRY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,18 @@ def measured_memory(
     kv_dtype: torch.dtype | None = None,  # the decoder's, unless another is named
 ) -> DeviceMemory:
     """Measure the memory with `weights` bytes in place, by a step of `tokens` and by the largest step of a graph."""
-    kv = KVCache(decoder.config, 1, block_size, kv_dtype or decoder.embedding.dtype, device)
+    dtype, layers = kv_dtype or decoder.embedding.dtype, decoder.groups.size
+    kv = KVCache(decoder.config, 1, block_size, dtype, device, num_layers=layers)
     activations = graphs = _step_bytes(decoder, device, tokens, seqs, block_size, kv)
     if (most := graph_shapes.largest(tokens)) < tokens:
         graphs = _step_bytes(decoder, device, most, seqs, block_size, kv)
     del kv
     graphs += recorded_bytes(decoder.config, tokens, seqs)
     free, total = free_and_total(device)
-    return DeviceMemory(str(device), total, free, weights, activations, graphs, slot_bytes(decoder.config, seqs))
+    slots = slot_bytes(decoder.config, seqs)
+    # block tables of the layers with a window, of all slots and of a step's rows; others are within the reserve
+    slots += decoder.groups.num_windows * 2 * seqs * -(-len(decoder.cos_sin) // block_size) * BYTES_PER_TABLE_ENTRY
+    return DeviceMemory(str(device), total, free, weights, activations, graphs, slots)
 
 
 def check_fits(memory: DeviceMemory) -> None:

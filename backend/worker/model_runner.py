@@ -133,8 +133,11 @@ class ModelRunner:
         self._received = layout.views(self._memory)
         self._num_head_bytes = layout.num_head_bytes
         seqs, width = config.max_num_seqs, config.blocks_for(config.max_model_len)
-        self._tables = torch.zeros((seqs, width), dtype=torch.int32, device=self.device)
-        self._row_tables = torch.zeros(layout.num_places * width, dtype=torch.int32, device=self.device)
+        groups = 1 + config.window_groups  # of layers, each with tables of its own
+        assert groups == 1 + decoder.groups.num_windows and kv.blocks.shape[1] == decoder.groups.size
+        self._tables = torch.zeros((groups, seqs, width), dtype=torch.int32, device=self.device)
+        entries = -(-layout.num_places * width // 4) * 4  # of a group, which begins at a multiple of 16 bytes
+        self._row_tables = torch.zeros((groups, entries), dtype=torch.int32, device=self.device)
         self._last_tokens = torch.zeros(seqs, dtype=torch.int64, device=self.device)
         # [seqs, vocab] fp32, to which graphs and all other steps write; None without graphs
         self._logits: Tensor | None = None
@@ -400,22 +403,30 @@ class ModelRunner:
     def _inputs(self, shape: StepShape) -> StepInputs:
         rows, num_seqs, num_tokens = self._received, shape.num_seqs, shape.num_tokens
         width = self.config.blocks_for(shape.max_context_len)
-        tables = self._row_tables[: num_seqs * width].view(num_seqs, width)
-        torch.index_select(self._tables[:, :width], 0, rows.slots[:num_seqs], out=tables)
+        tables = self._row_tables[:, : num_seqs * width].unflatten(1, (num_seqs, width))
+        for all_rows, chosen in zip(self._tables, tables, strict=True):
+            torch.index_select(all_rows[:, :width], 0, rows.slots[:num_seqs], out=chosen)
         self._feed(shape.num_decodes)
-        return StepInputs(
+        step = StepInputs(
             token_ids=rows.token_ids[:num_tokens],
             positions=rows.positions[:num_tokens],
             slot_mapping=rows.slot_mapping[:num_tokens],
             query_start=rows.query_start[: num_seqs + 1],
             context_lens=rows.context_lens[:num_seqs],
-            block_tables=tables,
+            block_tables=tables[0],
             num_seqs=num_seqs,
             max_query_len=shape.max_query_len,
             max_context_len=shape.max_context_len,
             num_decodes=shape.num_decodes,
             adapters=self.adapters.of(rows.adapters[:num_tokens]) if self.adapters and shape.has_adapters else None,
         )
+        if len(tables) == 1:
+            return step
+        slots = rows.window_slots.view(len(tables) - 1, -1)[:, :num_tokens]
+        groups = [
+            replace(step, slot_mapping=own, block_tables=table) for own, table in zip(slots, tables[1:], strict=True)
+        ]
+        return replace(step, windows=tuple(groups))
 
     def _feed(self, num_decodes: int) -> None:
         """Feed decodes the last sampled tokens of their slots. Of that many rows, some may be prompts' or padding."""

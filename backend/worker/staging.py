@@ -34,6 +34,7 @@ class StepFields(Generic[T]):
     query_start: T  # [places + 1] int32
     context_lens: T  # [places] int32; 0: padding
     slots: T  # [places] int64
+    window_slots: T  # [groups * `window_stride`] int64, `slot_mapping` of each layer group with a window
     adapters: T  # [tokens] int32, the row of each token's adapter; -1: none
     last_rows: T  # [seqs] int64, rows of hidden states after which a token is sampled; 0: padding
     sampled_slots: T  # [seqs] int64, the slots that sample; this field and the next ones have a row for each
@@ -73,6 +74,7 @@ class Layout:
         most_rows = 2 * seqs if config.batching is Batching.STATIC_PADDED else seqs
         places, changes = most_rows + MAX_PROMPTS, config.max_table_entries
         by_name = dict.fromkeys(("token_ids", "positions", "slot_mapping", "adapters"), config.max_num_batched_tokens)
+        by_name["window_slots"] = config.window_groups * window_stride(config.max_num_batched_tokens)
         by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
         by_name |= {"table_places": changes, "table_blocks": changes}
         counts = [by_name.get(field.name, seqs) for field in fields(StepFields)]
@@ -90,6 +92,11 @@ class Layout:
         names = (field.name for field in fields(StepFields))
         parts = zip(names, self.begins, self.counts, strict=True)
         return StepFields(**{name: _view(memory, begin, count, _dtype(name)) for name, begin, count in parts})
+
+
+def window_stride(most_tokens: int) -> int:
+    """Return the numbers of a group in `window_slots`: each begins at a multiple of 16 bytes, as kernels expect."""
+    return -(-most_tokens // 2) * 2
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -154,7 +161,10 @@ class Stager:
         """`adapter_rows` has the row of each slot's adapter, -1 for none, as it is when a batch is staged."""
         self._adapter_rows = adapter_rows
         self._block_size = config.block_size
-        self._tables = np.zeros((config.max_num_seqs, config.blocks_for(config.max_model_len)), np.int32)
+        self._groups, self._seqs = config.window_groups, config.max_num_seqs
+        # the slots' tables, then those of each layer group with a window
+        rows, width = (1 + self._groups) * self._seqs, config.blocks_for(config.max_model_len)
+        self._tables = np.zeros((rows, width), np.int32)
         self._max_changes = layout.counts[-1]
         self._pieces = tuple(
             HostPiece(layout, memory(layout.num_bytes), memory(8 * config.max_num_seqs).view(torch.int64))
@@ -201,6 +211,11 @@ class Stager:
         for slot, index, blocks in batch.new_blocks:
             self._tables[slot, index : index + len(blocks)] = blocks
             changed += range(slot * width + index, slot * width + index + len(blocks))
+        for slot, first, blocks in batch.window_blocks:
+            for group in range(self._groups):
+                row, own = (1 + group) * self._seqs + slot, blocks[group :: self._groups]
+                self._tables[row, first : first + len(own)] = own
+                changed += range(row * width + first, row * width + first + len(own))
         places = np.array(changed, np.int64)
         if len(places) > self._max_changes:
             places = np.unique(places)
@@ -217,6 +232,15 @@ class Stager:
         numbers.slot_mapping[:num_tokens] = blocks * self._block_size + positions % self._block_size
         num_stored = num_tokens - sum([length for _, _, length in batch.padding]) if batch.stores else 0
         numbers.slot_mapping[num_stored:num_tokens] = -1
+        for group in range(self._groups):
+            rows_of = (1 + group) * self._seqs + slot_of
+            blocks = self._tables[rows_of, positions // self._block_size].astype(np.int64)
+            slots = self._window_slots(numbers)[group]
+            slots[:num_tokens] = blocks * self._block_size + positions % self._block_size
+            slots[num_stored:num_tokens] = -1
+
+    def _window_slots(self, numbers: Numbers) -> npt.NDArray[np.int64]:
+        return numbers.window_slots.reshape(self._groups, -1)
 
     @staticmethod
     def _place_token_ids(numbers: Numbers, batch: Batch) -> None:
@@ -224,13 +248,14 @@ class Stager:
         numbers.token_ids[:first] = -1
         numbers.token_ids[first : first + len(batch.token_ids)] = batch.token_ids
 
-    @staticmethod
-    def _pad_tokens(numbers: Numbers, num_tokens: int, shape: StepShape) -> None:
+    def _pad_tokens(self, numbers: Numbers, num_tokens: int, shape: StepShape) -> None:
         """Write padding tokens, which are stored nowhere."""
         padding = slice(num_tokens, shape.num_tokens)
         numbers.token_ids[padding] = 0
         numbers.positions[padding] = 0
         numbers.slot_mapping[padding] = -1
+        if self._groups:
+            self._window_slots(numbers)[:, padding] = -1
 
     @staticmethod
     def _place_sequences(numbers: Numbers, num_decodes: int, rows: _Rows, shape: StepShape) -> None:

@@ -35,8 +35,7 @@ async def kv_map(scheduler: Scheduler, block_bytes: int) -> dict[str, Any]:
     accounts = KVAccounts(scheduler.kv_manager)
     swapped, kept = dict(accounts.host.held), dict(+accounts.cache.kept_by_tenant())
     holders = _holders(scheduler)
-    held = [(sequence.tenant, list(sequence.block_table.blocks)) for sequence in holders]
-    held += [(table.tenant, list(table.blocks)) for one in holders if (table := one.adapter_table) is not None]
+    held = [(table.tenant, list(table.blocks)) for sequence in holders for table in sequence.tables]
     idle, pinned = list(blocks.cache.idle_blocks()), list(blocks.pinned_prefixes.idle_blocks())
     layers = (
         (idle, Use.CACHED, 0),

@@ -115,7 +115,7 @@ def live_row(record: RequestRecord, reasons: Reasons, now: float) -> Row:
         "cached_tokens": sum(sequence.num_cached_tokens for sequence in sequences),
         "output_tokens": record.engine.num_output_tokens,
         "max_tokens": sum(sequence.request.max_tokens for sequence in sequences),
-        "kv_blocks": sum(len(sequence.block_table.blocks) for sequence in sequences),
+        "kv_blocks": sum(sequence.num_blocks for sequence in sequences),
         "preemptions": record.engine.num_preemptions,
         "reason": reasons.of(record),
     }

@@ -15,7 +15,6 @@ from admission.outcome import AdmissionRefused, DeadlineInfeasible, QueueFull
 from admission.promise import Promise
 from admission.request import JudgedRequest
 from backend.grammar import Grammar
-from backend.paged_kv.block_pool import blocks_for
 from backend.scheduler.sequence import SPARE_CLASS, FinishReason, Sequence
 from backend.stream import TokenStream
 from gateway.api.engine_client import READY, EncodingAsk, Health, KVMemory, ParsedAnswer
@@ -195,7 +194,7 @@ class InProcessClient:
                     one.limit_to(reservable)
         if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
             longest = max(one.request.most_tokens for one in sequences)
-            blocks = blocks_for(longest, service.kv_shape.block_tokens) + (adapter.num_blocks if adapter else 0)
+            blocks = service.kv_shape.blocks_for(longest) + (adapter.num_blocks if adapter else 0)
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks)
         service.cache_limiter.use(policy.name)
         if (names := model.prompt_names) is not None:

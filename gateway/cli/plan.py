@@ -16,6 +16,7 @@ from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.parallel.shard import Shard
 from backend.roofline import (
+    BLOCK_SIZE,
     GPUS,
     ITEM_BYTES,
     MEMORY_BYTES,
@@ -223,7 +224,11 @@ def _memory(name: str, plan: MemoryPlan, context: int) -> str:
         ),
         ("graphs", show_bytes(plan.graph_bytes), "and activations that the largest keeps, estimated"),
         ("runtime", show_bytes(RUNTIME_BYTES), "context, libraries, kernels, estimated"),
-        ("KV", show_bytes(plan.kv_bytes), f"{plan.kv_tokens:,} tokens of {footprint.kv_bytes_per_token:,} B"),
+        (
+            "KV",
+            show_bytes(plan.kv_bytes),
+            f"{plan.kv_tokens:,} tokens of {footprint.kv_bytes(1) // BLOCK_SIZE:,} B",
+        ),
         *(
             (
                 f"a sequence of {tokens:,}",

@@ -7,12 +7,11 @@ from backend.errors import BackendError, ConfigError
 from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.shards import Shards
-from backend.paged_kv.block_pool import blocks_for
 from backend.paged_kv.kv_cache import block_bytes
 from backend.parallel.shard import Shard, pooled
 from backend.placement import select_device, select_dtype, size_for_device
 from backend.roofline import Footprint, show_bytes
-from backend.sizing import cache_dtype, free_memory, size_engine
+from backend.sizing import cache_dtype, free_memory, kv_groups, size_engine
 from backend.worker.device_memory import free_and_total
 from gateway.core import engine_options
 from gateway.doctor.check import Check, ok, problem, warning
@@ -34,6 +33,7 @@ class Plan:
     free: int
     num_blocks: int
     max_model_len: int
+    longest: int  # the most blocks of a sequence of that length
 
 
 def model(settings: Settings) -> list[Check]:
@@ -85,14 +85,18 @@ def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
     shard = Shard.of(config, 0, ranks) if ranks > 1 else None
     whole = pooled(config, shard)
     weights = Footprint(config, str(dtype).removeprefix("torch.")).weight_bytes
+    layers = kv_groups(options, config, is_shared=len(settings.models) > 1).size
+    each = block_bytes(whole, options.block_size, cache_dtype(options, dtype), layers)
+    least = each if len(settings.models) > 1 else 0
     if device.type == "cuda":
         free = ranks * free_and_total(device)[0]
-        engine = size_for_device(options, config, dtype, device, shard)
+        engine = size_for_device(options, config, dtype, device, shard, least)
     else:
         _check_weights_fit(weights, free)
-        engine = size_engine(options, whole, dtype, free - weights)
-    kv = engine.num_blocks * block_bytes(whole, engine.block_size, cache_dtype(options, dtype))
-    return Plan(weights, kv, free, engine.num_blocks, engine.max_model_len)
+        engine = size_engine(options, whole, dtype, free - weights, least_block_bytes=least)
+    kv = engine.num_blocks * each
+    longest = engine.kv_blocks(engine.max_model_len)
+    return Plan(weights, kv, free, engine.num_blocks, engine.max_model_len, longest)
 
 
 def _check_weights_fit(weights: int, free: int) -> None:
@@ -114,9 +118,8 @@ def floors(settings: Settings) -> list[Check]:
         )
     except (PolicyError, BackendError):
         return []  # another check reports it
-    longest = blocks_for(plan.max_model_len, settings.block_size)
     caches = settings.prefix_cache == "on" and settings.kv_allocation == "paged"
-    pool = KVPool(plan.num_blocks, plan.kv // plan.num_blocks, plan.max_model_len, longest, caches)
+    pool = KVPool(plan.num_blocks, plan.kv // plan.num_blocks, plan.max_model_len, plan.longest, caches)
     problems = [problem("floors", f"{field}: {message}") for field, message in room_problems(current, pool)]
     return problems or [ok("floors", "the policy's floors and pins leave room for the longest sequence")]
 

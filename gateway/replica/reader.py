@@ -61,7 +61,7 @@ class ReplicaReader:
             if one.num_computed_tokens < one.num_admitted_tokens
         ]
         tokens, pairs = sum(length for _, length in left), sum(prefill_pairs(*one) for one in left)
-        fitted, size = core.step_time.fitted, config.block_size
+        fitted = core.step_time.fitted
         held, idle = self._kv.num_held, self._kv.cache.num_idle
         return ReplicaState(
             instance=self._instance,
@@ -78,9 +78,9 @@ class ReplicaReader:
             replicas_wanted=work / self._target,
             step=StepCost(fitted.coefficients, fitted.knee, core.step_time.relative_error),
             kv=KVTokens(
-                config.num_blocks * size,
-                (config.num_blocks - held - idle) * size,
-                idle * size,
+                config.short_tokens(config.num_blocks),
+                config.short_tokens(config.num_blocks - held - idle),
+                config.short_tokens(idle),
                 self._kv.num_queried_tokens,
                 scheduler.counters.cached_tokens,
             ),
@@ -101,8 +101,8 @@ class ReplicaReader:
             waiting=len(scheduler.waiting),
             seats=config.max_num_seqs,
             waiting_tokens=core.backlog.total.tokens,
-            held_tokens=self._kv.num_held * config.block_size,
-            total_tokens=config.num_blocks * config.block_size,
+            held_tokens=config.short_tokens(self._kv.num_held),
+            total_tokens=config.short_tokens(config.num_blocks),
             tokens_per_second=running / seconds if seconds else 0.0,
             cache_hit_rate=counters.cached_tokens / max(1, self._kv.num_queried_tokens),
         )

@@ -23,11 +23,13 @@ class KVPool:
     longest: int  # blocks of a sequence of `max_model_len`
     caches: bool = True  # False: idle blocks are not kept
     adapter: int = 0  # blocks of the largest adapter
+    blocks_per_place: int = 1  # of a text: one for each group of layers
 
     @staticmethod
     def of(config: EngineConfig, block_bytes: int) -> "KVPool":
-        longest = config.blocks_for(config.max_model_len)
-        return KVPool(config.num_blocks, block_bytes, config.max_model_len, longest, config.shares_blocks)
+        longest = config.kv_blocks(config.max_model_len)
+        per_place, shares = 1 + config.window_groups, config.shares_blocks
+        return KVPool(config.num_blocks, block_bytes, config.max_model_len, longest, shares, blocks_per_place=per_place)
 
     @property
     def most_of_one(self) -> int:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
+from backend.config import NO_WINDOW, WindowNeed
+from backend.paged_kv.block_pool import blocks_for
 from gateway.errors import ClassNotAllowed, Forbidden, KeySettingsInvalid, ModelNotFound, Unsatisfiable
 from gateway.key_mask import masked
 from gateway.quoting import quoted
@@ -39,6 +41,11 @@ class KVShape:
 
     block_tokens: int
     block_bytes: int
+    window: WindowNeed = NO_WINDOW
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the most blocks that a sequence of as many tokens holds at a time."""
+        return self.window.blocks(blocks_for(tokens, self.block_tokens))
 
 
 class _Limits(NamedTuple):
@@ -225,7 +232,7 @@ class EffectivePolicy:
         """
         if self.kv_bytes is None:
             return None
-        return max(0, self.kv_bytes // shape.block_bytes - of_adapter) * shape.block_tokens
+        return max(0, shape.window.places(self.kv_bytes // shape.block_bytes - of_adapter)) * shape.block_tokens
 
     def check_kv(self, num_tokens: int, shape: KVShape, param: str, of_adapter: int = 0) -> None:
         """Raise `Unsatisfiable`, about `param`, for a sequence beyond the tenant's KV memory."""

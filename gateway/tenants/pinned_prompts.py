@@ -46,7 +46,7 @@ def pinned_problems(policy: Policy, pool: KVPool, prompts: PinnedPrompts) -> Ite
         field_name = f"tenants.{tenant}.prefix_cache.pinned"
         for system in kept.pinned:
             try:
-                count = len(prompts.tokens(system)) // prompts.block_size
+                count = len(prompts.tokens(system)) // prompts.block_size * pool.blocks_per_place
             except InvalidRequest as error:
                 yield field_name, f"{quoted(system)} cannot be pinned: {error}"
                 continue

@@ -95,7 +95,7 @@ def simulated(
     shape = None
     if device.kv_bytes_per_token is not None:
         block_size = base.engine.block_size
-        shape = KVShape(block_size, round(device.kv_bytes_per_token * block_size))
+        shape = KVShape(block_size, round(device.kv_bytes_per_token * block_size), base.engine.window_need)
         for field, message in room_problems(policy, KVPool.of(base.engine, shape.block_bytes)) if option else ():
             raise OptionError(option, name, f"{field}: {message}")
     return replace(base, rules=PolicyRules(policy, facts.began, facts.model, shape))

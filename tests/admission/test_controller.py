@@ -112,9 +112,9 @@ def test_waiting_sequences_are_looked_up_a_few_times_a_step_for_any_number_of_fo
     tables, looked_up = stage.scheduler.kv_manager.blocks, list[Sequence]()
     find = tables.find
 
-    def counted(sequence: Sequence, step: int) -> PrefixHit:
+    def counted(sequence: Sequence, step: int, *, from_host: bool = True) -> PrefixHit:
         looked_up.append(sequence)
-        return find(sequence, step)
+        return find(sequence, step, from_host=from_host)
 
     monkeypatch.setattr(tables, "find", counted)
     for _ in range(4):

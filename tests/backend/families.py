@@ -69,7 +69,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma3": lambda: Gemma3TextConfig(**(_GEMMA | {"num_hidden_layers": 6, "query_pre_attn_scalar": 16})),
     "gemma3-scaling": lambda: Gemma3TextConfig(
         **_GEMMA,
-        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         attention_bias=True,
         tie_word_embeddings=False,
         rope_parameters={

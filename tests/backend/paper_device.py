@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from backend.config import EngineConfig
 from backend.scheduler.batch import Batch, PromptLogprobs, StepOutput, TokenLogprobs
 
 
@@ -26,14 +27,18 @@ class PaperDevice:
     or else when the batch is executed.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, config: EngineConfig | None = None) -> None:
+        """`config`: of an engine whose layers with a window have blocks of their own."""
         self.block_size = block_size
+        self.config = config
+        self.windows: dict[int, dict[int, list[int]]] = {}  # per slot, by place in its table: a block of each group
         self.tables: dict[int, list[int]] = {}
         self.known: dict[int, list[int]] = {}  # per slot: every token so far, sampled ones too
         self.prompt_lengths: dict[int, int] = {}
-        self.memory: dict[int, tuple[int, int]] = {}  # KV slot: (position, token), or of an adapter (-number, index)
+        # KV slot: (position, token), of a window (position, token, group), of an adapter (-number, index)
+        self.memory: dict[int, tuple[int, ...]] = {}
         self.adapters: dict[int, tuple[int, list[int]] | None] = {}  # per slot: its number and blocks
-        self.host: dict[int, list[tuple[int, int] | None]] = {}  # host block: what was copied to it
+        self.host: dict[int, list[tuple[int, ...] | None]] = {}  # host block: what was copied to it
         self._launched: list[Batch] = []  # and not executed yet
         self._copies: deque[tuple[Batch, bool, int, int]] = (
             deque()
@@ -76,14 +81,10 @@ class PaperDevice:
         for admitted in batch.admitted:
             self.adapters[admitted.slot] = admitted.adapter
             self.tables[admitted.slot] = []
+            self.windows[admitted.slot] = {}
             self.known[admitted.slot] = list(admitted.token_ids)
             self.prompt_lengths[admitted.slot] = admitted.num_prompt_tokens
-        for slot, index, blocks in batch.new_blocks:
-            table = self.tables[slot]
-            assert index <= len(table), "blocks arrive out of order"
-            known = table[index : index + len(blocks)]
-            assert known == blocks[: len(known)], "a block is another than it was"
-            table[index : index + len(blocks)] = blocks
+        self._change_tables(batch)
         assert len(set(batch.slots)) == len(batch.slots), "a slot appears twice in one step"
         cursor = 0
         for row, (slot, start, length) in enumerate(zip(batch.slots, batch.starts, batch.lengths, strict=True)):
@@ -106,6 +107,19 @@ class PaperDevice:
         sampled = [self._sample(slot, end) for slot, end in zip(batch.sampled_slots, ends, strict=True)]
         logprobs = {index: logprobs_of(token) for index, token in enumerate(sampled)}
         return StepOutput(batch.step, sampled, 0.0, logprobs, [*self._scored(batch)])
+
+    def _change_tables(self, batch: Batch) -> None:
+        for slot, index, blocks in batch.new_blocks:
+            table = self.tables[slot]
+            assert index <= len(table), "blocks arrive out of order"
+            known = table[index : index + len(blocks)]
+            assert known == blocks[: len(known)], "a block is another than it was"
+            table[index : index + len(blocks)] = blocks
+        for slot, first, blocks in batch.window_blocks:
+            assert self.config is not None
+            groups = self.config.window_groups
+            for index in range(0, len(blocks), groups):
+                self.windows[slot][first + index // groups] = blocks[index : index + groups]
 
     def _check_adapters(self, slots: Iterable[int]) -> None:
         for number, blocks in filter(None, map(self.adapters.get, slots)):
@@ -139,12 +153,28 @@ class PaperDevice:
                 self.memory.pop(address, None)
 
     def _compute(self, slot: int, start: int, token_ids: list[int]) -> None:
+        self._check_window(slot, start)
         for position, token in enumerate(token_ids, start):
             if position == len(self.known[slot]):  # it was forced, and not sampled
                 self.known[slot].append(next_token(self.known[slot]))
             true = self.known[slot][position]
             assert token == true, f"slot {slot} was given {token} at {position}, expected {true}"
             self.memory[self._address(slot, position)] = (position, true)
+            for group, address in enumerate(self._window_addresses(slot, position)):
+                self.memory[address] = position, true, group
+
+    def _check_window(self, slot: int, start: int) -> None:
+        """What a row of this slot reads of its window, before its first token, is whole."""
+        if self.config is not None:
+            for position in range(self.config.first_seen(start) * self.block_size, start):
+                true = self.known[slot][position]
+                for group, address in enumerate(self._window_addresses(slot, position)):
+                    assert self.memory.get(address) == (position, true, group), f"slot {slot} lost its window"
+
+    def _window_addresses(self, slot: int, position: int) -> list[int]:
+        place, offset = divmod(position, self.block_size)
+        blocks = () if self.config is None else self.windows[slot][place]
+        return [block * self.block_size + offset for block in blocks]
 
     def _sample(self, slot: int, end: int) -> int:
         assert end == len(self.known[slot]), "sampled before its context was complete"
@@ -161,8 +191,8 @@ class PaperDevice:
 class PaperDevices:
     """One device with several models: each knows its own sequences, and all have one memory."""
 
-    def __init__(self, block_size: int, count: int) -> None:
-        self.each = [PaperDevice(block_size) for _ in range(count)]
+    def __init__(self, block_size: int, count: int, config: EngineConfig | None = None) -> None:
+        self.each = [PaperDevice(block_size, config) for _ in range(count)]
         first = self.each[0]
         for device in self.each:
             device.memory, device.host, device._copies = first.memory, first.host, first._copies

@@ -13,8 +13,10 @@ from backend.kernels.reference import ReferenceOps
 from backend.llm import OfflineEngine
 from backend.model.decoder import Decoder
 from backend.model.known_shapes import LLAMA_32M
+from backend.model.model_config import ModelConfig
 from backend.model.weights import random_weights
 from backend.paged_kv.kv_cache import KVCache
+from backend.paged_kv.layer_groups import groups_of, one_group
 from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
@@ -106,10 +108,15 @@ def make_runner(
     config: EngineConfig = CONFIG,
     seed: int = 0,
     kv_dtype: torch.dtype = torch.float32,
+    model: ModelConfig | None = None,
 ) -> ModelRunner:
     """Its KV memory has a block more than the engine knows of."""
-    decoder = Decoder(MODEL, random_weights(MODEL, torch.float32, seed), ops or PaddedOps(), config.max_model_len)
-    kv = KVCache(MODEL, config.num_blocks + 1, config.block_size, kv_dtype, torch.device("cpu"))
+    model = model or MODEL
+    groups = groups_of(model, config.max_model_len) if config.window_groups else one_group(model.num_layers)
+    weights = random_weights(model, torch.float32, seed)
+    decoder = Decoder(model, weights, ops or PaddedOps(), config.max_model_len, groups=groups)
+    cpu, num_layers = torch.device("cpu"), groups.size
+    kv = KVCache(model, config.num_blocks + 1, config.block_size, kv_dtype, cpu, num_layers=num_layers)
     return ModelRunner(decoder, kv, config, device_stream)
 
 

@@ -21,6 +21,7 @@ from backend.worker.device_stream import CpuStream, LaunchedWork, Work
 from backend.worker.executor import Executor, PendingStep
 from backend.worker.model_runner import ModelRunner
 from tests.backend.families import likeliest, random_model, save_checkpoint
+from tests.backend.runners import AheadStream
 from tests.examples import examples
 
 NUM_TOKENS = examples(32, at_night=64)
@@ -32,6 +33,9 @@ SCARCE = EngineOptions(
     max_model_len=200,
     kv_memory_bytes=14 * 16 * 3 * 2 * 2 * 16 * 4,  # blocks x tokens x layers x K/V x heads x dim x fp32
 )
+# layers with a window free what is behind it: of one group of three each block has a third
+SCARCE_WINDOWED = replace(SCARCE, max_model_len=160, kv_memory_bytes=34 * 16 * 1 * 2 * 2 * 16 * 4)
+WINDOWED = ("mistral-window", "gemma3-scaling", "gpt-oss")
 FAMILIES = ("mistral-window", "llama3-scaling", "qwen2", "qwen3", "qwen3-moe", "gemma3-scaling", "gpt-oss")
 
 # every way to batch, small enough that each one queues, chunks and, where it can, preempts
@@ -92,13 +96,39 @@ def test_greedy_tokens_are_those_of_transformers(checkpoints: dict[str, Path], f
 @pytest.mark.parametrize("family", [one for one in FAMILIES if one != "qwen3"])
 def test_swapped_blocks_come_back_bit_for_bit(checkpoints: dict[str, Path], family: str) -> None:
     """Of fourteen blocks most are given up before anybody asks for them again."""
-    llm = LLM(str(checkpoints[family]), replace(SCARCE, swap_space_bytes=2**22))
+    scarce = SCARCE_WINDOWED if family in WINDOWED else SCARCE
+    llm = LLM(str(checkpoints[family]), replace(scarce, swap_space_bytes=2**22))
+    assert llm.model.engine_config.window_groups == (2 if family in WINDOWED else 0)
     found = outputs(llm, GREEDY)
     assert outputs(llm, GREEDY) == found == oracle(family, found)
     counters = llm.scheduler.counters
     assert counters.preemptions > 0 and counters.swapped_in > 0
     again = outputs(llm, DRAWN)
-    assert again == outputs(LLM(str(checkpoints[family]), SCARCE), DRAWN)
+    assert again == outputs(LLM(str(checkpoints[family]), scarce), DRAWN)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", WINDOWED)
+def test_all_that_a_window_meets_at_once_changes_no_token(checkpoints: dict[str, Path], family: str) -> None:
+    """Two steps in flight, of which some are lost in the end; texts of many windows with common beginnings, several
+    answers to one prompt, twice as many as there is memory for, again once they were swapped.
+    """
+    options = replace(SCARCE_WINDOWED, swap_space_bytes=2**22, prefill_chunk=24)
+    model = LLM(str(checkpoints[family]), options).model
+    runner = ModelRunner(model.runner.decoder, model.runner.kv, model.runner.config, AheadStream())
+    generator = torch.Generator().manual_seed(5)
+    common = torch.randint(131, (90,), generator=generator).tolist()
+    own = [torch.randint(131, (9,), generator=generator).tolist() for _ in range(4)]
+    asked = [*own, common + own[0], common + own[0], own[2] * 9, common[:70] + own[3], common + own[0], *own]
+    whole, scarce = [LLM.of(model, executor) for executor in (runner, ScarceExecutor(runner))]
+    for llm in (whole, whole, scarce, scarce):
+        found = [one.token_ids for one in llm.generate(asked, replace(GREEDY, max_tokens=60), progress=False)]
+        assert found == [likeliest(_model(family), *each) for each in zip(asked, found, strict=True)]
+        llm.scheduler.check_integrity()
+        assert llm.scheduler.kv_manager.num_held == 0
+    counters = whole.scheduler.counters
+    assert min(counters.swapped_in, counters.preemptions, counters.cached_tokens) > 0
+    assert scarce.scheduler.counters.lost_steps > 10
 
 
 class EarlyCopies(CpuStream):

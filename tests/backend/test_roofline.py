@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B, QWEN3_06B
 from backend.model.model_config import ExpertsConfig, ModelConfig, read_model_config
 from backend.model.weights import empty_weights
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import GPUS, RUNTIME_BYTES, Footprint, MemoryPlan, Roofline
+from backend.sizing import size_engine
 from tests.backend.families import FAMILIES
 
 H200 = GPUS["h200"]
@@ -30,6 +32,35 @@ def test_weights_are_counted_as_they_are_made(family: str, tmp_path: Path) -> No
 
 def test_kv_bytes_are_those_of_the_pool() -> None:
     assert LLAMA.kv_bytes(1000) == 63 * block_bytes(LLAMA_3_8B, 16, torch.bfloat16)
+
+
+def test_a_plan_counts_of_layers_with_a_window_what_it_sees() -> None:
+    windowed = replace(LLAMA_3_8B, sliding_window=512, full_attention_layers=frozenset(range(16)))
+    half = block_bytes(LLAMA_3_8B, 16, torch.bfloat16) // 2
+    footprint = Footprint(windowed, "bfloat16")
+    assert footprint.kv_bytes(8192) == (512 + 512 // 16 + 64 // 16 + 1) * half
+    assert footprint.tokens_in(footprint.kv_bytes(8192)) == 8192
+    assert replace(footprint, longest=1024).kv_bytes(1024) == 64 * 2 * half, "none is longer than two windows"
+
+
+@pytest.mark.parametrize("longest", [None, 1024, 8192])
+def test_a_plan_fits_what_an_engine_accepts(longest: int | None) -> None:
+    windowed = replace(LLAMA_3_8B, sliding_window=512, full_attention_layers=frozenset(range(16)))
+    for memory in range(18, 24):
+        plan = MemoryPlan.make(Footprint(windowed, "bfloat16"), memory * 2**30, longest, 64, 2048)
+        options = EngineOptions(max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=longest)
+        config = size_engine(replace(options, kv_memory_bytes=plan.kv_bytes), windowed, torch.bfloat16, 2**40)
+        assert config.max_model_len == plan.max_model_len
+        assert config.num_blocks * plan.footprint.block_bytes <= plan.kv_bytes
+        needed = config.kv_blocks(config.max_model_len) * plan.footprint.block_bytes
+        assert plan.bytes_per_sequence == needed <= plan.kv_bytes
+        if longest:
+            with pytest.raises(ConfigError):
+                size_engine(replace(options, kv_memory_bytes=needed - 1), windowed, torch.bfloat16, 2**40)
+            left = plan.memory - plan.kv_bytes + needed
+            assert MemoryPlan.make(Footprint(windowed, "bfloat16"), left, longest, 64, 2048).kv_bytes == needed
+            with pytest.raises(ConfigError):
+                MemoryPlan.make(Footprint(windowed, "bfloat16"), left - 1, longest, 64, 2048)
 
 
 @pytest.mark.parametrize(

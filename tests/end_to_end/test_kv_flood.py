@@ -3,13 +3,16 @@
 The steps are those of the server: its event log is decided again to the byte, by a core that can be looked into.
 """
 
+import json
 import random
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import backend
 from admission.controller import Controller
 from admission.event_logs import event_log
 from backend.scheduler.scheduled_step import WaitReason
@@ -19,7 +22,10 @@ from tests.gateway.tenant_site import TenantSite, tenant_site
 
 BLOCK, OUTPUT = 16, 40  # tokens
 LONGEST = 5 * BLOCK + 5 + OUTPUT
-LIMITS, FLOORS = {"limited": 1100, "both": 1300}, {"both": 300, "floored": 400}  # KiB
+LIMITS, FLOORS = (
+    {"limited": 1100, "both": 1300},
+    {"both": 360, "floored": 400},
+)  # KiB; a floor holds five blocks of all layers
 POLICY = f"""
 tenants:
   limited: {{limits: {{kv_bytes: {LIMITS["limited"]}KiB}}}}
@@ -45,8 +51,10 @@ def a_prompt(rng: random.Random, shared: list[int]) -> list[int]:
     return begin + [rng.randrange(5, 500) for _ in range(BLOCK * rng.randint(0, 2) + 5)]
 
 
-def flooded(site: Site) -> None:
-    """Everybody is answered, in full, and what a floor keeps is found when all is over."""
+def flooded(site: Site, has_window: bool) -> None:
+    """Everybody is answered, in full, and what a floor keeps is found when all is over; with a window a floor keeps as
+    many blocks, though perhaps some of a text without those of its window.
+    """
     rng = random.Random(3)
     shared = {tenant: [rng.randrange(5, 500) for _ in range(3 * BLOCK)] for tenant in site.keys}
     asked = [tenant for tenant in site.keys for _ in range(30 if tenant == "flood" else 10)]
@@ -60,17 +68,30 @@ def flooded(site: Site) -> None:
         site.ask(tenant, prompt)
     for _ in range(20):
         site.ask("flood", a_prompt(rng, shared["flood"][:0]))
-    assert [site.ask(tenant, prompt) for tenant, prompt in kept.items()] == [3 * BLOCK] * len(FLOORS)
+    found = [site.ask(tenant, prompt) for tenant, prompt in kept.items()]
+    assert has_window or found == [3 * BLOCK] * len(FLOORS)
     eventually(site.server.is_idle)
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """The whole log of a server that has stopped after the flood, and the bytes of a block."""
+def with_a_window(folder: Path) -> Path:
+    """Return the embedded model's checkpoint, whose layers see 32 tokens."""
+    shutil.copytree(Path(backend.__file__).parent / "embedded", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["all", pytest.param("a window", marks=pytest.mark.nightly)])
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The whole log of a server that has stopped after the flood, and the bytes of a block. Its layers see all of a
+    text, or a window.
+    """
     folder = tmp_path_factory.mktemp("flood")
     log = folder / "events.log"
-    with tenant_site(Site, folder, POLICY, *FLAGS, f"--event-log={log}") as site:
-        flooded(site)
+    model = () if request.param == "all" else ("--model", f"embedded={with_a_window(folder / 'model')}")
+    with tenant_site(Site, folder, POLICY, *FLAGS, *model, f"--event-log={log}") as site:
+        flooded(site, has_window=bool(model))
         block_bytes = site.server.admin("kv")["block_bytes"]
     return log, block_bytes
 
@@ -96,11 +117,15 @@ def test_under_a_flood_limits_and_floors_hold_at_every_step_and_everybody_is_ans
     log, block_bytes = recorded
     most = {tenant: size * 1024 // block_bytes for tenant, size in LIMITS.items()}
     least = {tenant: -(-size * 1024 // block_bytes) for tenant, size in FLOORS.items()}
-    assert all(blocks >= -(-LONGEST // BLOCK) for blocks in most.values()), "a limit holds the longest sequence"
     paused, was_denied, steps, was_short = set[str](), set[str](), 0, False
     for entry in event_log.replay(list(read_event_log(log))):
         scheduler = cores[0].scheduler
-        kv = scheduler.kv_manager
+        kv, config = scheduler.kv_manager, scheduler.config
+        assert all(blocks >= config.kv_blocks(LONGEST) for blocks in most.values()), (
+            "a limit holds the longest sequence"
+        )
+        if config.window_groups:
+            scheduler.check_integrity()
         for tenant, blocks in most.items():
             held = kv.allowances.held[tenant]
             assert held <= blocks, f"{tenant} holds {held} blocks of the {blocks} of its limit"
@@ -108,9 +133,7 @@ def test_under_a_flood_limits_and_floors_hold_at_every_step_and_everybody_is_ans
         was_denied |= kv.allowances.requested.keys()
         was_short |= scheduler.wait_reason is WaitReason.MEMORY or scheduler.counters.preemptions > 0
         kept = sum(min(blocks, kv.cache.num_idle_of(tenant)) for tenant, blocks in least.items())
-        assert kv.blocks.num_available == scheduler.config.num_blocks - kv.num_held - kept, (
-            "what a floor keeps is nobody's"
-        )
+        assert kv.blocks.num_available == config.num_blocks - kv.num_held - kept, "what a floor keeps is nobody's"
         for step in scheduler.in_flight:
             assert set(step.paused.values()) <= {WaitReason.ALLOWANCE}, "one was paused for others"
             paused |= {sequence.tenant for sequence in step.paused}

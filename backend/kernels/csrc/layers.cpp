@@ -20,7 +20,7 @@ struct Layer {
     const void *attended_norm, *post_attention_norm, *fed_norm;  // the first and the last may be null
     const float* cos_sin;
     const PackedLinear *qkv, *output, *gate_up, *down;
-    int64_t window;
+    int64_t window, group, place;  // of the layer's keys and values: which layers share a block, and where in that
 };
 
 struct Stack {
@@ -50,10 +50,18 @@ struct Adapters {
     int64_t first[NUM_PRODUCTS], num_parts[NUM_PRODUCTS], outputs[NUM_PRODUCTS][MAX_PARTS];
 };
 
+// Of a group of layers.
+struct Table {
+    const int64_t* slot_mapping;
+    const int32_t* block_tables;
+    int64_t table_width;
+};
+
 struct Step {
-    const int64_t *positions, *slot_mapping;
-    const int32_t *query_start, *context_lens, *block_tables;
-    int64_t tokens, num_seqs, table_width;
+    const int64_t* positions;
+    const int32_t *query_start, *context_lens;
+    int64_t tokens, num_seqs;
+    const Table* tables;
     const Adapters* adapters;  // null: no token has one
 };
 
@@ -115,16 +123,17 @@ struct Run {
     }
 
     void attend(const Layer& layer, int64_t index) const {
-        char* keys = static_cast<char*>(pool.blocks) + index * pool.layer_stride * item_bytes(decoder);
+        const Table& table = step.tables[layer.group];
+        char* keys = static_cast<char*>(pool.blocks) + layer.place * pool.layer_stride * item_bytes(decoder);
         char* values = keys + pool.value_stride * item_bytes(decoder);
         multiply(layer.qkv, index, QKV, scratch.qkv, x);
         sluice_rope_and_store(
             decoder.dtype, scratch.query, scratch.qkv, layer.cos_sin, layer.q_norm, layer.k_norm, decoder.eps, keys,
-            values, pool.block_stride, pool.head_stride, pool.block_size, step.positions, step.slot_mapping, step.tokens,
+            values, pool.block_stride, pool.head_stride, pool.block_size, step.positions, table.slot_mapping, step.tokens,
             decoder.num_heads, decoder.num_kv_heads, decoder.dim, threads);
         sluice_paged_attention(
             decoder.dtype, scratch.attended, scratch.query, keys, values, pool.block_stride, pool.head_stride,
-            pool.block_size, step.positions, step.query_start, step.context_lens, step.block_tables, step.table_width,
+            pool.block_size, step.positions, step.query_start, step.context_lens, table.block_tables, table.table_width,
             step.num_seqs, decoder.num_heads, decoder.num_kv_heads, decoder.dim, decoder.scale, layer.window, nullptr, threads);
         multiply(layer.output, index, OUTPUT, scratch.branch, scratch.attended);
         norm_branch(layer.attended_norm);

@@ -34,7 +34,8 @@ class VllmMetrics:
         for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
             registry.gauge(name, "KV blocks used; 1 is all.", lambda: kv.num_held / config.num_blocks)
         info = Family("vllm:cache_config_info", Kind.GAUGE, "", "The KV pool.", ("block_size", "num_gpu_blocks"))
-        registry.read(info, lambda: [((str(config.block_size), str(config.num_blocks)), 1)])
+        num_blocks = config.num_blocks // (1 + config.window_groups)  # a reader multiplies them with the tokens of each
+        registry.read(info, lambda: [((str(config.block_size), str(num_blocks)), 1)])
 
     def _show_totals(self, registry: Registry, scheduler: Scheduler) -> None:
         counters, accounts = scheduler.counters, KVAccounts(scheduler.kv_manager)

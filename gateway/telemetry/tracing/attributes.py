@@ -29,7 +29,7 @@ def of_failure(record: RequestRecord) -> dict[str, str]:
 def of_request(record: RequestRecord, kv: KVShape, now: float) -> Attributes:
     sequences = [timeline.sequence for timeline in record.engine.timelines]
     taken: Attributes = {
-        "sluice.kv.peak_bytes": sum(sequence.block_table.peak for sequence in sequences) * kv.block_bytes,
+        "sluice.kv.peak_bytes": sum(sequence.peak_blocks for sequence in sequences) * kv.block_bytes,
         "sluice.kv.byte_seconds": sum(sequence.block_seconds(now) for sequence in sequences) * kv.block_bytes,
         "sluice.engine.time_us": round(record.engine.charged * 1e6),
         "sluice.preemptions": record.engine.num_preemptions,
@@ -71,7 +71,7 @@ def _estimate(record: RequestRecord, kv: KVShape) -> Attributes:
         "sluice.estimate.ttft_ms": 1000 * max(first) if first else None,
         "sluice.estimate.total_ms": 1000 * max(last) if last else None,
         "sluice.estimate.tokens": tokens,
-        "sluice.estimate.kv_bytes": -(-tokens // kv.block_tokens) * kv.block_bytes,
+        "sluice.estimate.kv_bytes": kv.blocks_for(tokens) * kv.block_bytes,
     }
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +52,17 @@ def test_a_pool_that_fills_before_the_newcomer_ends_keeps_even_a_short_one_out()
     gate = FuturePeak(ENGINE, OutputLengths(), deviations=0)
     running = [make(180, 40, generated=10) for _ in range(5)]
     assert not gate(make(10, 8), running, num_free=4, num_held=0, num_kept=0)
+
+
+def test_a_window_counts_as_full_and_that_of_a_prompt_with_the_tokens_of_steps_in_flight() -> None:
+    engine = replace(ENGINE, max_num_seqs=8, max_num_batched_tokens=16, prefill_chunk=16, max_model_len=400)
+    engine = replace(engine, window_groups=2, window_tokens=20, window_alignment=10)
+    one, plain = make(300, 100), FuturePeak(ENGINE, OutputLengths(), deviations=0)
+    beyond = FuturePeak(engine, OutputLengths(), deviations=0).peak([one]) - plain.peak([one])
+    assert beyond == 2 * 10 * (2 + 7), "thirty tokens and two steps of sixteen begin and end within blocks"
+    one.num_computed_tokens = 300
+    beyond = FuturePeak(engine, OutputLengths(), deviations=0).peak([one]) - plain.peak([one])
+    assert beyond == 2 * 10 * (1 + 3)
 
 
 def test_blocks_that_are_shared_count_once() -> None:

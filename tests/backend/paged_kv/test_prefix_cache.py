@@ -577,8 +577,11 @@ class SharingMachine(LossyMachine):
     )
     def pin_prefixes(self, tenant: str, lengths: list[int], salt: str | None) -> None:
         """Pin beginnings of the common prompt, as long as the longest sequence fits beside what is kept."""
-        if self.bench.config.num_blocks >= 12:
+        if self.has_room_for_pins():
             self.bench.pin_prefixes(tenant, *(PROMPT[:length] for length in lengths), salt=salt)
+
+    def has_room_for_pins(self) -> bool:
+        return self.bench.config.num_blocks >= 12
 
     def check_ends(self) -> None:
         super().check_ends()

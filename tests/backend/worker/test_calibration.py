@@ -60,6 +60,22 @@ def test_a_batch_has_the_rows_of_its_shape_over_blocks_of_their_own() -> None:
     assert [len(table) for _, _, table in batch.new_blocks] == [3, 3, 4, 4, 4] and len(set(blocks)) == 18
 
 
+def test_layers_with_a_window_read_other_blocks() -> None:
+    config = EngineConfig(
+        num_blocks=99,
+        max_model_len=64,
+        block_size=4,
+        max_num_seqs=8,
+        window_groups=2,
+        window_tokens=6,
+        window_alignment=4,
+    )
+    batch = batch_of(CalibrationStep(2, 9, 3, 8, 5), config, config.num_blocks)
+    blocks = [block for _, _, table in (*batch.new_blocks, *batch.window_blocks) for block in table]
+    assert [(first, len(table)) for _, first, table in batch.window_blocks] == [(0, 6), (0, 6), (0, 8), (0, 8), (0, 8)]
+    assert len(set(blocks)) == len(blocks) == 18 + 36
+
+
 def test_all_shapes_run_and_disturb_neither_what_is_cached_nor_who_comes_next() -> None:
     prompts = [[(7 * n + k) % 97 for k in range(3 + n)] for n in range(5)]
     sampling = [SamplingParams(temperature=0, max_tokens=9)] * 5

@@ -8,6 +8,7 @@ import torch
 from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
+from backend.paged_kv.layer_groups import LayerGroups
 from backend.roofline import RUNTIME_BYTES
 from backend.sizing import size_engine
 from backend.worker.device_memory import (
@@ -19,7 +20,7 @@ from backend.worker.device_memory import (
     rehearsal,
     slot_bytes,
 )
-from tests.backend.runners import MODEL, make_runner
+from tests.backend.runners import CONFIG, MODEL, make_runner
 
 GIB = 2**30
 
@@ -71,6 +72,12 @@ def test_memory_is_measured_around_a_step_with_nothing_cached(monkeypatch: pytes
     recorded = recorded_bytes(MODEL, tokens=20, seqs=3)
     assert (memory.activations, memory.graphs) == (700, 700 + recorded)
     assert memory.kv_bytes == 4 * RUNTIME_BYTES - 2 * 700 - recorded - memory.slots
+    places = -(-CONFIG.max_model_len // 4)
+    assert memory.slots == slot_bytes(MODEL, 3)
+    decoder.groups = LayerGroups(2, ((0, 0), (0, 1), (1, 0), (2, 0)))
+    grouped = measured_memory(decoder, cpu, weights=500, tokens=20, seqs=3, block_size=4)
+    assert grouped.slots == memory.slots + 2 * 2 * 3 * places * 4, "block tables of two groups"
+    del calls[len(calls) // 2 :]
     step = ["empty_cache", "reset_peak_memory_stats", "memory_reserved", "synchronize", "max_memory_reserved"]
     assert calls == ["synchronize", *step, "empty_cache", "mem_get_info"]
 

@@ -4,20 +4,23 @@ import random
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from backend.calibration_steps import CalibrationStep
 from backend.config import EngineConfig
 from backend.errors import DeviceError, MemoryExhausted
+from backend.kernels.ops import StepInputs
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NO_TOKEN, Batch, NewSequence
 from backend.worker import graph_shapes
 from backend.worker.device_stream import CpuStream, LaunchedWork, Work
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
-from tests.backend.runners import CONFIG, EagerGraphStream, generate, make_runner
+from tests.backend.runners import CONFIG, MODEL, EagerGraphStream, PaddedOps, generate, make_runner
 
 PROMPTS = [[(7 * n + k) % 97 for k in range(1 + 5 * n % 17)] for n in range(14)]
 KINDS = [
@@ -124,6 +127,31 @@ def test_sequences_that_are_computed_again_in_padded_steps_go_on_as_they_were(ex
     assert generate(runner, PROMPTS, SAMPLING, at_once=5) == expected
     assert sum(len(batch.admitted) for batch in batches) > len(PROMPTS), "nothing was preempted"
     assert sum(replays(stream, prompts=True)) > 8
+
+
+@pytest.mark.usefixtures("small_graphs")
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_groups_of_layers_with_a_window_read_tables_of_their_own_that_begin_where_kernels_read(
+    has_graphs: bool,
+) -> None:
+    class Ops(PaddedOps):
+        def paged_attention(self, *arguments: Any) -> Tensor:
+            step: StepInputs = arguments[3]
+            misplaced.update(x for x in (step.slot_mapping, step.block_tables) if x.data_ptr() % 16)
+            return super().paged_attention(*arguments)
+
+    misplaced = set[Tensor]()
+    windowed = replace(MODEL, num_layers=3, sliding_window=6, full_attention_layers=frozenset({1}))
+    config = replace(CONFIG, num_blocks=90, max_num_seqs=9, max_num_batched_tokens=27, max_model_len=52)
+    in_groups = replace(config, window_groups=2, window_tokens=6)
+    runners = [
+        make_runner(Ops(), EagerGraphStream() if has_graphs else None, one, model=windowed)
+        for one in (config, in_groups)
+    ]
+    for runner in runners if has_graphs else ():
+        runner.warm_up()
+    whole, grouped = [generate(runner, PROMPTS, SAMPLING, at_once=3) for runner in runners]
+    assert whole == grouped and not misplaced
 
 
 @pytest.mark.usefixtures("small_graphs")

@@ -16,6 +16,15 @@ def test_an_idle_replica_has_no_work_and_wants_none(rig: Rig) -> None:
     assert rig.metrics.replica.state(draining=True).draining
 
 
+def test_of_layers_with_a_window_tokens_are_told_that_fit_all_groups() -> None:
+    rig = Rig(num_blocks=128, window_groups=3, window_tokens=16)
+    assert rig.metrics.replica.state(draining=False).kv.total == 128
+    assert rig.page().value("vllm:cache_config_info", block_size="4", num_gpu_blocks="32") == 1
+    rig.arrive("a", prompt=8)
+    rig.plan()
+    assert rig.metrics.replica.totals().held_tokens == 8
+
+
 def test_waiting_work_is_told_by_tenant_and_as_metrics(rig: Rig) -> None:
     for name, tenant in (("a", "acme"), ("b", "acme"), ("c", "other")):
         rig.arrive(name, prompt=20, tenant=tenant)

@@ -74,6 +74,15 @@ def test_prompts_may_take_half_of_the_pool_and_no_more() -> None:
     )
 
 
+def test_of_layers_with_a_window_every_group_is_pinned() -> None:
+    each = len(prompts().tokens(LONG.strip())) // BLOCK
+    config = EngineConfig(num_blocks=500, block_size=BLOCK, max_model_len=160, max_num_seqs=8, window_groups=5)
+    fits, tenants = 250 // (6 * each), "abcdefgh"
+    assert found(pinning(LONG.strip(), tenants[:fits]), KVPool.of(config, MIB)) == []
+    ((_, message),) = found(pinning(LONG.strip(), tenants[: fits + 1]), KVPool.of(config, MIB))
+    assert message.startswith(f"system prompts take {6 * each * (fits + 1)}.00 MiB")
+
+
 def test_prompts_leave_room_for_floors_and_the_longest_sequence() -> None:
     each = len(prompts().tokens(LONG.strip())) // BLOCK
     text = pinning(LONG.strip()).replace("pinned:", "floor: {}MiB, pinned:".replace("{}", str(60 - each + 1)))
