@@ -54,20 +54,20 @@ class FuturePeak:
         capacity = self._capacity - num_kept * self._block_size
         largest = sum([s.request.most_tokens for s in everyone])
         if self._window.groups:
-            largest += sum(map(self._of_window, everyone))
+            largest += sum([self._of_window(s, s.request.most_tokens) for s in everyone])
         if largest + 2 * self._slack * len(everyone) <= capacity:
             return True  # even at their largest
         generated, most = len(sequence.output), sequence.request.max_tokens
         length = self._lengths.quantile(sequence.tenant, most, ENDED_LENGTH_QUANTILE, generated)
         return self.peak(everyone, length - generated) - num_held * self._block_size <= capacity
 
-    def _of_window(self, sequence: Sequence) -> int:
-        """Return the most tokens of KV memory that layers with a window hold: of a prompt those of steps in flight as
-        well.
+    def _of_window(self, sequence: Sequence, length: float) -> int:
+        """Return the most tokens of KV memory, in whole blocks, that layers with a window hold of a text until it has
+        `length` tokens: of a prompt those of steps in flight as well.
         """
         decodes = sequence.num_computed_tokens >= sequence.num_prompt_tokens
         places = self._window.decoding if decodes else self._window.most
-        return self._window.groups * min(sequence.request.most_tokens, places * self._block_size)
+        return self._window.groups * min(ceil(length / self._block_size), places) * self._block_size
 
     def blocks(self, sequences: Iterable[Sequence]) -> int:
         """Return the blocks of KV memory in use at the future peak."""
@@ -84,8 +84,8 @@ class FuturePeak:
             if table.num_shared:
                 holds -= table.num_shared * self._block_size
                 shared += table.num_shared - table.num_unpaid
-            if self._window.groups:  # as if it were full
-                holds += self._of_window(sequence)
+            if self._window.groups:  # as at its end
+                holds += self._of_window(sequence, sequence.num_tokens + max(0.0, mean - generated))
             demands.append((mean - generated, holds, deviation * deviation))
         demands.sort(reverse=True)
         peak, held, variance = 0.0, float(shared * self._block_size), 0.0

@@ -68,10 +68,11 @@ class BlockTables:
         self._evicted_ahead = config.num_blocks // BLOCKS_PER_EVICTED_AHEAD
         self.swapping = Swapping(config, hooks, self.cache, counters)
         self._swaps = config.num_host_blocks > 0
-        self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
+        most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
         self.windows = WindowBlocks(config, self.cache, self.holdings, self.swapping)
         self.blocks_per_place = 1 + config.window_groups
-        self.adapters = AdapterBlocks(self.pool, self.cache, self.holdings, self._unused, self._most_copied)
+        self._most_copied = most_copied * self.blocks_per_place  # blocks are as much smaller
+        self.adapters = AdapterBlocks(self.pool, self.cache, self.holdings, self._unused, most_copied)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
         self.between_turns = BetweenTurns(self.cache, self.holdings, retention, config.block_size)

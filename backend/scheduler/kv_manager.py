@@ -125,7 +125,12 @@ class KVManager:
         batch, windows, size = scheduled.batch, self.blocks.windows, self.blocks.block_size
         for sequence, start, length in zip(scheduled.sequences, batch.starts, batch.lengths, strict=True):
             filled = (start + length) // size
-            if filled > start // size and sequence.status is _RUNNING and windows.computed(sequence, filled * size):
+            is_filled = filled > start // size and sequence.status is _RUNNING
+            if (
+                is_filled
+                and windows.computed(sequence, filled * size)
+                and sequence.tenant in self._held_tenants.reasons
+            ):
                 self._held_tenants.resume(sequence.tenant)
         self.blocks.pinned_prefixes.unpin_excess()
 

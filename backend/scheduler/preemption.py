@@ -263,8 +263,10 @@ class Preemption:
         return bool(spare)
 
     def num_kept_from(self, sequence: Sequence) -> int:
-        """Return the free blocks that a sequence leaves to others: of the spare class, one for each that runs."""
-        return len(self._kv_manager.running) - self._kv_manager.num_spare if sequence.is_spare else 0
+        """Return the free blocks that a sequence leaves to others: of the spare class, a place for each that runs."""
+        if not sequence.is_spare:
+            return 0
+        return (len(self._kv_manager.running) - self._kv_manager.num_spare) * self._kv_manager.blocks.blocks_per_place
 
     def shrink_batch(self, most: int) -> None:
         """Preempt the last in rank until `most` sequences run, the limit of smaller steps."""

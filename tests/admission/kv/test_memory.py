@@ -54,6 +54,17 @@ def test_a_pool_that_fills_before_the_newcomer_ends_keeps_even_a_short_one_out()
     assert not gate(make(10, 8), running, num_free=4, num_held=0, num_kept=0)
 
 
+def test_the_window_of_a_short_chat_counts_by_its_text_and_not_by_the_answer_that_it_may_have() -> None:
+    engine = replace(
+        ENGINE, num_blocks=2000, max_num_seqs=8, max_num_batched_tokens=160, max_model_len=4000, prefill_chunk=160
+    )
+    engine, lengths = replace(engine, window_groups=4, window_tokens=500, window_alignment=10), OutputLengths()
+    for _ in range(20):
+        lengths.observe("t", 3000, 30)
+    chat = FuturePeak(engine, lengths, deviations=0).peak([make(20, 3000)])
+    assert chat <= (1 + engine.window_groups) * (20 + 60 + engine.block_size)
+
+
 def test_a_window_counts_as_full_and_that_of_a_prompt_with_the_tokens_of_steps_in_flight() -> None:
     engine = replace(ENGINE, max_num_seqs=8, max_num_batched_tokens=16, prefill_chunk=16, max_model_len=400)
     engine = replace(engine, window_groups=2, window_tokens=20, window_alignment=10)
