@@ -110,14 +110,12 @@ class UsageLedger:
         told = zip(ledgers, answers, strict=True)
         return [LedgerRows(*ledger, words, cursor) for ledger, (cursor, words) in told]
 
-    async def read_whole(self, begun: LedgerRows) -> LedgerRows:
-        """Read the rest of a long ledger, in portions between which others are served."""
-        tenant, month, first, cursor = begun
-        words = first.copy()  # or what follows would stay for as long as `begun` does
-        while cursor != WHOLE:
-            cursor, more = await self._runner.client.send(_read(tenant, month, cursor))
-            words += more
-        return LedgerRows(tenant, month, words)
+    async def read_on(self, begun: Sequence[LedgerRows]) -> list[LedgerRows]:
+        """Read a further portion of each of these long ledgers, in one write; their words are then the answer's."""
+        answers = await self._runner.client.send_all([_read(one.tenant, one.month, one.cursor) for one in begun])
+        for one, (_, words) in zip(begun, answers, strict=True):
+            one.words.extend(words)
+        return [one._replace(cursor=cursor) for one, (cursor, _) in zip(begun, answers, strict=True)]
 
     async def ledgers(self, first: date, last: date) -> list[Ledger]:
         """The ledgers of the months of these days, in the order of their tenants.
