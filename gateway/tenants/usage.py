@@ -163,6 +163,8 @@ def _if(column: str | None, cell: str | None) -> tuple[str, ...]:
 
 
 LEDGER_DAYS = 400  # for which a day stays in its ledger at least (lua/ledger.lua)
+LONG_LEDGERS_AT_ONCE = 8  # read on in one write
+MAX_WORDS_HELD = 400_000  # of the ledgers read together, some 60 MB; beyond them, one long ledger is read on
 LEDGERS_PER_TURN = 1000  # between collections of garbage
 
 
@@ -210,14 +212,18 @@ async def read_ledgers(
 
 
 async def _whole(store: RedisStore, found: list[LedgerRows]) -> AsyncIterator[list[LedgerRows]]:
-    """Yield these ledgers in their order; a long one is read to its end, and comes alone for its size."""
-    start = 0
-    for place, one in enumerate(found):
-        if one.cursor != WHOLE:
-            yield found[start:place]
-            yield [await store.ledger.read_whole(one)]
-            start = place + 1
-    yield found[start:]
+    """Yield these ledgers in their order. Long ones are read to their ends side by side, as far as they may be held."""
+    while found:
+        long = [place for place, one in enumerate(found) if one.cursor != WHOLE]
+        num_whole = long[0] if long else len(found)
+        if num_whole:
+            yield found[:num_whole]
+            del found[:num_whole]  # or they would be held meanwhile
+            continue
+        may_hold = sum(len(one.words) for one in found) <= MAX_WORDS_HELD
+        some = long[: LONG_LEDGERS_AT_ONCE if may_hold else 1]
+        for place, one in zip(some, await store.ledger.read_on([found[place] for place in some]), strict=True):
+            found[place] = one
 
 
 async def usage_entries(

@@ -14,10 +14,11 @@ from quotas.policy.policy import Policy, Price
 from quotas.reservation import Usage
 from quotas.store.usage_ledger import LedgerRows, kind_of, usage_of
 
-NUM_COUNTS = 7
-ENTRY = np.dtype([("day", "<u2"), ("counts", "<f8", NUM_COUNTS)])  # of lua/ledger.lua
-INPUT, OUTPUT, ENGINE_MICROS = 1, 3, 5  # places of counts
-OF_REQUESTS = 5  # the first of them: an entry without these is engine time alone
+ENTRY = np.dtype([("day", "<u2"), ("counts", "<f8", 7)])  # of lua/ledger.lua
+INPUT, OUTPUT, KV, ENGINE_MICROS = 1, 3, 4, 5  # places of counts
+KV_LOW_BITS = 32  # of KV byte seconds, which could exceed 64 bits; the other bits are a further count
+NUM_COUNTS = 8
+OF_REQUESTS = [0, 1, 2, 3, 4, 7]  # an entry without these is engine time alone
 
 Owner = tuple[str | None, str | None]
 """A tenant, None of groups that span tenants; and the value of a group."""
@@ -45,7 +46,11 @@ def entries_within(ledgers: Iterable[LedgerRows], first: date, last: date) -> En
     within = (day >= 0) & (day <= (last - first).days)
     row = np.repeat(np.arange(len(found)), sizes)[within]
     rows = [(tenant, name) for tenant, name, _ in found]
-    return Entries(rows, row, day[within], entries["counts"][within].astype(np.int64))
+    told = entries["counts"][within]
+    high = np.floor(told[:, KV] / 2**KV_LOW_BITS)
+    counts = np.column_stack([told, high])
+    counts[:, KV] -= high * 2**KV_LOW_BITS
+    return Entries(rows, row, day[within], counts.astype(np.int64))
 
 
 class UsageSums:
@@ -87,7 +92,7 @@ class UsageSums:
     def tokens(self) -> dict[Owner, int]:
         """The tokens of each group that has used anything."""
         tokens = (self._by_place[:, INPUT] + self._by_place[:, OUTPUT]).tolist()
-        has_used: list[bool] = np.any(self._by_place[:, :OF_REQUESTS] != 0, axis=1).tolist()
+        has_used: list[bool] = np.any(self._by_place[:, OF_REQUESTS] != 0, axis=1).tolist()
         return {
             owner: sum(tokens[place] for place in kinds.values())
             for owner, kinds in self.owners.items()
@@ -109,7 +114,9 @@ class UsageSums:
 
 def _used(kind: Kind, counts: Counts) -> tuple[Price | None, Usage]:
     price, in_batches = kind
-    return price, usage_of(counts.tolist(), in_batches)
+    *told, kv_high = counts.tolist()
+    told[KV] += kv_high << KV_LOW_BITS
+    return price, usage_of(told, in_batches)
 
 
 def _grown(counts: Counts, size: int) -> Counts:

@@ -47,6 +47,7 @@ class RedisClient:
             url, protocol=2, socket_timeout=None, socket_connect_timeout=CONNECT_SECONDS
         )
         self.returned = asyncio.Event()  # set with each new connection
+        self.num_links = 0  # ever: a later one may lead to another server
         self.num_outages = 0
         self._is_out = False
         self._has_served = False  # ever
@@ -170,6 +171,7 @@ class RedisClient:
                 continue
             self._ended.clear()
             self._link, self._refused = link, None
+            self.num_links += 1
             self._attempted.set()
             self._outage_ends()
             await self._ended.wait()

@@ -55,6 +55,7 @@ class LedgerRows(NamedTuple):
     month: date
     words: list[bytes]  # fields and their entries in turn; of a field that is there twice, the later counts
     cursor: bytes = WHOLE
+    link: int = 0  # the number of the link on which it was begun: a cursor holds on one server
 
     def entries(self) -> dict[bytes, bytes]:
         """The entries (`ENTRY`) of each row, by its name."""
@@ -106,18 +107,21 @@ class UsageLedger:
 
     async def read(self, ledgers: Sequence[Ledger]) -> list[LedgerRows]:
         """Read these ledgers in one write, of a long one the beginning."""
+        link = self._runner.client.num_links
         answers = await self._runner.client.send_all([_read(*ledger, WHOLE) for ledger in ledgers])
         told = zip(ledgers, answers, strict=True)
-        return [LedgerRows(*ledger, words, cursor) for ledger, (cursor, words) in told]
+        return [LedgerRows(*ledger, words, cursor, link) for ledger, (cursor, words) in told]
 
-    async def read_whole(self, begun: LedgerRows) -> LedgerRows:
-        """Read the rest of a long ledger, in portions between which others are served."""
-        tenant, month, first, cursor = begun
-        words = first.copy()  # or what follows would stay for as long as `begun` does
-        while cursor != WHOLE:
-            cursor, more = await self._runner.client.send(_read(tenant, month, cursor))
-            words += more
-        return LedgerRows(tenant, month, words)
+    async def read_on(self, begun: Sequence[LedgerRows]) -> list[LedgerRows]:
+        """Read a further portion of each of these long ledgers, in one write; their words are then the answer's. On a
+        new link, as after a failover, they begin again.
+        """
+        answers = await self._runner.client.send_all([_read(one.tenant, one.month, one.cursor) for one in begun])
+        if any(one.link != self._runner.client.num_links for one in begun):
+            return await self.read([(one.tenant, one.month) for one in begun])
+        for one, (_, words) in zip(begun, answers, strict=True):
+            one.words.extend(words)
+        return [one._replace(cursor=cursor) for one, (cursor, _) in zip(begun, answers, strict=True)]
 
     async def ledgers(self, first: date, last: date) -> list[Ledger]:
         """The ledgers of the months of these days, in the order of their tenants.

@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as Disconnected
 from quotas.embedded.server_binary import ServerBinary, find_server
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
-from quotas.store.usage_ledger import Batch
+from quotas.store.usage_ledger import WHOLE, Batch
 
 
 def carried() -> ServerBinary:
@@ -61,8 +61,10 @@ def is_running(pid: int) -> bool:
 
 
 async def usage_by_row(store: RedisStore, tenant: str, day: date) -> Batch:
-    (begun,) = await store.ledger.read([(tenant, day.replace(day=1))])
-    return (await store.ledger.read_whole(begun)).by_day(day, day).get(day, {})
+    (rows,) = await store.ledger.read([(tenant, day.replace(day=1))])
+    while rows.cursor != WHOLE:
+        (rows,) = await store.ledger.read_on([rows])
+    return rows.by_day(day, day).get(day, {})
 
 
 async def usage_by_key(store: RedisStore, tenant: str, day: date) -> dict[str | None, Usage]:

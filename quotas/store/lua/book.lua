@@ -3,11 +3,10 @@
 -- output, KV byte seconds, microseconds of the engine, reasoning.
 local booked = KEYS[1] .. ':booked'
 if tonumber(redis.call('HGET', booked, ARGV[1]) or 0) >= tonumber(ARGV[2]) then return {'OK'} end
-local now = clock()
 for a = 3, #ARGV, 8 do
   local numbers = {}
   for place = 1, 7 do numbers[place] = tonumber(ARGV[a + place]) end
-  book(KEYS[1], now, ARGV[a], unpack(numbers))
+  book(KEYS[1], ARGV[a], unpack(numbers))
 end
 redis.call('HSET', booked, ARGV[1], ARGV[2])
 redis.call('EXPIRE', booked, 86400)

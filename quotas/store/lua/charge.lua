@@ -7,7 +7,7 @@ cost.c, cost.cached, cost.open, cost.reasoning = 0, tonumber(ARGV[REST + 2]), 0,
 local writes, before, after = charged()
 if tonumber(redis.call('HGET', booked, ARGV[6]) or 0) >= tonumber(ARGV[REST + 1]) then return reply('OK', before) end
 local row, kv = row_of(cmsgpack.unpack(ARGV[10])), tonumber(ARGV[REST + 3])
-book(KEYS[1], now, row, cost.r, cost.i, cost.cached, cost.o, kv, 0, cost.reasoning)
+book(KEYS[1], row, cost.r, cost.i, cost.cached, cost.o, kv, 0, cost.reasoning)
 redis.call('HSET', booked, ARGV[6], ARGV[REST + 1])
 redis.call('EXPIRE', booked, 86400)
 write(writes, true)

@@ -11,7 +11,7 @@ for field, text in attempts(KEYS[1], ARGV[1]) do
   end
   give_back(KEYS[1], record, r, input, cached, output)
   local more_input, more_cached = input - record.input, cached - record.cached
-  book(KEYS[1], now, row_of(record.spec), r, more_input, more_cached, output - record.output, 0)
+  book(KEYS[1], row_of(record.spec), r, more_input, more_cached, output - record.output, 0)
   remove(KEYS[1], field)
   redis.call('HSET', KEYS[1], superseded(field), int(now + MARK_LIFE))
   found = found + 1

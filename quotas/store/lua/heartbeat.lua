@@ -9,7 +9,7 @@ for a = 5, #ARGV, 4 do
   if text then
     local record = opened(text)
     local i, c, o = max(ARGV[a + 1], record.input), max(ARGV[a + 2], record.cached), max(ARGV[a + 3], record.output)
-    book(KEYS[1], now, row_of(record.spec), 0, i - record.input, c - record.cached, o - record.output, 0)
+    book(KEYS[1], row_of(record.spec), 0, i - record.input, c - record.cached, o - record.output, 0)
     local asked = record.asked
     for _, scope in ipairs(scopes_of(record.spec, 4, KEYS[1], ARGV[4])) do kept[scope.key] = scope.life end
     local head = pack(RECORD, asked.r, asked.i, asked.o, i, c, o, record.first, record.last, record.late)

@@ -34,7 +34,7 @@ for field, value in pairs(state) do
     local never_ran = replica == ARGV[1] and tonumber(ordinal) >= tonumber(ARGV[4])
     local requests = never_ran and 0 or record.asked.r
     give_back(KEYS[1], record, requests, record.input, record.cached, record.output)
-    book(KEYS[1], now, row_of(record.spec), requests, 0, 0, 0, 0)
+    book(KEYS[1], row_of(record.spec), requests, 0, 0, 0, 0)
     remove(KEYS[1], field)
     if replica ~= ARGV[1] then -- it may live, and settle or restore it
       redis.call('HSET', KEYS[1], reclaimed(field), int(requests) .. ' ' .. int(now + MARK_LIFE))

@@ -24,7 +24,7 @@ for a = base + n + 1, #ARGV, 2 do
     end
     local mark = redis.call('HGET', KEYS[1], reclaimed(ARGV[a]))
     if mark then -- its requests are booked as it is settled
-      book(KEYS[1], now, row_of(back.spec), -tonumber(mark:match('^%d+')), 0, 0, 0, 0)
+      book(KEYS[1], row_of(back.spec), -tonumber(mark:match('^%d+')), 0, 0, 0, 0)
       redis.call('HDEL', KEYS[1], reclaimed(ARGV[a]))
     end
     put(KEYS[1], ARGV[a], charge == 'held' and ARGV[a + 1] or charged_on(floor(now / QUARTER), ARGV[a + 1]))

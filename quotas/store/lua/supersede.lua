@@ -4,7 +4,7 @@ local now = max(clock(), tonumber(redis.call('HGET', KEYS[1], 'now') or 0))
 for field, text in attempts(KEYS[1], ARGV[1]) do
   local record = opened(text)
   give_back(KEYS[1], record, 0, 0, 0, 0)
-  book(KEYS[1], now, row_of(record.spec), 0, -record.input, -record.cached, -record.output, 0)
+  book(KEYS[1], row_of(record.spec), 0, -record.input, -record.cached, -record.output, 0)
   remove(KEYS[1], field)
   redis.call('HSET', KEYS[1], superseded(field), int(now + MARK_LIFE))
 end

@@ -15,6 +15,7 @@ from gateway.admin import usage
 from gateway.admin.usage import UsageReader
 from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
+from gateway.tenants import usage as tenants_usage
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.key_store import KeyRecord
 from quotas.policy.limit import EPOCH
@@ -141,7 +142,18 @@ async def test_the_csv_is_that_of_the_command(spent: None, reader: UsageReader) 
     ]
 
 
-async def test_a_long_ledger_is_in_its_place(reader: UsageReader, redis_url: str) -> None:
+@pytest.mark.parametrize(("most_words", "most_questions"), [(400_000, 7), (0, 14)])
+async def test_long_ledgers_are_in_their_places_and_read_side_by_side_as_far_as_they_may_be_held(
+    reader: UsageReader, redis_url: str, monkeypatch: pytest.MonkeyPatch, most_words: int, most_questions: int
+) -> None:
+    questions, send_all = list[int](), RedisClient.send_all
+
+    async def counted(self: RedisClient, packed: list[bytes]) -> list[Any]:
+        questions.append(len(packed))
+        return await send_all(self, packed)
+
+    monkeypatch.setattr(RedisClient, "send_all", counted)
+    monkeypatch.setattr(tenants_usage, "MAX_WORDS_HELD", most_words)
     today, month = ((day - EPOCH).days for day in (TODAY, TODAY.replace(day=1)))
     with Redis.from_url(redis_url) as client:
         for tenant, num_rows in (("a", 2), ("b", 1500), ("c", 1500), ("d", 2)):
@@ -150,6 +162,7 @@ async def test_a_long_ledger_is_in_its_place(reader: UsageReader, redis_url: str
     query = {"from": str(TODAY), "to": str(TODAY), "by": "key"}
     rows = [(row["tenant"], row["key"]) for row in csv.DictReader(StringIO(await reader.csv(query)))]
     assert len(rows) == len(set(rows)) == 3004 and rows == sorted(rows)
+    assert max(questions[1:]) == (2 if most_words else 1) and len(questions) <= most_questions
     assert (await reader.report(query))["total"]["requests"] == 3004
 
 

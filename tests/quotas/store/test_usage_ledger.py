@@ -2,6 +2,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta
+from struct import Struct
 from uuid import uuid4
 
 import pytest
@@ -15,7 +16,7 @@ from quotas.reservation import Ask, Usage
 from quotas.store.account import state_key
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
-from quotas.store.usage_ledger import ENTRY, TENANTS_PER_TURN, Batch, LedgerRows, months_of
+from quotas.store.usage_ledger import ENTRY, TENANTS_PER_TURN, WHOLE, Batch, LedgerRows, months_of
 from quotas.usage_row import UsageRow, row_name
 from tests.examples import examples
 from tests.quotas.store_model import DAY
@@ -24,6 +25,7 @@ from tests.quotas.wire import Wire
 
 USAGE = Usage(100, 50, 30, 1e9)
 COUNTED = (Limit(Resource.CONCURRENT_REQUESTS, 10),)
+NUM_ROWS = Struct("<HI")  # of lua/ledger.lua: the rows of a day
 STRANGE = ["a:ledger:20000", "{b}", "100% }{ ", "zürich", "*"]
 
 
@@ -118,9 +120,26 @@ async def test_a_long_ledger_is_read_in_parts(store: RedisStore, store_url: str,
     with Redis.from_url(store_url) as client:
         client.hset(f"{state_key(tenant)}:ledger:{number}", mapping=entries)
     begun, nobody = await store.ledger.read([(tenant, day), ("nobody", day)])
-    assert len(begun.words) < 2000 and nobody == ("nobody", day, [], b"0")
-    found = (await store.ledger.read_whole(begun)).by_day(day, day)[day]
+    assert len(begun.words) < 2000 and nobody[:4] == ("nobody", day, [], b"0")
+    found = await usage_by_row(store, tenant, day)
     assert len(found) == 2000 and set(found.values()) == {Usage(2, 3, 0, 4.0, reasoning_tokens=1)}
+
+
+async def test_a_long_ledger_begins_again_on_another_server(store: RedisStore, store_url: str, tenant: str) -> None:
+    """Of whose hash the cursor is another place."""
+    day, client = date(2030, 1, 1), store.ledger._runner.client
+    number = (day - EPOCH).days
+    name = f"{state_key(tenant)}:ledger:{number}"
+    with Redis.from_url(store_url) as redis:
+        redis.hset(name, mapping={f"1 k{place}": ENTRY.pack(number, *[1] * 7) for place in range(2000)})
+        (rows,) = await store.ledger.read([(tenant, day)])
+        assert client._link is not None
+        await client._link.close()
+        redis.hset(name, mapping={f"1 k{place}": ENTRY.pack(number, *[2] * 7) for place in range(2000)})
+    while rows.cursor != WHOLE:
+        (rows,) = await store.ledger.read_on([rows])
+    assert {usage.requests for usage in rows.by_day(day, day)[day].values()} == {2}
+    assert len(rows.entries()) == 2000
 
 
 def test_a_field_that_the_store_tells_twice_counts_once() -> None:
@@ -129,9 +148,9 @@ def test_a_field_that_the_store_tells_twice_counts_once() -> None:
     assert rows.by_day(EPOCH, date.max) == {date(2024, 10, 4): {UsageRow("k1"): Usage(requests=2)}}
 
 
-@given(st.lists(st.tuples(st.integers(-3, 20), st.integers(0, 5), st.integers(-2, 9)), max_size=20))
+@given(st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 5), st.integers(-2, 9)), max_size=20))
 @settings(max_examples=examples(40), deadline=None)
-def test_days_add_up_to_the_usage_and_keep_their_limit_of_rows_though_the_clock_is_set_back(
+def test_each_day_has_its_own_usage_and_keeps_its_limit_of_rows_though_the_clock_jumps_ahead_and_back(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner], steps: list[tuple[int, int, int]]
 ) -> None:
     loop, runner = loop_and_runner
@@ -148,15 +167,34 @@ def test_days_add_up_to_the_usage_and_keep_their_limit_of_rows_though_the_clock_
             await store.ledger.flush()
         return await store.ledger.read([(tenant, month) for month in months_of(first, last)])
 
-    first, last = (EPOCH + timedelta(days=start + more) for more in (-60, 400))
-    found = [(day, batch) for one in loop.run(live()) for day, batch in one.by_day(first, last).items()]
+    first, last = (EPOCH + timedelta(days=start + more) for more in (-400, 400))
+    ledgers = loop.run(live())
+    found = [(day, batch) for one in ledgers for day, batch in one.by_day(first, last).items()]
     told = Counter[int]()
     for day, batch in found:
         told[(day - EPOCH).days] += sum(usage.requests for usage in batch.values())
         assert len(batch) <= 3 + 1
-    assert told.total() == by_day.total() and len(told) == len(found)
-    if all(days >= 0 for days, *_ in steps):
-        assert +told == +by_day and -told == -by_day
+    assert +told == +by_day and -told == -by_day and len(told) == len(found)
+    for one in ledgers:
+        for field, entries in zip(one.words[::2], one.words[1::2], strict=True):
+            days = [day for day, *_ in (NUM_ROWS if field == b"#" else ENTRY).iter_unpack(entries)]
+            assert len(set(days)) == len(days) <= (31 if field == b"#" else 8)
+
+
+def test_settled_use_is_of_the_clocks_day_after_it_was_ahead(
+    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+) -> None:
+    loop, runner = loop_and_runner
+    store, tenant, ahead, today = RedisStore(runner), uuid4().hex, date(2028, 3, 27), date(2028, 3, 18)
+
+    async def live(day: date) -> None:
+        await runner.client.execute(b"SET", b"test:clock", b"%d" % ((day - EPOCH).days * DAY))
+        await store.settle(await store.reserve(tenant, "k1", COUNTED, Ask(1, 5, 5)), Usage(5, 3))
+
+    for day in (ahead, today, today):
+        loop.run(live(day))
+    assert loop.run(usage_by_key(store, tenant, today)) == {"k1": Usage(10, 6, requests=2)}
+    assert loop.run(usage_by_key(store, tenant, ahead)) == {"k1": Usage(5, 3)}
 
 
 async def test_a_user_that_may_not_list_keys_is_told_the_permission(store_url: str) -> None:

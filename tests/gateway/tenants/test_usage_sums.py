@@ -1,0 +1,36 @@
+from collections.abc import Sequence
+from datetime import date
+
+import pytest
+
+from gateway.tenants.usage import Grouping
+from gateway.tenants.usage_sums import UsageSums
+from quotas.policy.limit import EPOCH
+from quotas.policy.policy_file import parse_policy
+from quotas.store.usage_ledger import ENTRY, LedgerRows
+
+DAY = date(2026, 11, 28)
+POLICY = parse_policy({"policy.yaml": b"tenants: {}"})
+
+
+def sums_of(kv: Sequence[float], requests: int = 1) -> UsageSums:
+    """Of one entry for each of the KV byte seconds."""
+    number = (DAY - EPOCH).days
+    words = list[bytes]()
+    for key, held in enumerate(kv):
+        words += b"%d k%d" % (number // 8, key), ENTRY.pack(number, requests, 0, 0, 0, held, 0, 0)
+    sums = UsageSums(POLICY, Grouping("tenant"), DAY, DAY)
+    sums.add([LedgerRows("a", DAY.replace(day=1), words)])
+    return sums
+
+
+@pytest.mark.parametrize("kv", [[2.0**62] * 5, [1e22, 1.0], [2.0**52 + 1] * 9, [2.0**33, -1.0], [-(2.0**40), 3.0]])
+def test_kv_byte_seconds_add_up_exactly_beyond_64_bits(kv: list[float]) -> None:
+    sums = sums_of(kv)
+    for used, _ in (sums.of_owner(("a", "")), *sums.of_days(), sums.of_all()):
+        assert (used.kv_byte_seconds, used.requests) == (sum(map(int, kv)), len(kv))
+
+
+def test_a_group_that_held_kv_alone_is_told() -> None:
+    assert sums_of([2.0**40], requests=0).tokens() == {("a", ""): 0}
+    assert sums_of([0.0], requests=0).tokens() == {}
