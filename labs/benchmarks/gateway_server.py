@@ -208,7 +208,7 @@ def _simulated_model(settings: Settings, steps_in_flight: int) -> LoadedModel:
         prefix_cache=settings.prefix_cache == "on",
     )
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
-    kv = SimpleNamespace(dtype=torch.float32, memory=torch.empty(0, 0))
+    kv = SimpleNamespace(dtype=torch.float32, memory=torch.empty(0, 0), blocks=torch.empty(0, config.num_layers))
     # It runs nothing: the executor is given to `serve` itself.
     runner = SimpleNamespace(device=torch.device("cpu"), kv=kv, masks=None, adapters=None, weights=None)
     return LoadedModel(
