@@ -88,14 +88,15 @@ def make_keys(state: Path, num_tenants: int, num_keys: int) -> None:
 
 BOOK = """
 for number = 0, ARGV[1] - 1 do
-  book(string.format('sluice:{tenant-%05d}', number), ARGV[2] * DAY, '*', 9, 9000, 3000, 900, 1e9)
+  book(string.format('sluice:{tenant-%05d}', number), '*', 9, 9000, 3000, 900, 1e9)
 end"""
 
 
 async def spend(url: str, num_tenants: int, num_days: int) -> None:
     """Use of each tenant on each of the days before, in one row, and a request today."""
-    parts = ((LUA / f"{part}.lua").read_text() for part in ("level", "ledger"))
-    source, today = "\n".join((*parts, BOOK)), (datetime.now(UTC).date() - EPOCH).days
+    level, ledger = ((LUA / f"{part}.lua").read_text() for part in ("level", "ledger"))
+    clock = "local function clock() return ARGV[2] * DAY end"
+    source, today = f"{level}\n{clock}\n{ledger}\n{BOOK}", (datetime.now(UTC).date() - EPOCH).days
     async with Redis.from_url(url) as redis:
         for day in range(today - num_days + 1, today):
             await redis.eval(source, 0, str(num_tenants), str(day))
