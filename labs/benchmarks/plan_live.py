@@ -60,7 +60,7 @@ MODELS = {
     "smollm2": Model(
         "smollm2",
         Objective(3.0, 0.3),
-        0.8,
+        3.0,
         120,
         {
             "recorded": (Lengths(60, 0.4), Lengths(20, 0.5)),
