@@ -15,6 +15,7 @@ from typing import Any
 
 from backend.engine import Engine
 from backend.scheduler.batch import Batch
+from backend.worker.device_thread import DeviceThread
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from fleet.retries import RetryBudget
@@ -81,6 +82,11 @@ def without_unlogged_service() -> None:
     _replace(EventLogFile, "_give_up", lambda self, error: os._exit(1))
 
 
+def without_device_failures() -> None:
+    """Nobody hears that the thread of the device has ended with an error."""
+    _replace(DeviceThread, "_fail", lambda self, error: None)
+
+
 def wedging() -> None:
     """The device does not come back from its next step after SIGUSR1."""
     is_wedged = threading.Event()
@@ -111,6 +117,7 @@ ALTERATIONS: dict[str, Callable[[], None]] = {
         with_blocking_writes,
         with_calendar,
         without_unlogged_service,
+        without_device_failures,
         wedging,
     )
 }
