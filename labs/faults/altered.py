@@ -15,7 +15,6 @@ from typing import Any
 
 from backend.engine import Engine
 from backend.scheduler.batch import Batch
-from backend.worker.device_thread import DeviceThread
 from backend.worker.executor import PendingStep
 from backend.worker.model_runner import ModelRunner
 from fleet.retries import RetryBudget
@@ -30,8 +29,15 @@ BLOCKED_SECONDS = 0.3
 
 
 def without_hangups() -> None:
-    """The notice that a client has left goes nowhere."""
+    """The notice that a client has left goes nowhere, and nor does what is written to it."""
+    write = Exchange.write
+
+    def write_or_lose(self: Exchange, data: bytes) -> None:
+        if not self._transport.is_closing():
+            write(self, data)
+
     _replace(Exchange, "end", lambda self: None)
+    _replace(Exchange, "write", write_or_lose)
 
 
 def without_settlement() -> None:
@@ -60,16 +66,14 @@ def without_second_attempts() -> None:
 
 def with_blocking_writes() -> None:
     """The event loop waits for a client that reads slowly."""
-    is_paused = Exchange.is_paused
+    write = Exchange.write
 
-    def wait(self: Exchange) -> bool:
-        found = bool(is_paused.__get__(self))
-        if found:
+    def write_and_wait(self: Exchange, data: bytes) -> None:
+        write(self, data)
+        if self._transport.get_write_buffer_size():
             time.sleep(BLOCKED_SECONDS)
-        return found
 
-    _replace(Exchange, "is_paused", property(wait))
-    _replace(Exchange, "is_writable", property(lambda self: self._takes_chunks and not (self._is_over or wait(self))))
+    _replace(Exchange, "write", write_and_wait)
 
 
 def with_calendar() -> None:
@@ -80,11 +84,6 @@ def with_calendar() -> None:
 def without_unlogged_service() -> None:
     """A gateway ends that cannot write its event log."""
     _replace(EventLogFile, "_give_up", lambda self, error: os._exit(1))
-
-
-def without_device_failures() -> None:
-    """Nobody hears that the thread of the device has ended with an error."""
-    _replace(DeviceThread, "_fail", lambda self, error: None)
 
 
 def wedging() -> None:
@@ -101,9 +100,9 @@ def wedging() -> None:
     _replace(ModelRunner, "launch", launch_or_wedge)
 
 
-def _replace(kind: type, name: str, method: Any) -> None:
-    getattr(kind, name)  # an alteration of something that is gone would alter nothing
-    setattr(kind, name, method)
+def _replace(owner: Any, name: str, method: Any) -> None:
+    getattr(owner, name)  # an alteration of something that is gone would alter nothing
+    setattr(owner, name, method)
 
 
 ALTERATIONS: dict[str, Callable[[], None]] = {
@@ -117,7 +116,6 @@ ALTERATIONS: dict[str, Callable[[], None]] = {
         with_blocking_writes,
         with_calendar,
         without_unlogged_service,
-        without_device_failures,
         wedging,
     )
 }
