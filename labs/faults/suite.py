@@ -7,6 +7,7 @@ are ratios within a run. After each, nothing of any request may be left, and no 
 With `--without-guard` the thing that a scenario guards is switched off, and it has to fail.
 """
 
+import os
 import sys
 import time
 from argparse import ArgumentParser
@@ -88,6 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         plays = {name: play for name, play in plays.items() if play.guard}
     if not plays:
         parser.error("no chosen scenario has a guard" if options.without_guard else f"{options.scenarios} has none")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every program compiles our sources again
     report = Report("fault_guards" if options.without_guard else "faults")
     rows = [
         _row(report, name, play, replicas, options.without_guard)
