@@ -81,12 +81,6 @@ def test_sizes_are_told_as_policies_write_them() -> None:
         assert "is 1MiB: this request asks for 1GiB" in message and "1048576" not in message
 
 
-def test_a_request_that_can_never_fit_is_a_bad_request() -> None:
-    refusal, body = told(NeverFits(TOKENS, 1001))
-    assert (refusal.status, body["code"], refusal.outcome) == (400, "quota_unsatisfiable", Outcome.INVALID)
-    assert "max_tokens" in str(body["message"])
-
-
 def test_a_limit_of_zero_is_not_blamed_on_the_length_of_the_request() -> None:
     _, body = told(NeverFits(Limit(Resource.CONCURRENT_REQUESTS, 0), 1))
     assert str(body["message"]).endswith("(0): have the limit raised.")

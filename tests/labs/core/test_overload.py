@@ -7,7 +7,6 @@ import pytest
 
 from admission.controller import Controller
 from admission.core import PRIOR_STEP_TIME, CoreConfig, Overload, make_core
-from admission.event_logs.event_log import replay
 from admission.expiry import DeadlineExpiry
 from admission.ledger import work_of
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
@@ -24,7 +23,7 @@ from labs.simulation.recorder import AttemptOutcome, Objective
 from labs.simulation.study import SimulatedRun
 from tests.admission.clocked_core import ClockedCore
 from tests.backend.sequences import make_sequence
-from tests.labs.simulation.runs import DEVICE, recorded, simulated
+from tests.labs.simulation.runs import DEVICE, simulated
 
 ENGINE = "max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512"
 SMALL = EngineConfig(num_blocks=4096, max_model_len=8192, max_num_seqs=32, prefill_chunk=512)
@@ -325,16 +324,6 @@ def test_where_nobody_is_given_up_missed_deadlines_give_no_more_than_a_share(ove
     run.loop.advance(30.0)
     stating, silent = (run.recorder.tenants[name].seconds for name in tenants)
     assert stating == pytest.approx(silent, rel=0.1)
-
-
-def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
-    recorder, lines = recorded(f"order=fair,confidence=0.05,{ENGINE}", poisson(12.0, 20))
-    assert {outcome for _, outcome in recorder.outcomes} == {
-        AttemptOutcome.GOOD,
-        AttemptOutcome.REFUSED,
-        AttemptOutcome.EXPIRED,
-    }
-    assert sum(1 for _ in replay(lines)) == len(lines)
 
 
 def test_a_tenant_that_fills_the_queue_is_refused_and_one_within_its_share_is_not() -> None:
