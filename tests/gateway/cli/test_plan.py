@@ -1,6 +1,8 @@
 """`sluice plan`: figures from config.json alone, and one clear line for what cannot be planned."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -142,3 +144,11 @@ def test_without_a_network_a_hub_name_is_refused_with_the_remedy(
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
     done = sluice("plan", "org/name", "--memory", "80GiB")
     assert (done.status, "name a local directory" in done.err) == (1, True)
+
+
+def test_it_does_not_wait_for_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(CONFIG.replace("torch_dtype", "comment"))
+    save_file({"norm.weight": np.zeros(8, np.float16)}, tmp_path / "model.safetensors")
+    program = "import sys; from gateway.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", program, "plan", str(tmp_path), "--memory", "80GiB"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -1,11 +1,8 @@
 """What a random core has to hold, over one run of it each."""
 
-from collections import Counter
 from math import isclose
 from typing import NamedTuple
 
-from backend.scheduler.sequence import Sequence, SequenceStatus
-from tests.backend.sequences import make_sequence
 from tests.labs.core.random_core import RandomCore
 
 
