@@ -52,7 +52,7 @@ from scripts.fleet_checks import (
 
 COUNT = 4
 SMG = "smg==1.13.0"
-MAX_ADDED_MS = 10.0  # ms at p50, where two cores are shared by all; `labs.benchmarks.route` has the figure
+MAX_ADDED_MS = 10.0  # ms at p50, where two cores are shared by all
 STREAMS = 24  # when a replica is killed
 ENDS = ("complete", "replica_lost")
 ROUTER = "sluice route"

@@ -1,6 +1,6 @@
 """Drives the scheduling core through far more random runs than CI has time for, and holds it to its invariants.
 
-    python -m scripts.prove_core [--schedules 100000] [--cancellations 100000] [--examples 5000] [--jobs 1]
+    python -m scripts.prove_core [--schedules 100000] [--examples 5000] [--jobs 1]
 
 Prints what was run and how near it came to the bounds; exits with 1 at the first violation, naming its seed. About
 fifteen minutes on one core.
@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from time import perf_counter
 from typing import TypeVar
 
@@ -24,10 +22,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from labs.process_pool import process_pool
 from tests.labs.core.core_machine import CoreMachine
-from tests.labs.core.random_runs import random_cancellations, random_schedule
+from tests.labs.core.random_runs import random_schedule
 
 SEEDS_PER_CHUNK = 200  # seeds a process takes at a time
-CANCELLATIONS_PER_RUN = 100  # a run
 
 T = TypeVar("T")
 
@@ -49,19 +46,16 @@ class Row:
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--schedules", type=int, default=100_000, help="against the fairness bound")
-    parser.add_argument("--cancellations", type=int, default=100_000, help="at random moments")
     parser.add_argument("--examples", type=int, default=5_000, help="of the state machine")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args()
     first = options.first_seed
     schedules = range(first, first + options.schedules)
-    runs = range(first, first + ceil(options.cancellations / CANCELLATIONS_PER_RUN))
     print(f"{'what':38}{'runs':>26}{'seconds':>9}  found")
     try:
         with process_pool(options.jobs) as pool:
             show(prove_fairness(pool, schedules))
-            show(prove_cancellations(pool, runs))
         show(prove_machine(options.examples))
     except (Violation, AssertionError) as violation:
         sys.exit(f"violated: {violation}")
@@ -80,15 +74,6 @@ def prove_fairness(pool: ProcessPoolExecutor, seeds: range) -> Row:
         over_half += fairness.share > 0.5
     found = f"largest gap {largest:.3f} of its bound; {over_half} above a half; {preemptions:,} preemptions"
     return Row("fairness bound", f"{len(seeds):,} schedules", perf_counter() - start, found)
-
-
-def prove_cancellations(pool: ProcessPoolExecutor, seeds: range) -> Row:
-    start = perf_counter()
-    met: Counter[str] = Counter()
-    for states in spread(pool, partial(random_cancellations, count=CANCELLATIONS_PER_RUN), seeds):
-        met += states
-    found = "nothing left; " + ", ".join(f"{state} {number:,}" for state, number in met.most_common())
-    return Row("cancelled in any state", f"{met.total():,} cancellations", perf_counter() - start, found)
 
 
 def prove_machine(examples: int) -> Row:

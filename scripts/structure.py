@@ -7,7 +7,6 @@ It reads the five packages, `labs`, `scripts` and the tests, and runs `sluice se
 
 import argparse
 import ast
-import inspect
 import json
 import re
 import statistics
@@ -87,12 +86,10 @@ def layout(root: Path) -> list[Figure]:
     return [
         *_sizes(modules),
         *_functions(modules),
-        *_names(modules),
         *_classes(modules),
-        *_docstrings(modules),
         *_tests(root, modules),
         *(Figure(f"lines of {folder}", sum(module.num_lines for module in found)) for folder, found in beside.items()),
-        *_packed([*modules, *(module for found in beside.values() for module in found)]),
+        _packed([*modules, *(module for found in beside.values() for module in found)]),
         _riddles(root),
     ]
 
@@ -148,66 +145,6 @@ def _functions(modules: list[Module]) -> Iterator[Figure]:
         yield Figure("lines of a function, median", statistics.median(lines for lines, _ in lengths))
         yield Figure("lines of a function, 90th percentile", lengths[len(lengths) * 9 // 10][0])
         yield Figure("lines of a function, most", lengths[-1][0], [f"{place}: {n}" for n, place in lengths[:-11:-1]])
-
-
-def _names(modules: list[Module]) -> Iterator[Figure]:
-    classes = _defined(modules, lambda node: isinstance(node, ast.ClassDef))
-    functions = _defined(
-        modules,
-        lambda node: isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"),
-    )
-    foreign = _imported_from_elsewhere(modules)
-    renamed, others = _renamed(modules, classes)
-    clashes = [
-        f"{name}: {', '.join(places)}; from {', '.join(sorted(foreign[name]))}"
-        for name, places in sorted(classes.items())
-        if name in foreign
-    ]
-    for kind, defined in (("class names", classes), ("public function names", functions)):
-        twice = [f"{name}: {', '.join(places)}" for name, places in sorted(defined.items()) if len(places) > 1]
-        yield Figure(f"{kind} defined more than once", len(twice), twice)
-    yield Figure("class names that a library's import has too", len(clashes), clashes)
-    yield Figure("imports that rename what is named like a class of ours", len(renamed), renamed)
-    yield Figure("imports that rename a module or function of ours", len(others), others)
-
-
-def _defined(modules: list[Module], is_meant: Callable[[ast.stmt], bool]) -> dict[str, list[str]]:
-    """Return the places where each name is defined at the top of a module."""
-    defined: dict[str, dict[Path, str]] = defaultdict(dict)
-    for module in modules:
-        for node in module.tree.body:
-            if is_meant(node):
-                defined[getattr(node, "name", "")].setdefault(module.path, module.place(node))
-    return {name: list(places.values()) for name, places in defined.items()}
-
-
-def _from_imports(modules: list[Module]) -> Iterator[tuple[Module, ast.ImportFrom, ast.alias]]:
-    for module in modules:
-        for node in module.nodes:
-            if isinstance(node, ast.ImportFrom):
-                yield from ((module, node, alias) for alias in node.names)
-
-
-def _is_ours(node: ast.ImportFrom) -> bool:
-    return node.level > 0 or (node.module or "").partition(".")[0] in PACKAGES
-
-
-def _imported_from_elsewhere(modules: list[Module]) -> dict[str, set[str]]:
-    """The libraries' modules that each name is imported from."""
-    foreign: dict[str, set[str]] = defaultdict(set)
-    for _, node, alias in _from_imports(modules):
-        if not _is_ours(node):
-            foreign[alias.name].add(node.module or "")
-    return foreign
-
-
-def _renamed(modules: list[Module], classes: Mapping[str, object]) -> tuple[list[str], list[str]]:
-    """Imports under another name: of what has the name of a class of ours, wherever it comes from; of ours besides."""
-    renamed: tuple[list[str], list[str]] = ([], [])
-    for module, node, alias in _from_imports(modules):
-        if alias.asname not in {None, alias.name} and (alias.name in classes or _is_ours(node)):
-            renamed[alias.name not in classes].append(f"{module.place(node)}: {alias.name} as {alias.asname}")
-    return renamed
 
 
 # Classes --------------------------------------------------------------------------------------------------------------
@@ -344,32 +281,21 @@ def _is_number(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and type(value.value) in {int, float}
 
 
-def _packed(modules: list[Module]) -> Iterator[Figure]:
-    """Count calls with a star before a tuple or list that is written there, or before a local name for one."""
-    literal, named = set[str](), set[str]()
-    for module in modules:
-        for scope in module.nodes:
-            if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
-                tuples = _local_tuples(scope)
-                for star in _stars(scope):
-                    place = f"{module.place(star)}: {ast.unparse(star)}"
-                    if isinstance(star.value, ast.Tuple | ast.List):
-                        literal.add(place)
-                    elif isinstance(star.value, ast.Name) and star.value.id in tuples:
-                        named.add(place)
-    yield Figure("star-packed argument lists", len(literal), sorted(literal))
-    yield Figure("calls that unpack a local tuple", len(named), sorted(named))
+def _packed(modules: list[Module]) -> Figure:
+    """Count calls with a star before a tuple or list that is written there."""
+    stars = [(module, star) for module in modules for star in _stars(module.tree)]
+    found = [
+        f"{module.place(star)}: {ast.unparse(star)}"
+        for module, star in stars
+        if isinstance(star.value, ast.Tuple | ast.List)
+    ]
+    return Figure("star-packed argument lists", len(found), found)
 
 
 def _stars(scope: ast.AST) -> Iterator[ast.Starred]:
     for call in ast.walk(scope):
         if isinstance(call, ast.Call):
             yield from (argument for argument in call.args if isinstance(argument, ast.Starred))
-
-
-def _local_tuples(scope: ast.AST) -> set[str]:
-    found = [node for node in ast.walk(scope) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)]
-    return {target.id for node in found for target in node.targets if isinstance(target, ast.Name)}
 
 
 def _riddles(root: Path) -> Figure:
@@ -384,51 +310,7 @@ def _riddles(root: Path) -> Figure:
     return Figure("riddles: lines with so many, whoever or whatever", len(found), found)
 
 
-# Docstrings -----------------------------------------------------------------------------------------------------------
-
-CLAUSE = frozenset({"what", "who", "whose", "which", "whether", "that", "how", "why", "or", "and", "nor", "of", "than"})
-CLAUSE_UNLESS_COMMA = frozenset({"where", "when", "whatever", "whoever", "as", "if", "while", "until", "unless"})
-RIDDLE = re.compile(  # a pronoun in place of a noun
-    r"\b(so (many|much|few)(?! as)|whoever|whatever|anybody|somebody|nobody|those (that|who|which)|such(?! as)"
-    r"|ones? that|what is not|who (has|have|is|are))\b",
-    re.IGNORECASE,
-)
-
-
-def fault_of(docstring: str) -> str | None:
-    """The reason why a docstring's first paragraph is no sentence, by a rule that needs no grammar; None: it passes.
-
-    It has fewer than four words; or it does not end with a full stop, a colon or the like; or it opens with a word that
-    makes it a clause on its own ("What is asked for."): a whole sentence that opens so can begin with its subject. For
-    words that open many a sentence ("Where it is full, it waits.") a comma decides. A subject without a noun ("Those
-    that wait.") or a riddle ("so many") is a fault as well. Noun phrases of four words pass.
-    """
-    paragraph = " ".join(inspect.cleandoc(docstring).partition("\n\n")[0].split())
-    words = [word for word in paragraph.split() if re.search(r"\w", word)]
-    if len(words) < 4:
-        return "fewer than four words"
-    if paragraph.rstrip("\"'`)")[-1:] not in tuple(".:?!"):
-        return "no full stop"
-    first = words[0].lower().rstrip(",")
-    if first in CLAUSE or (first in CLAUSE_UNLESS_COMMA and "," not in paragraph):
-        return "a clause on its own"
-    if riddle := RIDDLE.search(paragraph):
-        return f"a riddle, {riddle[0]!r}"
-    return None
-
-
-def _docstrings(modules: list[Module]) -> Iterator[Figure]:
-    """The docstrings of modules, classes, functions and, below an assignment, of the assigned name."""
-    found = [
-        (module.place(node), node.value.value)
-        for module in modules
-        for node in module.nodes
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    ]
-    faults = [(place, fault, text) for place, text in found if (fault := fault_of(text))]
-    listed = [f"{place}: {fault}: {' '.join(text.split()):.100}" for place, fault, text in faults]
-    yield Figure("docstrings", len(found))
-    yield Figure("docstrings that are no sentence", len(faults), listed)
+# Tests --------------------------------------------------------------------------------------------------------------
 
 
 def _tests(root: Path, modules: list[Module]) -> Iterator[Figure]:

@@ -68,8 +68,3 @@ def test_of_kernels_the_code_for_other_gpus_is_zeros_and_all_else_stays_where_it
     library = b"text" * 4 + first + number + second + b"data"
     kept = gpu_peers.for_one_arch(library)
     assert kept == library.replace(code, bytes(24))
-
-
-def test_a_library_without_kernels_is_as_it_was() -> None:
-    for library in FILES.values():
-        assert gpu_peers.for_one_arch(library) == library

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scripts.request_path import Trips
-from scripts.structure import PACKAGES, Figure, fault_of, layout
+from scripts.structure import PACKAGES, Figure, layout
 
 ROOT = Path(__file__).parent.parent
 TREE = {
@@ -100,25 +100,6 @@ def test_functions_are_measured_from_def_to_their_last_line(figures: dict[str, F
     ]
 
 
-def test_names_with_more_than_one_meaning(figures: dict[str, Figure]) -> None:
-    assert figures["class names defined more than once"].places == [
-        "Policy: quotas/policy.py:1, backend/core.py:1",
-        "Request: backend/core.py:2, backend/request.py:4",
-    ]
-    assert figures["public function names defined more than once"].places == [
-        "run: gateway/app.py:9, backend/core.py:4"
-    ]
-    assert figures["class names that a library's import has too"].places == [
-        "Request: backend/core.py:2, backend/request.py:4; from starlette.requests",
-        "Sequence: backend/core.py:3; from collections.abc",
-    ]
-    assert figures["imports that rename what is named like a class of ours"].places == [
-        "gateway/app.py:3: Sequence as Many",
-        "gateway/app.py:7: Request as EngineRequest",
-    ]
-    assert figures["imports that rename a module or function of ours"].places == ["gateway/app.py:6: core as engine"]
-
-
 def test_classes(tmp_path: Path) -> None:
     fields = "".join(f"    field_{number}: int\n" for number in range(31))
     own = "".join(f"  self.own_{number} = 0\n" for number in range(13))
@@ -154,8 +135,6 @@ def test_structure_counts_names_that_a_reader_cannot_see_at_their_use(tmp_path: 
         """
     packed = """\
         def make(a, b):
-            parts = a, b
-            print(*parts)
             print(*(a, b))
             print(*a)
         """
@@ -167,38 +146,9 @@ def test_structure_counts_names_that_a_reader_cannot_see_at_their_use(tmp_path: 
         "admission/core.py:13: self.part.hook",
         "admission/core.py:15: part.other",
     ]
-    assert found["star-packed argument lists"].places == ["labs/packed.py:4: *(a, b)"]
-    assert found["calls that unpack a local tuple"].places == ["labs/packed.py:3: *parts"]
+    assert found["star-packed argument lists"].places == ["labs/packed.py:2: *(a, b)"]
     assert found["riddles: lines with so many, whoever or whatever"].value == 2
-    assert found["lines of labs"].value == 5
-
-
-def test_docstrings_that_are_no_sentence(figures: dict[str, Figure]) -> None:
-    assert figures["docstrings"].value == 3
-    assert figures["docstrings that are no sentence"].places == [
-        "gateway/app.py:10: fewer than four words: What is run.",
-        "backend/request.py:5: fewer than four words: Once.",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("docstring", "fault"),
-    [
-        ("Return the tokens of a prompt.", None),
-        ("The queue, which `plan` reads:\n\nA list.", None),
-        ("Where it is full, the newcomer waits.", None),
-        ("A step was.", "fewer than four words"),
-        ("What is asked for.", "a clause on its own"),
-        ("Where it is full.", "a clause on its own"),
-        ("Of a request, that has ended.", "a clause on its own"),
-        ("The tokens of a prompt\n\nThey are counted.", "no full stop"),
-        ("Return so many tokens of a prompt.", "a riddle, 'so many'"),
-        ("Serve nobody who has waited.", "a riddle, 'nobody'"),
-        ("Limits such as tokens per minute.", None),
-    ],
-)
-def test_a_sentence(docstring: str, fault: str | None) -> None:
-    assert fault_of(docstring) == fault
+    assert found["lines of labs"].value == 3
 
 
 def test_tests_mirror_modules(figures: dict[str, Figure]) -> None:

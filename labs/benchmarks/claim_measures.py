@@ -13,7 +13,7 @@ from random import Random
 from statistics import mean
 
 from admission.step_times.step_time import StepWork
-from labs.benchmarks import kv_waste as waste
+from labs.benchmarks.kv_use import WINDOW_SECONDS, Weighed, WeighingLoop
 from labs.benchmarks.overload_loads import DEVICE, MAX_TOKENS, Traffic, drawn_trace
 from labs.benchmarks.overload_runs import simulate
 from labs.orderings.ordering import PublishedOrder
@@ -21,7 +21,7 @@ from labs.simulation.arrival import NO_TARGET, Arrival, sequence_of
 from labs.simulation.policy import SimulatedPolicy, parse_simulated_policy
 from labs.simulation.pools.link import Link
 from labs.simulation.pools.pools import Split, simulate_split, splits
-from labs.simulation.recorder import Objective
+from labs.simulation.recorder import Objective, Recorder
 from labs.simulation.search.sweep import KNEE_GOODPUT
 from labs.simulation.study import SimulatedRun, capacity, simulate_run
 from labs.simulation.summary import Summary
@@ -39,6 +39,12 @@ TENANTS = ("tenant-1", "tenant-2", "tenant-3", "tenant-4")
 TENTHS = [one / 10 for one in range(1, 12)]  # of the capacity
 ARENA, KINDS, NOISE = 27, 40, 0.62  # tenants, kinds of prompts, and the deviation of an answer's logarithm
 SCARCE_KV_TOKENS = 60_000
+SCARCE = (
+    "order=fair,overload=unbounded,max_num_batched_tokens=512,max_num_seqs=256,prefill_chunk=512,"
+    f"kv_tokens={SCARCE_KV_TOKENS},block_size=16"
+)
+BLOCK_BYTES, COPY_BYTES_PER_SECOND = 16 * 131_072, 25e9
+SCARCE_HOST = f"num_host_blocks={SCARCE_KV_TOKENS // 2 // 16},block_copy_seconds={BLOCK_BYTES / COPY_BYTES_PER_SECOND}"
 
 
 # requests
@@ -381,12 +387,17 @@ def kv_use(seed: int, share: float) -> Figures:
     """Conversations that declare 1,024 tokens, all waiting from the start for 60,000 tokens of memory."""
     requests = _conversations(seed, 600 * share)
     wasted, used = {}, {}
-    for name, contiguous in (("contiguous", True), ("in blocks", False)):
-        run = waste.simulate(requests, waste.Allocation(name, is_contiguous=contiguous, kv_tokens=SCARCE_KV_TOKENS))
-        windows = range(max(1, len(run.weighed.held) // 2))  # the last requests leave memory empty
-        full = sum(run.weighed.held[n] - run.weighed.unused[n] for n in windows)
-        seconds = min(run.seconds, len(windows) * waste.WINDOW_SECONDS)
-        wasted[name], used[name] = run.weighed.waste, full / seconds / SCARCE_KV_TOKENS
+    longest = max(one.prompt_tokens + max(one.output_tokens, MAX_TOKENS) for one in requests)
+    for name, allocation in (("contiguous", "kv_allocation=contiguous"), ("in blocks", SCARCE_HOST)):
+        policy = _policy(f"{SCARCE},max_model_len={longest},{allocation}")
+        recorder = Recorder(DEVICE, Objective(), policy.weights)
+        loop = WeighingLoop(policy.make_core(), DEVICE, recorder, policy.engine.max_model_len)
+        loop.weighed = weighed = Weighed()
+        end = loop.run(requests)
+        windows = range(max(1, len(weighed.held) // 2))  # the last requests leave memory empty
+        full = sum(weighed.held[n] - weighed.unused[n] for n in windows)
+        seconds = min(end, len(windows) * WINDOW_SECONDS)
+        wasted[name], used[name] = weighed.waste, full / seconds / SCARCE_KV_TOKENS
     return {
         **{f"% of held memory unused, {name}": share for name, share in wasted.items()},
         "+% unused memory by blocks": wasted["in blocks"] / wasted["contiguous"] - 1,

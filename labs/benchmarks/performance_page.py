@@ -15,7 +15,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 SHOWN_MET = 8  # targets met that a result shows; its file has all
 SCRIPTS = {  # results of programs that are no benchmark by their name
     "agent_clients": "scripts/check_agents.py",
-    "clients": "scripts/check_clients.py",
     "embedding_vectors": "scripts/check_embeddings.py",
     "fault_guards": "python -m labs.faults.suite --without-guard",
     "faults": "python -m labs.faults.suite",

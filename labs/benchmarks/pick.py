@@ -27,12 +27,17 @@ from backend.bound_process import bound
 from fleet.ext_proc.messages import ProcessingRequest
 from fleet.ext_proc.server import EXT_PROC
 from labs.benchmarks import machine
-from labs.benchmarks.fresh import Fresh
+from labs.benchmarks.fresh import MARK, Fresh
 from labs.benchmarks.machine import cpu_seconds, on_core
 from labs.benchmarks.processes import ROOT, Worker, WorkerFailed
 from labs.benchmarks.report import Report, Spread, quantile, scenario_parser
-from labs.benchmarks.route import ADMIN_KEY, KEY, MESSAGES, PATH
 
+KEY, ADMIN_KEY = "sk-benchmark", "correct-horse-battery-staple"
+PATH = "/v1/chat/completions"
+MESSAGES = [
+    {"role": "system", "content": "You answer in one sentence. " * 40},
+    {"role": "user", "content": f"{MARK}: tell me a story of 3 sentences."},
+]
 CONCURRENT = 16
 PICKS_PER_SECOND = 500.0  # a second, as they come
 Figures = dict[str, list[float]]

@@ -149,13 +149,6 @@ def test_copies_may_be_made_beside_the_step_before(checkpoints: dict[str, Path])
     assert llm.scheduler.counters.swapped_in > 0
 
 
-def test_preemption_does_not_change_a_token(checkpoints: dict[str, Path]) -> None:
-    llm = LLM(str(checkpoints["qwen2"]), SCARCE)
-    found = outputs(llm, GREEDY)
-    assert found == oracle("qwen2", found)
-    assert llm.scheduler.counters.preemptions > 0
-
-
 def test_nobody_is_given_up_for_others(checkpoints: dict[str, Path]) -> None:
     model = LLM(str(checkpoints["qwen2"]), SCARCE).model
     strict = replace(model, engine_config=replace(model.engine_config, max_preemptions=0))

@@ -62,48 +62,6 @@ def test_a_body_that_is_no_json_object_is_400(server: ServerProcess, path: str, 
     assert post(server, body, path).status_code == 400
 
 
-BAD_CHATS = [
-    ({"messages": []}, "messages"),
-    ({"messages": None}, "messages"),
-    ({"messages": "hello"}, "messages"),
-    ({"messages": [{}]}, "messages[0].role"),
-    ({"messages": ["hello"]}, "messages[0]"),
-    ({"messages": [{"role": "wizard", "content": SECRET}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": SECRET}]}, "messages[0].tool_call_id"),
-    ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-    ({"messages": [{"role": "user", "content": SECRET}] * 2500}, "messages"),
-    ({"model": None}, "model"),
-    ({"model": 7}, "model"),
-    ({"max_tokens": -2}, "max_tokens"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": 2**63}, "max_tokens"),
-    ({"max_tokens": 10**40}, "max_tokens"),
-    ({"max_tokens": 1.5}, "max_tokens"),
-    ({"max_tokens": "10"}, "max_tokens"),
-    ({"max_tokens": True}, "max_tokens"),
-    ({"max_completion_tokens": -(10**40)}, "max_completion_tokens"),
-    ({"temperature": -0.1}, "temperature"),
-    ({"temperature": 10**400}, "temperature"),
-    ({"temperature": "hot"}, "temperature"),
-    ({"top_p": -1e-9}, "top_p"),
-    ({"top_p": 1e308}, "top_p"),
-    ({"top_k": -2}, "top_k"),
-    ({"seed": 2**64}, "seed"),
-    ({"stream": "yes"}, "stream"),
-    ({"stop": ["s"] * 10_000}, "stop"),
-    ({"stop": "s" * 100_000}, "stop"),
-    ({"stop": [5]}, "stop[0]"),
-    ({"stop": {"a": 1}}, "stop"),
-    ({"stop_token_ids": [2**40]}, "stop_token_ids"),
-    ({"stop_token_ids": [-1]}, "stop_token_ids"),
-    ({"logprobs": 1}, "logprobs"),
-    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-    ({"logit_bias": {"5": 101}}, "logit_bias"),
-    ({f"field{n}": 1 for n in range(5_000)}, None),
-]
-
-
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -121,29 +79,6 @@ def test_a_strange_name_is_ignored_and_told_without_harm(
     reply = post(server, body)
     assert (reply.status_code, reply.headers["x-sluice-ignored"]) == (200, told)
     assert "set-cookie" not in reply.headers
-
-
-@pytest.mark.parametrize(("fields", "param"), BAD_CHATS, ids=[f"{n}-{param}" for n, (_, param) in enumerate(BAD_CHATS)])
-def test_a_bad_field_is_400_and_named(server: ServerProcess, fields: dict[str, object], param: str | None) -> None:
-    reply = post(server, chat() | fields)
-    assert reply.status_code == 400
-    if "temperature" not in fields or fields["temperature"] != 10**400:  # that is no JSON number
-        assert reply.json()["error"]["param"] == param
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [None, 7, {}, [], [[]], [1024], [-1], [2**70], [1, "a"], ["a", 1], [1.0], [True], [[1], "a", 2], ["a"] * 129],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_bad_prompt_is_400_and_named(server: ServerProcess, prompt: object, stream: bool) -> None:
-    reply = post(server, completion(prompt=prompt, stream=stream), "/v1/completions")
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"].startswith("prompt")
-
-
-def test_token_ids_outside_the_vocabulary_are_400_for_detokenize(server: ServerProcess) -> None:
-    assert post(server, {"tokens": [1024]}, "/detokenize").json()["error"]["param"] == "tokens"
 
 
 @pytest.mark.parametrize("text", ["\x00", "\u202e\ufeff", "<|end|><|assistant|>", "\U0001f9ff" * 50, "e\u0301\u0301"])

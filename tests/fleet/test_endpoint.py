@@ -26,15 +26,6 @@ EVENTS = (b"data: 1\n\n", b"data: 2\n\ndata", b": 3\n\n", b"data: [DONE]\n\n")
 RESET = httpx.ReadError("reset")
 
 
-async def test_a_stream_comes_byte_for_byte_as_it_came_event_by_event() -> None:
-    fleet = PaperFleet(a=answering(stream(*EVENTS)))
-    answer = await fleet.request()
-    assert answer.parts == [b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n", b"data: [DONE]\n\n", b""]
-    assert answer.body == b"".join(EVENTS)
-    assert answer.is_complete
-    assert answer.header(b"content-type") == b"text/event-stream"
-
-
 async def test_all_headers_but_those_of_the_connection_reach_the_replica() -> None:
     fleet = PaperFleet(a=answering(whole(b'{"x": 1}', x_sluice_estimate_ms="5")))
     given = [
@@ -257,12 +248,6 @@ async def test_a_lost_attempt_costs_nothing_when_the_next_replica_refuses(reason
     answer = await fleet.request()
     assert (answer.status, answer.code) == (status, reason)
     assert await fleet.settled() == [{"tenant": "demo", "has_begun": False, "output_tokens": None}]
-
-
-async def test_an_answer_of_the_next_replica_is_settled_by_it_alone() -> None:
-    fleet = PaperFleet(a=answering(RESET), b=answering(stream(*EVENTS)))
-    assert (await fleet.request()).status == 200
-    assert await fleet.settled() == []
 
 
 async def test_an_answer_that_is_cut_before_its_end_is_not_begun() -> None:

@@ -15,8 +15,6 @@ from backend.kernels import build
 from backend.kernels.cpu import select_ops
 from backend.model.decoder import Decoder
 from backend.model.weights import random_weights
-from backend.scheduler.batch import NewSequence
-from backend.worker.sampler import SlotSampler
 from tests.backend.families import save_checkpoint
 from tests.backend.paged_batch import PagedBatch
 from tests.backend.runners import MODEL
@@ -86,28 +84,6 @@ def test_logits_are_the_same_beside_others_and_computed_again(dtype: torch.dtype
         sizes = [generator.randint(1, 200), *[1] * generator.randint(1, 40)]
         sizes.append(TOKENS - sum(sizes))
         assert torch.equal(logits(dtype, sizes, others), whole), sizes
-
-
-@pytest.mark.parametrize("vocab", [97, 1024, 5003])
-def test_a_row_draws_the_same_token_among_any_rows(vocab: int) -> None:
-    generator = random.Random(vocab)
-    rows = 24
-    sampler = SlotSampler(rows, vocab)
-    for slot in range(rows):
-        params = SamplingParams(
-            temperature=generator.choice([0, 0.7, 1]),
-            top_p=generator.choice([1, 0.9]),
-            top_k=generator.choice([0, 20]),
-            min_p=generator.choice([0, 0.05]),
-        )
-        sampler.admit(NewSequence(slot, params, slot, [1, 2], 2))
-    drawn = torch.randn((rows, vocab), generator=torch.Generator().manual_seed(1)) * 3
-    positions = torch.arange(rows).numpy() + 2
-    together = sampler.sample(drawn.clone(), torch.arange(rows).numpy(), positions)
-    for size in (1, 3, 7):
-        for slots in torch.arange(rows).split(size):
-            found = sampler.sample(drawn[slots], slots.numpy(), positions[slots.numpy()])
-            assert torch.equal(found, together[slots])
 
 
 @pytest.fixture(scope="module")

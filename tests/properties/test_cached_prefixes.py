@@ -129,16 +129,6 @@ def test_preemption_of_several_answers_does_not_change_a_token(checkpoints: dict
     assert (counters.swapped_in > 0) == bool(host_blocks)
 
 
-def test_each_of_several_drawn_answers_is_that_of_its_seed_alone(model: LoadedModel) -> None:
-    sampling = [replace(DRAWN, seed=seed, top_p=0.9 + seed / 100) for seed in range(7)] + [GREEDY]
-    expected = [plain(model, tuple(FIRST_TURNS[3]), one) for one in sampling]
-    caching = LLM.of(model, model.runner)
-    completions = caching.generate([FIRST_TURNS[3]] * 8, sampling, progress=False)
-    assert [one.token_ids for one in completions] == expected
-    assert len({tuple(answer) for answer in expected}) > 6
-    assert caching.scheduler.counters.prompt_tokens == len(FIRST_TURNS[3])
-
-
 def test_the_option_turns_it_off(checkpoints: dict[str, Path]) -> None:
     llm = LLM(str(checkpoints["qwen2"]), EngineOptions(prefix_cache=False))
     for _ in range(2):

@@ -42,23 +42,6 @@ def test_a_prompt_that_was_computed_is_found() -> None:
     assert computed(bench) == 14 == bench.scheduler.counters.prompt_tokens
 
 
-def test_of_a_prompt_that_is_found_whole_the_last_block_is_computed_again() -> None:
-    bench = Bench()
-    finish(bench, bench.say(PROMPT[:12], 4))
-    again = bench.say(PROMPT[:12], 4)
-    finish(bench, again)
-    assert again.num_cached_tokens == 8
-
-
-def test_the_next_turn_finds_the_answer_to_the_last() -> None:
-    bench = Bench(max_model_len=64)
-    turn = bench.say(PROMPT, 9)
-    finish(bench, turn)
-    following = bench.say([*turn.request.prompt, *turn.output, 7, 8, 9], 4)
-    finish(bench, following)
-    assert following.num_cached_tokens == (13 + len(turn.output)) // 4 * 4
-
-
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_next_turn_that_comes_before_the_step_in_flight_has_ended_finds_the_answer_too(is_lost: bool) -> None:
     bench = Bench(max_model_len=64, num_blocks=32, steps_in_flight=2)
@@ -73,14 +56,6 @@ def test_a_next_turn_that_comes_before_the_step_in_flight_has_ended_finds_the_an
         bench.lose()
     finish(bench, turn, following)
     assert is_lost or following.num_cached_tokens == (13 + len(turn.output)) // 4 * 4
-
-
-def test_other_tenants_find_nothing_unless_they_have_one_salt() -> None:
-    bench = Bench()
-    finish(bench, bench.say(PROMPT, 4, "a"), bench.say(PROMPT, 4, "group", salt="one"))
-    stranger, member = bench.say(PROMPT, 4, "b"), bench.say(PROMPT, 4, "c", salt="one")
-    finish(bench, stranger, member)
-    assert (stranger.num_cached_tokens, member.num_cached_tokens) == (0, 12)
 
 
 def test_those_who_wait_for_one_prompt_at_once_compute_it_once() -> None:
@@ -293,26 +268,12 @@ def test_answers_wait_for_the_one_that_computes_their_prompt(chunk: int) -> None
     assert computed(bench) == 13
 
 
-def test_a_prompt_of_less_than_a_block_is_computed_once_too() -> None:
-    bench = Bench()
-    answers = [bench.say([7, 8], 6, prompt_group="g") for _ in range(4)]
-    finish(bench, *answers)
-    assert computed(bench) == 2
-
-
 def test_another_tenant_or_prompt_is_no_fork() -> None:
     bench = Bench(max_num_batched_tokens=32, prefill_chunk=16)
     answers = [bench.say(PROMPT, 4, prompt_group="g"), bench.say(PROMPT, 4, "b", prompt_group="g")]
     answers += [bench.say(PROMPT[:5], 4, prompt_group="g"), bench.say(PROMPT, 4)]
     finish(bench, *answers)
     assert not any(batch.forks for batch in bench.batches)
-
-
-def test_without_a_prefix_cache_each_answer_computes_the_prompt() -> None:
-    bench = Bench(prefix_cache=False)
-    answers = [bench.say(PROMPT, 6, prompt_group="g") for _ in range(3)]
-    finish(bench, *answers)
-    assert computed(bench) == 3 * 13
 
 
 def test_when_the_one_that_computes_is_cancelled_the_next_does() -> None:

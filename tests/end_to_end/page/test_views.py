@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.end_to_end.page import page_data
@@ -234,18 +233,6 @@ def test_many_long_and_hostile_names_fit_every_screen(gateway: FakeGateway, open
     page.until_reads("#usage-table", "No use on these days.")
 
 
-def test_served_requests_are_in_the_usage_a_little_later(server: ServerProcess, open_view: PageMaker) -> None:
-    assert server.post("/v1/completions", **completion(max_tokens=2)).status_code == 200
-    eventually(lambda: "demo" in [row["tenant"] for row in server.admin("usage")["rows"]])
-    page = open_view("usage")
-    page.until_reads("#usage-table", "demo")
-    assert page.complaints() == []
-    reply = server.ask_admin("usage.csv")
-    assert reply.headers["content-type"].startswith("text/csv")
-    assert reply.text.startswith("day,tenant,requests,")
-    assert httpx.get(f"{server.admin_url}/admin/v1/usage.csv").status_code == 401
-
-
 HEARD = """(checked => { window.heard = [];
   new MutationObserver(() => window.heard.push(checked.textContent)).observe(checked, {childList: true})
 })(document.querySelector("#policy-checked"))"""
@@ -374,27 +361,3 @@ def test_an_admin_sees_the_buttons_of_its_role(
     page.until_shown("#keys-table tbody tr")
     makes = page.js(visible.format("'#key-create'"))
     assert ((cancels > 0) + makes, page.count("header img")) == (buttons, 0)
-
-
-def test_a_limit_is_raised_in_its_file_and_the_edit_is_undone(tmp_path: Path, open_tab: PageMaker) -> None:
-    file = tmp_path / "policy.yaml"
-    file.write_text(text := "tenants:\n  demo: {weight: 2}  # by contract\n")
-    with running_server(tmp_path, "--threads", "1", "--policy", str(file)) as server:
-        page = open_tab(server.admin_url, "#/policy")
-        page.sign_in(server.admin_key)
-        page.until_shown("#policy-classes table")
-        page.fill("#policy-tenant", "demo")
-        page.click("#policy-open button")
-        page.until_reads("#policy-place", "policy.yaml, from line 2")
-        write(page, page.js("document.querySelector('#policy-edit').value").replace("2", "3"))
-        page.until_reads("#policy-checked", "Valid. It would change:")
-        page.click("#policy-put")
-        page.until_reads("#policy-checked", "It is in force, and in the file.")
-        assert file.read_text() == text.replace("2", "3")
-        page.until_reads("#policy-history", "Edits made here")
-        page.until_it_fits(400, 800, 1440)
-        page.click("#policy-history td button")
-        page.until("document.querySelectorAll('#policy-history td button').length === 2")
-        assert file.read_text() == text
-        actions = [entry["action"] for entry in server.admin("audit")["entries"]]
-        assert actions.count("policy.edit") == actions.count("policy.change") == 2

@@ -8,9 +8,8 @@ from gateway.admin.actions import Actions
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.live_requests import LiveRequests
 from gateway.admin.rows import Reasons
-from gateway.errors import AuditUnavailable, BadRequest, CancelledByAdmin, RequestNotFound
+from gateway.errors import AuditUnavailable, BadRequest, RequestNotFound
 from gateway.http.request_scope import RequestScope
-from gateway.tenants.key_source import KeyChange
 from gateway.tenants.live_policy import LivePolicy
 from tests.gateway.admin.test_history import Site
 from tests.gateway.telemetry.records import a_record
@@ -69,18 +68,6 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-async def test_a_cancelled_request_ends_with_an_error_that_says_so(tmp_path: Path) -> None:
-    desk, ended = Desk(tmp_path), []  # type: ignore[var-annotated]
-    task = asyncio.create_task(serve(desk, "r1", ended))
-    await asyncio.sleep(0)
-    assert await desk.actions.cancel("key 1", "r1") == {"cancelled": True}
-    await task
-    (error,) = ended
-    assert isinstance(error, CancelledByAdmin)
-    assert (error.status, error.headers()["x-should-retry"]) == (503, "false")
-    assert await desk.said() == [("request.cancel", "r1 of acme", "cancelled")]
-
-
 async def test_a_request_that_is_not_there_is_on_record_too(desk: Desk) -> None:
     with pytest.raises(RequestNotFound):
         await desk.actions.cancel("key 1", "x" * 5000)
@@ -130,22 +117,6 @@ async def test_nothing_is_done_that_cannot_be_recorded(tmp_path: Path) -> None:
         await task
 
 
-async def test_a_drain_is_recorded_and_begun(desk: Desk) -> None:
-    assert await desk.actions.drain("key 1") == {"draining": True}
-    assert desk.drains == 1
-    assert await desk.said() == [("drain", "gateway", "begun")]
-
-
-async def test_a_reload_takes_up_an_edit_at_once_and_records_both(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, ONE)
-    before = desk.policies.current.version
-    desk.edit(TWO)
-    answer = await desk.actions.reload("key 1")
-    after = desk.policies.current.version
-    assert answer == {"version": after, "problem": None} and after != before
-    assert await desk.said() == [("policy.change", after, "in force"), ("policy.reload", before, "begun")]
-
-
 async def test_an_edit_that_is_not_valid_is_told_and_recorded(tmp_path: Path) -> None:
     desk = Desk(tmp_path, ONE)
     desk.edit("tenants:\n  acme:\n    wieght: 3\n")
@@ -176,11 +147,6 @@ async def test_changes_found_at_a_start_are_recorded_or_else_logged(
     desk.lose_the_log()
     await desk.actions.started(3)
     assert "not in the audit log: gateway.start" in caplog.text
-
-
-async def test_changes_of_keys_are_recorded_by_their_ids(desk: Desk) -> None:
-    await desk.actions.keys_changed(KeyChange(added=("k1", "k2"), removed=("k3",)))
-    assert await desk.said() == [("keys.change", "added k1, k2; removed k3", "in force")]
 
 
 async def test_the_built_in_policy_has_nothing_to_reload(desk: Desk) -> None:

@@ -66,14 +66,6 @@ async def test_a_path_has_its_handler_and_names_its_subject(method: str, path: s
 
 
 @pytest.mark.parametrize(
-    "path", ["/admin/", "/admin/thing", "/admin/things/", "/thing", "/admin/THINGS", "/admin/thingsX", "/things/"]
-)
-async def test_any_other_path_is_not_found(path: str) -> None:
-    reply = await asked("GET", path)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
-
-
-@pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
         ("DELETE", f"{PATH}/a/cut", "POST, GET"),
@@ -87,16 +79,6 @@ async def test_another_method_is_told_which_ones_there_are(method: str, path: st
     assert reply.status_code == 405
     assert reply.headers["allow"] == allowed
     assert reply.json()["error"]["message"] == f"{path} does not answer {method}; use {allowed}."
-
-
-@pytest.mark.parametrize("path", [PATH, "/admin/nothing", "/metrics"])
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_without_the_key_no_path_is_revealed(method: str, path: str) -> None:
-    assert (await asked(method, path, "another-key-of-an-admin")).status_code == 401
-
-
-async def test_public_endpoints_need_no_key() -> None:
-    assert (await asked("GET", "/", "")).text == "<p>"
 
 
 async def test_metrics_are_text() -> None:

@@ -189,23 +189,6 @@ def test_nothing_that_a_client_wrote_is_kept_at_length(site: Site) -> None:
     assert max(map(len, (summary.model or "", summary.path, summary.refusal.message))) == MAX_TEXT_CHARS
 
 
-def test_quotes_of_a_bad_request_are_not_kept(site: Site) -> None:
-    error = BadRequest("prompt must be a string, got 'my secret'.", "prompt")
-    site.history.request_ended(a_record(error=error, outcome=Outcome.INVALID))
-    (summary,) = site.history.refusals()
-    assert summary.refusal is not None
-    assert (summary.refusal.message, summary.refusal.param) == ("prompt must be a string.", "prompt")
-
-
-def test_no_prompt_and_no_output_is_held_by_what_is_kept(site: Site) -> None:
-    record = a_record()
-    site.history.request_ended(record)
-    (summary,) = site.history.ended
-    assert (summary.num_prompt_tokens, summary.num_output_tokens) == (10, 4)
-    kept = [getattr(sequence, name) for sequence in summary.sequences for name in sequence.__slots__]
-    assert all(value is None or isinstance(value, int | float | tuple) for value in kept)
-
-
 async def test_it_closes_the_seconds_by_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 

@@ -68,15 +68,6 @@ async def test_a_key_lives_through_making_rotating_and_revoking_each_in_force_at
     assert await site.record() == [("me", action, target, "begun") for action in actions]
 
 
-async def test_no_secret_and_no_hash_is_kept_or_told_but_in_the_answer_that_made_it(site: Site) -> None:
-    made = await site.keys.create("me", NewKey(tenant="acme"))
-    told = str(await site.keys.listed("")) + str(await site.record())
-    stored = site.source.store.path.read_text()
-    secret = made["key"].rsplit("-", 1)[1]
-    assert secret not in told + stored
-    assert all(record.digest.hex() not in told for record in site.source.in_force.values())
-
-
 async def test_a_tenant_that_the_policy_does_not_name_is_asked_about_with_the_name_that_may_be_meant(
     site: Site,
 ) -> None:

@@ -66,11 +66,6 @@ def test_running_requests_of_a_tenant_are_listed_oldest_first(found: Found) -> N
     assert [row["id"] for row in found.requests.live_of_tenant("acme", 1)] == ["early"]
 
 
-def test_an_unknown_request_is_said_to_be_unknown(found: Found) -> None:
-    with pytest.raises(RequestNotFound):
-        found.requests.shown("nothing")
-
-
 async def test_the_oldest_are_shown_of_more_than_a_page_can_hold(found: Found) -> None:
     for number in range(MAX_ROWS + 3):
         found.begin(f"r{number}", None, began=float(number))

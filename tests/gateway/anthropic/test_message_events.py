@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.anthropic.errors import error_reply
 from gateway.anthropic.message_events import MessageEvents, MessageIdentity, whole_message
-from gateway.errors import ApiError, BadRequest, DeadlineExceeded, Forbidden, InvalidApiKey, Overloaded, Preempted
-from gateway.openai.answer_message import AnswerMessage
+from gateway.errors import ApiError, BadRequest, DeadlineExceeded, Forbidden, InvalidApiKey, Overloaded
 from gateway.openai.replies import Choice, ContentBlock, Ending, TokenUsage
 from tests.examples import examples
 from tests.gateway.openai.random_answers import CALL, new_message, pieces, reason_of, whole
@@ -146,11 +145,3 @@ def test_an_error_is_of_anthropics_types(error: ApiError, status: int, kind: str
     read = json.loads(body)
     assert (told, read["type"], read["error"]["type"]) == (status, "error", kind)
     assert (read["error"]["message"], read["error"]["param"]) == (error.message, error.param)
-
-
-def test_a_stream_that_fails_ends_with_an_error() -> None:
-    message: AnswerMessage = new_message()
-    events = MessageEvents(MessageIdentity.of_message("m"), message)
-    message.push("Hi")
-    *_, error = events_of(events.text("Hi", BEGUN) + events.failure(Preempted()))
-    assert (error["type"], error["error"]["type"]) == ("error", "overloaded_error")

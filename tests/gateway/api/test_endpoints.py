@@ -45,12 +45,6 @@ def test_an_empty_text_has_only_its_special_tokens(server: ServerProcess) -> Non
     assert post(server, "/tokenize", prompt="", add_special_tokens=False)["tokens"] == []
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}])
-def test_tokenize_wants_one_of_prompt_and_messages(server: ServerProcess, body: dict[str, object]) -> None:
-    reply = server.post("/tokenize", **body)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
-
-
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 def test_another_model_has_no_tokens_here(server: ServerProcess, path: str) -> None:
     body = {"model": "gpt-4", "prompt": "a"} if path == "/tokenize" else {"model": "gpt-4", "tokens": [5]}

@@ -59,11 +59,6 @@ def test_a_key_may_expire_on_a_date(store: KeyStore, made: Printed) -> None:
     assert opened(store, key) == Principal("acme", id_of(key), ("inference", "limits"))
 
 
-def test_only_a_hash_is_stored(store: KeyStore, made: Printed) -> None:
-    key = made("create", "acme")
-    assert key.rpartition("-")[2] not in store.path.read_text()
-
-
 def test_keys_of_one_tenant_may_be_listed_alone(made: Printed) -> None:
     keys = {tenant: made("create", tenant) for tenant in ("acme", "beta")}
     assert id_of(keys["acme"]) not in made("list", "--tenant", "beta")

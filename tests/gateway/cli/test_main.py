@@ -100,21 +100,6 @@ def test_a_misspelled_flag_is_refused_with_the_nearest(sluice: Sluice) -> None:
     assert (done.status, "--max-num-seq (did you mean --max-num-seqs?)" in done.err) == (2, True)
 
 
-def test_keys_are_made_listed_and_revoked(printed: Printed) -> None:
-    key = printed("keys", "create", "acme", "--expires-days", "30").strip()
-    key_id = key.split("-")[2]
-    listed = printed("keys", "list")
-    assert key_id in listed
-    assert "acme" in listed
-    assert key not in listed
-    assert [main(["keys", "revoke", key_id]) for _ in range(2)] == [0, 1]
-
-
-@pytest.mark.parametrize("arguments", [["create", ""], ["create", "a b"], ["create", "acme", "--expires-days", "0"]])
-def test_a_bad_key_request_is_refused(sluice: Sluice, arguments: list[str]) -> None:
-    assert sluice("keys", *arguments).status == 2
-
-
 def test_the_version_is_told_in_two_ways(printed: Printed, sluice: Sluice) -> None:
     said = printed("version")
     assert sluice("--version").out == said

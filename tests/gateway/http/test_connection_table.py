@@ -38,17 +38,6 @@ class Crowd:
         return sum(map(self.table.num, ConnectionState))
 
 
-def test_strangers_make_room_the_oldest_first_after_any_input() -> None:
-    crowd = Crowd(4, 4)
-    crowd.enter("tenant", tenant="acme")
-    crowd.enter("a", "b", "c")
-    crowd.entries["a"].begin_request()
-    crowd.entries["a"].complete_request()
-    crowd.entries["a"].complete_response()
-    crowd.enter("d", "e")
-    assert crowd.gone == ["a", "b"]
-
-
 def test_strangers_keep_a_quarter_at_the_cost_of_the_longest_idle_connection() -> None:
     crowd = Crowd(8, 8)
     crowd.enter("first", "second", "third", tenant="acme")
@@ -135,12 +124,6 @@ def test_this_machine_may_have_all_places_unless_it_is_limited(address: str) -> 
         crowd = Crowd(8, limit)
         crowd.enter(*map(str, range(20)), address=address)
         assert crowd.size == most
-
-
-def test_by_default_an_address_may_have_half_of_the_places() -> None:
-    crowd = Crowd(8)
-    crowd.enter(*map(str, range(20)))
-    assert crowd.size == 4
 
 
 def test_addresses_that_were_here_once_are_forgotten() -> None:

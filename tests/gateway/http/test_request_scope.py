@@ -6,8 +6,8 @@ import pytest
 from starlette.types import Message
 
 from admission.outcome import Outcome
-from gateway.errors import RateLimited, RequestTimedOut, RequestTooLarge, ShuttingDown
-from gateway.http.request_scope import TRANSPORT, ActiveRequests, ClientGone, RequestScope, read_body
+from gateway.errors import RateLimited, ShuttingDown
+from gateway.http.request_scope import TRANSPORT, ActiveRequests, RequestScope
 
 SCOPE: dict[str, object] = {"type": "http", "headers": []}
 
@@ -288,56 +288,6 @@ async def test_a_write_waits_as_long_as_any_of_them_waits() -> None:
         gates[1].set()
         await writes[1]
         assert scope.writing_since is None
-
-
-async def test_a_shutdown_tells_everyone() -> None:
-    active_requests = ActiveRequests(write_timeout=30)
-
-    async def serve(scope: RequestScope) -> None:
-        async with scope:
-            await asyncio.Event().wait()
-
-    scopes = [active_requests.scope(SCOPE, peer.receive, peer.send) for peer in (Peer(), Peer(), Peer())]
-    tasks = [asyncio.create_task(serve(scope)) for scope in scopes]
-    await turns(2)
-    active_requests.fail_all(ShuttingDown())
-    await asyncio.gather(*tasks)
-    assert all(isinstance(scope.error, ShuttingDown) for scope in scopes)
-    assert await nothing_is_left()
-
-
-def part(body: bytes, more: bool = True) -> Message:
-    return {"type": "http.request", "body": body, "more_body": more}
-
-
-async def test_a_body_is_put_together() -> None:
-    peer = Peer(part(b"a"), part(b""), part(b"b", more=False))
-    assert await read_body(SCOPE, peer.receive, 2, 1.0) == b"ab"
-
-
-async def test_a_declared_length_above_the_limit_is_refused_unread() -> None:
-    with pytest.raises(RequestTooLarge, match="100B"):
-        await read_body({"headers": [(b"content-length", b"101")]}, Peer().receive, 100, 1.0)
-
-
-async def test_a_body_is_measured_while_it_is_read() -> None:
-    peer = Peer(part(b"a" * 60), part(b"a" * 60), part(b"never read"))
-    with pytest.raises(RequestTooLarge):
-        await read_body(SCOPE, peer.receive, 100, 1.0)
-    assert (await peer.receive())["body"] == b"never read"
-
-
-@pytest.mark.parametrize("before", [(), (part(b"a"),)])
-async def test_a_client_that_leaves_before_its_body_is_complete_is_gone(before: tuple[Message, ...]) -> None:
-    peer = Peer(*before)
-    peer.leave()
-    with pytest.raises(ClientGone):
-        await read_body(SCOPE, peer.receive, 100, 1.0)
-
-
-async def test_a_body_that_stops_coming_is_late() -> None:
-    with pytest.raises(RequestTimedOut, match=r"0\.01 s"):
-        await read_body(SCOPE, Peer(part(b"a")).receive, 100, 0.01)
 
 
 async def _after(count: int, call: Callable[[], None]) -> None:

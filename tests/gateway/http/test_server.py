@@ -13,14 +13,6 @@ from gateway.settings.settings import Settings
 MOST_WAITING = int(Path("/proc/sys/net/core/somaxconn").read_text())
 
 
-def test_a_port_that_is_taken_is_named_with_its_flag() -> None:
-    with bound_socket("127.0.0.1", 0) as taken:
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ListenError, match=f"127.0.0.1:{port} is in use: .* with --admin-port"):
-            open_port("127.0.0.1", port, "--admin-")
-
-
 def test_an_address_of_elsewhere_is_named_with_its_flag() -> None:
     said = "is not an address of this machine: choose another with --host"
     with pytest.raises(ListenError, match=f"203.0.113.1 {said}"):

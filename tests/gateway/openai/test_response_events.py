@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.errors import Preempted
 from gateway.http.json_body import JsonBody
 from gateway.openai.limits import Limits
 from gateway.openai.replies import Choice, Ending, TokenUsage
@@ -147,13 +146,3 @@ def test_log_probabilities_come_with_the_text_that_they_are_about() -> None:
     (item,) = Response.model_validate(read[-1]["response"]).output
     assert item.type == "message" and item.content[0].type == "output_text"
     assert [one.token for one in item.content[0].logprobs or ()] == ["a", " <tool", "_call", "s ", "<|end|>"]
-
-
-def test_a_stream_that_fails_says_so_twice() -> None:
-    message = new_message()
-    events = ResponseEvents(identity(), message)
-    message.push("Hi")
-    *_, failed, error = events_of(events.start() + events.text("Hi") + events.failure(Preempted()))
-    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
-    assert (failed["response"]["error"]["code"], error["code"]) == ("server_error", "preempted")
-    assert error["error"]["message"] == error["message"], "the official client raises what is under `error`"

@@ -111,16 +111,6 @@ async def test_tenants_that_are_not_named_have_the_ceiling_of_the_defaults_from_
     assert engine.take() == []
 
 
-def test_floors_that_leave_room_for_the_longest_sequence_are_no_problem() -> None:
-    assert not list(room_problems(parsed("tenants: {a: {prefix_cache: {floor: 60MiB}}}"), POOL))
-    assert not list(room_problems(DEFAULT_POLICY, POOL))
-
-
-def test_where_nothing_is_cached_floors_take_no_room() -> None:
-    config = EngineConfig(num_blocks=100, block_size=16, max_model_len=640, max_num_seqs=8, prefix_cache=False)
-    assert not list(room_problems(parsed("tenants: {a: {prefix_cache: {floor: 1GiB}}}"), KVPool.of(config, MIB)))
-
-
 def test_floors_that_leave_no_room_are_told_with_the_arithmetic_at_the_largest() -> None:
     policy = parsed("tenants: {a: {prefix_cache: {floor: 20MiB}}, b: {prefix_cache: {floor: 40.5MiB}}}")
     ((field, message),) = room_problems(policy, POOL)

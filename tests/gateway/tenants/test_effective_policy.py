@@ -4,12 +4,10 @@ import pytest
 
 from gateway.errors import ClassNotAllowed, Forbidden, KeySettingsInvalid, ModelNotFound, Unsatisfiable
 from gateway.tenants.auth import Principal
-from gateway.tenants.effective_policy import EffectivePolicy, KVShape
+from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.policy.policy import CLASSES, DEFAULTS, SCOPES, KeyPolicy, Policy, TenantPolicy, UsageDetail
 from tests.quotas.policies import parsed
-
-SHAPE = KVShape(block_tokens=16, block_bytes=4096)
 
 
 def effective(key: KeyPolicy | None = None, scopes: tuple[str, ...] = SCOPES, **tenant: object) -> EffectivePolicy:
@@ -74,24 +72,6 @@ def test_cached_prefixes_are_found_within_a_tenants_group_with_any_key() -> None
     acme, acme_eu, other = (EffectivePolicy(policy, Principal(name, "k1", SCOPES)).cache_scope for name in names)
     assert acme == acme_eu
     assert len({acme, other, *names}) == 5, "no scope is called as a tenant"
-
-
-def test_a_sequence_that_the_kv_limit_can_never_hold_is_refused() -> None:
-    limited = effective(limits=(Limit(Resource.KV_BYTES, 5 * 4096 + 4095),))
-    assert limited.kv_tokens(SHAPE) == 80
-    limited.check_kv(80, SHAPE, "max_tokens")
-    with pytest.raises(Unsatisfiable, match="kv_bytes is 24575B, which holds 80 tokens"):
-        limited.check_kv(81, SHAPE, "max_tokens")
-    effective().check_kv(10**9, SHAPE, "max_tokens")
-
-
-def test_more_prompts_than_may_ever_wait_are_refused() -> None:
-    limited = effective(limits=(Limit(Resource.QUEUED_REQUESTS, 8),))
-    limited.check_prompts(8)
-    with pytest.raises(Unsatisfiable, match="queued_requests is 8: this request has 9 prompts"):
-        limited.check_prompts(9)
-    effective(limits=(Limit(Resource.QUEUED_REQUESTS, 0),)).check_prompts(1)
-    effective().check_prompts(128)
 
 
 def test_a_request_is_charged_to_all_limits_but_queues_and_kv_memory() -> None:

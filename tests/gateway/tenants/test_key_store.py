@@ -63,23 +63,6 @@ def test_starts_at_the_same_time_agree_on_one_pepper(store: KeyStore) -> None:
     assert len(set(peppers)) == 1
 
 
-def test_records_come_back_as_they_were_added(store: KeyStore) -> None:
-    added = [record(), record("other", datetime.now(UTC) + timedelta(days=3))]
-    for one in added:
-        store.add(one)
-    assert store.records() == added
-    assert mode(store.directory / "keys.json") == 0o600
-
-
-def test_a_removed_record_is_gone_and_a_missing_one_is_reported(store: KeyStore) -> None:
-    one, two = record(), record()
-    store.add(one)
-    store.add(two)
-    assert store.remove(one.id)
-    assert not store.remove(one.id)
-    assert store.records() == [two]
-
-
 def test_concurrent_writers_lose_nothing(store: KeyStore) -> None:
     records = [record() for _ in range(24)]
     with ThreadPoolExecutor(8) as pool:
@@ -115,11 +98,6 @@ def test_an_edit_that_fails_changes_nothing(store: KeyStore) -> None:
     with pytest.raises(RuntimeError):
         clear_and_fail()
     assert store.records() == [one]
-
-
-def test_an_empty_store_has_no_records_and_makes_no_directory(store: KeyStore) -> None:
-    assert store.records() == []
-    assert not store.directory.exists()
 
 
 def test_a_pepper_that_others_may_read_is_refused(store: KeyStore) -> None:

@@ -138,18 +138,6 @@ async def test_an_edited_limit_is_taken_up_with_the_next_request(bench: Bench) -
     assert bench.engine.allowed == {"acme": None}
 
 
-async def test_a_running_request_may_end_normally_when_a_limit_is_lowered(bench: Bench) -> None:
-    bench.engine.needs = 40
-    bench.leases.use("acme", 64 * BLOCK, 30)
-    bench.engine.may_need["acme"] = [30, 30, 2]
-    assert await bench.after(0) == 50
-    bench.leases.use("acme", 4 * BLOCK, 2)
-    bench.engine.may_need["acme"].remove(30)
-    assert await bench.after(0) == 30
-    bench.engine.may_need["acme"].remove(30)
-    assert await bench.after(RENEW_SECONDS) == 4
-
-
 async def test_a_running_request_may_end_normally_when_a_limit_is_set(bench: Bench) -> None:
     bench.engine.needs = 40
     bench.engine.may_need = {"acme": [30], "other": [99]}

@@ -43,16 +43,6 @@ def test_a_step_computes_those_of_the_first_levels() -> None:
     assert all(map(is_whole, (new, *old)))
 
 
-def test_a_long_prompt_begins_on_the_level_that_it_fills() -> None:
-    bench = feedback()
-    short = [add(bench, 4, 40) for _ in range(ROWS)]
-    bench.step()
-    long = add(bench, 4 * FIRST_QUANTUM_TOKENS, 40)
-    bench.steps(2)
-    assert ran(bench, long, *short) == [False, True, True], "its prompt was computed, and it waits for its turn"
-    bench.drain()
-
-
 def test_nobody_is_passed_over_for_longer_than_that() -> None:
     bench = feedback()
     old = [add(bench, 4, 300) for _ in range(ROWS)]

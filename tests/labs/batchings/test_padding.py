@@ -30,19 +30,6 @@ def test_prompts_are_as_long_as_the_longest_and_rows_last_as_long_as_the_last(ch
     assert bench.scheduler.counters.padding_tokens == computed - useful
 
 
-def test_nobody_decodes_before_all_prompts_are_computed() -> None:
-    bench, _ = padded(prefill_chunk=5, max_num_batched_tokens=8)
-    bench.drain()
-    decodes = [batch.num_decodes > 0 for batch in bench.batches]
-    assert decodes == sorted(decodes)
-
-
-def test_a_step_stays_within_its_tokens_and_rows() -> None:
-    bench, _ = padded(prefill_chunk=5, max_num_batched_tokens=8)
-    bench.drain()
-    assert all(batch.num_tokens <= 8 and len(batch.slots) + len(batch.padding) <= 6 for batch in bench.batches)
-
-
 def test_a_row_of_a_cancelled_sequence_is_padding_and_its_memory_is_freed() -> None:
     bench, sequences = padded(prefill_chunk=None)
     bench.step()
@@ -51,12 +38,3 @@ def test_a_row_of_a_cancelled_sequence_is_padding_and_its_memory_is_freed() -> N
     assert batch is not None and len(batch.slots) + len(batch.padding) == 3 and not sequences[2].block_table.blocks
     bench.complete()
     bench.drain()
-
-
-def test_the_next_batch_is_padded_by_its_own_longest() -> None:
-    bench, _ = padded()
-    bench.drain()
-    before = bench.scheduler.counters.padding_tokens
-    bench.add(6, 3), bench.add(6, 3)
-    bench.drain()
-    assert bench.scheduler.counters.padding_tokens == before

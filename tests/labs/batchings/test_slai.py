@@ -6,9 +6,9 @@ import pytest
 
 from backend.config import Batching
 from backend.scheduler.batch import Batch
-from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.sequence import Sequence
 from labs.batchings.slai import DEFAULT_TOKEN_INTERVAL_S, OFFSET_STEPS
-from tests.backend.scheduler.bench import Bench, expected
+from tests.backend.scheduler.bench import Bench
 
 STEP = 0.01  # seconds that each takes
 
@@ -69,13 +69,3 @@ def test_a_decode_is_in_the_step_from_its_last_schedulable_time_on(monkeypatch: 
         waited += 1
     assert waited == pytest.approx(last, abs=1)
     assert (batch.num_decodes, sum(batch.lengths)) == (3, 6), "and the prompt has what they leave"
-
-
-def test_without_prompts_every_decode_is_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = TimedBench()
-    with_elapsed(bench, monkeypatch)
-    sequences = decoding(bench)
-    while all(sequence.status is SequenceStatus.RUNNING for sequence in sequences):
-        assert bench.timed_step().num_decodes == 3
-    bench.drain()
-    assert [s.output for s in sequences] == [expected(s) for s in sequences]

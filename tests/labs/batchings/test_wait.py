@@ -11,7 +11,6 @@ from backend.scheduler.batch import Batch
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import Sequence
 from labs.batchings import nested_wait
-from labs.batchings.fluid import ArrivalRate, memory_of
 from labs.batchings.wait import MAX_WAIT_S
 from tests.backend.scheduler.bench import Bench, expected
 
@@ -56,21 +55,6 @@ class FluidBench(Bench):
                 self.complete()
 
 
-def test_a_rate_is_that_of_late() -> None:
-    rate = ArrivalRate()
-    for tick in range(400):
-        rate.arrived(tick * 0.1)
-    assert rate.at(39.9) == pytest.approx(10, rel=0.1)
-    assert rate.at(39.9 + 30) < 1
-    once = ArrivalRate()
-    once.arrived(5.0)
-    assert once.at(5.0) <= 2
-
-
-def test_memory_in_balance_is_that_of_all_stages() -> None:
-    assert memory_of(2, 10, 3) == 2 * (10 + 11 + 12 + 13), "two in each of four stages, with what they hold there"
-
-
 def test_a_batch_of_a_type_starts_when_as_many_wait_as_arrive_in_a_step() -> None:
     bench = FluidBench()
     bench.settled(rate=3)
@@ -88,25 +72,6 @@ def test_a_timer_bounds_what_waiting_costs() -> None:
     assert bench.plan(40.0) is None and bench.scheduler.wakes_at == 40.0 + MAX_WAIT_S
     batch = bench.plan(40.0 + MAX_WAIT_S)
     assert batch is not None and len(batch.admitted) == 1
-
-
-def test_types_are_counted_apart() -> None:
-    bench = FluidBench()
-    bench.settled(rate=3)
-    bench.come(40.0, 2), bench.come(40.0, 1, prompt_length=30)
-    batch = bench.plan(40.0)
-    assert batch is None or len(batch.admitted) == 1, "two of the first type are not three"
-
-
-def test_where_memory_is_scarce_batches_begin_no_oftener_than_it_lasts() -> None:
-    """12 blocks of 4 tokens hold 48 tokens; 3 a second of 4 + 7 tokens need 3 * 8 * 7.5 = 180 in balance."""
-    bench = FluidBench(num_blocks=12, max_model_len=12)
-    bench.settled(rate=3)
-    before = bench.scheduler.counters.preemptions
-    sequences = bench.come(40.0, 12, max_tokens=7)
-    bench.drain_now(40.0)
-    assert [s.output for s in sequences] == [expected(s) for s in sequences]
-    assert bench.scheduler.counters.preemptions == before
 
 
 STAGES = (2, 5)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from backend.config import Batching
 from backend.scheduler.scheduled_step import WaitReason
-from backend.scheduler.sequence import FinishReason, Sequence
+from backend.scheduler.sequence import Sequence
 from labs.batchings.window import DEFAULT_MAX_DELAY_S
 from tests.backend.scheduler.bench import Bench, expected
 
@@ -37,30 +37,6 @@ def test_a_batch_starts_at_a_preferred_size_the_largest_that_is_filled() -> None
     batch = bench.plan(0.001)
     assert batch is not None and len(batch.slots) == 4, "the fifth waits for another, or for its time"
     assert len(bench.scheduler.waiting) == 1
-
-
-def test_the_oldest_waits_for_the_longest_delay_and_no_longer() -> None:
-    bench = WindowBench()
-    bench.come(1.0)
-    assert bench.plan(1.0) is None and bench.plan(1.0 + DEFAULT_MAX_DELAY_S - 1e-6) is None
-    batch = bench.plan(1.0 + DEFAULT_MAX_DELAY_S)
-    assert batch is not None and len(batch.slots) == 1 and bench.scheduler.wakes_at is None
-
-
-def test_those_of_other_lengths_are_no_company_and_longer_answers_need_none() -> None:
-    bench = WindowBench()
-    bench.come(0.0, prompt_length=4), bench.come(0.0, prompt_length=17)
-    assert bench.plan(0.0) is None, "within a power of two"
-    bench = WindowBench()
-    long = bench.come(0.0, max_tokens=3)
-    assert bench.plan(0.0) is not None and long.slot >= 0
-
-
-def test_a_cancelled_sequence_leaves_its_window() -> None:
-    bench = WindowBench()
-    first, _ = bench.come(0.0), bench.come(0.0)
-    bench.scheduler.finish_sequence(first, FinishReason.CANCELLED)
-    assert bench.plan(0.0) is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.02), st.integers(1, 20), st.integers(1, 3)), min_size=1, max_size=30))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labs.bench.workloads import SCHEMA, WORKLOADS, Lengths, Prose, Sessions, Workload
+from labs.bench.workloads import SCHEMA, WORKLOADS, Prose, Sessions, Workload
 from labs.simulation.arrival import Arrival
 from labs.simulation.contents import Content
 
@@ -27,11 +27,6 @@ def test_a_prompt_has_the_wanted_number_of_tokens(tokens: int, per_word: float) 
 def test_no_two_prompts_begin_alike() -> None:
     made = prompts(sessions("reasoning"), 2000)
     assert len({text[:9] for text in made}) == 2000
-
-
-def test_lengths_vary_as_said() -> None:
-    lengths = sorted(Lengths(100, 0.5).tokens(random) for random in [Random(3)] for _ in range(2001))
-    assert 90 < lengths[1000] < 110 and lengths[1980] > 2.5 * lengths[1000]
 
 
 def test_an_agents_prompt_begins_with_its_last_one_and_waits_for_its_tool() -> None:

@@ -20,13 +20,3 @@ def test_the_benchmark_runs_in_the_interpreter(tmp_path: Path) -> None:
     assert "every kernel agrees with the reference" in printed
     kernels = {found["kernel"] for found in json.loads(figures.read_text())["kernels"]}
     assert kernels >= {"decode attention", "prefill attention", "rope and store", "sampling, top-k and top-p"}
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_tiles_are_compared_in_the_interpreter(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    run("-m", "labs.benchmarks.attention_tiles", "--json", str(figures), TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
-    found = json.loads(figures.read_text())
-    assert [way["way"] for way in found[::2]] == ["as it is"] * 2
-    assert all(len(way["fractions"]) == 1 for way in found)

@@ -14,14 +14,6 @@ STREAM = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"".join(
 END = b"0\r\n\r\n"
 
 
-def test_a_request_carries_its_length_and_key() -> None:
-    head, _, body = post("/path", {"a": 1}, "sk-key").partition(b"\r\n\r\n")
-    assert head.startswith(b"POST /path HTTP/1.1\r\n")
-    assert f"content-length: {len(body)}".encode() in head
-    assert b"authorization: Bearer sk-key" in head
-    assert b"\r\nx-a-b: 5\r\n" in post("/path", {}, x_a_b=5)
-
-
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_an_answer_ends_with_its_last_byte_however_it_is_cut(script: Script, size: int) -> None:
     head, _, body = WHOLE.partition(b"\r\n\r\n")

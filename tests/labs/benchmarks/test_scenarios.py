@@ -14,12 +14,10 @@ ROOT = Path(__file__).parents[3]
 SCENARIOS = (
     "agents", "batch_invariance", "cache_isolation", "claims", "classes", "connection_flood", "decision_cost",
     "device_idle", "engine_peers", "fairness", "fleet_fairness", "fleet_live", "flood", "front", "gateway_overhead",
-    "hostile_bodies", "hostile_schemas", "http_workers", "isolation", "kv_waste", "log_cost", "long_prompt", "mixes",
-    "overload",
-    "overload_live", "pick", "plan_live", "policy_size", "preemption",
-    "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "random_strategies", "route",
-    "routing", "routing_live", "row_counts", "several_answers", "step_time", "telemetry_cost", "tune", "tune_live",
-    "what_if_live", "ceilings", "spare", "spare_live", "batch_kills", "embeddings", "noisy_peers",
+    "hostile_bodies", "hostile_schemas", "http_workers", "isolation", "log_cost", "long_prompt", "mixes", "overload",
+    "overload_live", "pick", "plan_live", "policy_size", "preemption", "prefix_cache", "prices", "promises",
+    "quota_burst", "quota_store", "random_strategies", "routing", "routing_live", "row_counts", "telemetry_cost",
+    "tune", "tune_live", "what_if_live", "ceilings", "spare", "spare_live", "batch_kills", "embeddings", "noisy_peers",
 )  # fmt: skip
 
 

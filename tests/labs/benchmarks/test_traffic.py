@@ -1,42 +1,11 @@
-from itertools import repeat
-
 import pytest
 
 from labs.benchmarks.load import BadAnswer, post
-from labs.benchmarks.traffic import ClosedLoop, Due, Traffic
+from labs.benchmarks.traffic import Due, Traffic
 from tests.labs.benchmarks.conftest import Script
 from tests.labs.benchmarks.test_load import END, STREAM
 
 REQUEST = post("/", {})
-
-
-def test_every_request_of_a_timetable_is_sent_and_answered(script: Script) -> None:
-    script.parts = [STREAM + END]
-    timetable = [Due(0.0, "a", REQUEST), Due(0.0, "b", REQUEST), Due(0.02, "a", REQUEST)]
-    with Traffic(script.port) as clients:
-        heard = clients.run(10.0, timetable, until_answered=True)
-    assert [exchange.tenant for exchange in heard.exchanges] == ["a", "b", "a"]
-    assert heard.answered("a") == 2
-    assert heard.answered("b") == 1
-    for exchange in heard.exchanges:
-        assert exchange.first is not None and exchange.done is not None
-        assert exchange.due <= exchange.sent <= exchange.first <= exchange.done <= heard.seconds
-
-
-def test_a_closed_loop_has_as_many_requests_in_flight_as_clients(script: Script) -> None:
-    script.parts = [STREAM + END]
-    with Traffic(script.port) as clients:
-        heard = clients.run(0.1, loops={"a": ClosedLoop(3, repeat(REQUEST))})
-    assert heard.answered("a") > 3
-    assert len(heard.of("a")) - heard.answered("a") <= 3
-
-
-def test_a_request_without_an_answer_has_waited_until_the_end(script: Script) -> None:
-    script.parts = []
-    with Traffic(script.port) as clients:
-        heard = clients.run(0.05, [Due(0.0, "a", REQUEST)])
-    assert heard.answered("a") == 0
-    assert heard.waits("a") == [heard.seconds]
 
 
 def test_a_refusal_is_there_with_its_last_byte_and_its_connection_serves_on(script: Script) -> None:

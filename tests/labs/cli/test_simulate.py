@@ -168,13 +168,6 @@ def test_a_compressed_trace_that_is_damaged_is_said_in_one_line(
     assert "--trace: cannot be read: " in done.err and f"got '{trace.name}'" in done.err
 
 
-def test_names_of_wide_characters_do_not_move_the_columns(trace: Path, simulate: Simulate) -> None:
-    out = simulate(trace, "--tenants", "東京支社:1,acme:1,Zu\u0308rich:1").out
-    *_, header, first, second, third = out.rstrip().split("\n")
-    columns = [line + "".join(" " * (character in "東京支社") for character in line) for line in (first, second, third)]
-    assert {len(line.replace("\u0308", "")) for line in columns} == {len(header)}
-
-
 def test_an_ordering_is_meant_even_where_a_file_is_called_so(
     trace: Path, monkeypatch: pytest.MonkeyPatch, simulate: Simulate, sluice: Sluice
 ) -> None:
@@ -183,11 +176,6 @@ def test_an_ordering_is_meant_even_where_a_file_is_called_so(
     assert simulate(trace, "--policy", "fcfs")
     done = sluice("simulate", "--trace", trace, "--policy", "./fcfs")
     assert (done.status, "fcfs:1:1" in done.err) == (2, True)
-
-
-def test_refusals_are_told_by_reason(trace: Path, simulate: Simulate) -> None:
-    flags = ["--policy", "overload=bounded,max_waiting=2,max_num_seqs=1", "--speedup", "20"]
-    assert "refused: QueueFull" in simulate(trace, *flags).out
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labs.benchmarks.max_min import max_min_shares
 from tests.examples import examples
 from tests.labs.core.fleet import Fleet, departure
 
@@ -61,10 +60,3 @@ def test_a_tenant_that_reaches_further_does_not_take_what_others_had() -> None:
         departure(ONE_OF_FOUR, 20.0, 0.1, fleet, runner)
         away = departure({"a": ONE_OF_FOUR["b"], "b": ONE_OF_FOUR["b"]}, 10.0, 0.1, fleet, runner)
     assert away <= len(fleet.replicas) * (fleet.gap_bound + 0.1) < 20.0
-
-
-def test_max_min_shares_of_overlapping_reach() -> None:
-    reach = {"a": frozenset([0, 1]), "b": frozenset([1, 2]), "c": frozenset([2, 3]), "d": frozenset(range(4))}
-    assert max_min_shares(reach, dict.fromkeys(reach, 1.0)) == pytest.approx(dict.fromkeys(reach, 1.0))
-    assert max_min_shares(ONE_OF_FOUR, {"a": 1.0, "b": 1.0}) == {"a": 1.0, "b": 3.0}
-    assert max_min_shares(ONE_OF_FOUR, {"a": 1.0, "b": 9.0}) == pytest.approx({"a": 0.4, "b": 3.6})

@@ -7,7 +7,6 @@ import pytest
 
 from admission.controller import Controller
 from admission.core import PRIOR_STEP_TIME, CoreConfig, Overload, make_core
-from admission.event_logs.event_log import replay
 from admission.expiry import DeadlineExpiry
 from admission.ledger import work_of
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
@@ -24,7 +23,7 @@ from labs.simulation.recorder import AttemptOutcome, Objective
 from labs.simulation.study import SimulatedRun
 from tests.admission.clocked_core import ClockedCore
 from tests.backend.sequences import make_sequence
-from tests.labs.simulation.runs import DEVICE, recorded, simulated
+from tests.labs.simulation.runs import DEVICE, simulated
 
 ENGINE = "max_num_batched_tokens=512,max_num_seqs=192,prefill_chunk=512"
 SMALL = EngineConfig(num_blocks=4096, max_model_len=8192, max_num_seqs=32, prefill_chunk=512)
@@ -327,16 +326,6 @@ def test_where_nobody_is_given_up_missed_deadlines_give_no_more_than_a_share(ove
     assert stating == pytest.approx(silent, rel=0.1)
 
 
-def test_a_recorded_run_under_overload_is_decided_again_to_the_byte() -> None:
-    recorder, lines = recorded(f"order=fair,confidence=0.05,{ENGINE}", poisson(12.0, 20))
-    assert {outcome for _, outcome in recorder.outcomes} == {
-        AttemptOutcome.GOOD,
-        AttemptOutcome.REFUSED,
-        AttemptOutcome.EXPIRED,
-    }
-    assert sum(1 for _ in replay(lines)) == len(lines)
-
-
 def test_a_tenant_that_fills_the_queue_is_refused_and_one_within_its_share_is_not() -> None:
     core = busy(8, "flood", max_waiting=8)
     with pytest.raises(QueueFull):
@@ -431,22 +420,6 @@ def test_a_request_that_ended_or_has_no_deadline_is_never_given_up() -> None:
     assert watched(ended, free).due(1e9) == []
 
 
-def test_many_that_have_ended_are_not_kept() -> None:
-    deadlines = DeadlineExpiry(lambda _: PREFILL)
-    for n in range(5000):
-        one = make_sequence(str(n), first_token_by=1e6)
-        deadlines.arrived(one, 0.0)
-        one.status = SequenceStatus.FINISHED
-    assert len(deadlines._heap) < 200
-
-
-def test_after_an_empty_queue_everyone_may_wait_for_the_interval() -> None:
-    delay = ControlledDelay(INTERVAL, TARGET)
-    one = make_sequence("one")
-    delay.arrived(one, 10.0)
-    assert delay.due(10.0 + TARGET + 0.1) == [] and delay.due(10.0 + INTERVAL) == [one]
-
-
 def test_a_queue_not_empty_for_an_interval_bounds_waits_by_the_target() -> None:
     delay = ControlledDelay(INTERVAL, TARGET)
     waiting = [make_sequence(str(n)) for n in range(30)]
@@ -456,16 +429,6 @@ def test_a_queue_not_empty_for_an_interval_bounds_waits_by_the_target() -> None:
             delay.left_queue(waiting[n - 2], n / 10)  # two wait at any time
     late, early = waiting[-2:]
     assert delay.due(2.9 + TARGET - 0.05) == [late] and delay.due(2.9 + TARGET + 0.05) == [late, early]
-
-
-def test_patience_is_long_again_once_the_queue_has_run_empty() -> None:
-    delay = ControlledDelay(INTERVAL, TARGET)
-    stuck, later = make_sequence("stuck"), make_sequence("later")
-    delay.arrived(stuck, 0.0)
-    assert delay.due(3.0) == [stuck]
-    delay.left_queue(stuck, 3.0)
-    delay.arrived(later, 3.0)
-    assert delay.due(3.0 + TARGET + 0.1) == [] and delay.due(3.0 + INTERVAL + 0.1) == [later]
 
 
 def test_a_request_that_leaves_the_queue_is_not_given_up() -> None:

@@ -6,7 +6,7 @@ from admission.core import CoreConfig
 from admission.event_logs.event_log import replay
 from tests.examples import examples
 from tests.labs.core.log_runs import random_run
-from tests.labs.core.random_runs import random_cancellations, random_schedule
+from tests.labs.core.random_runs import random_schedule
 
 
 def test_the_service_of_backlogged_tenants_stays_within_the_bound_in_every_history() -> None:
@@ -44,10 +44,3 @@ def test_prefix_hits_evictions_and_losses_replay_to_the_byte() -> None:
     assert min(kinds[kind] for kind in ("lost", "finish", "preempted", "cache")) > 1.25 * runs
     assert min(told[what] for what in ("plan found", "plan evicted", "done blocks")) > 12.5 * runs
     assert min(told[what] for what in ("finish blocks", "plan blocks", "lost blocks")) > 0.375 * runs
-
-
-def test_cancelling_in_any_state_leaves_nothing_behind() -> None:
-    met: Counter[str] = Counter()
-    for seed in range(examples(10, at_night=200)):
-        met += random_cancellations(seed)
-    assert {"waiting", "in prefill", "decoding", "preempted", "finished"} <= met.keys()

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from labs.bench.scenario import Scenario
 from labs.faults import suite
 from labs.faults.altered import ALTERATIONS
 from labs.faults.release import released
 from labs.faults.site import Process
-from labs.faults.timeline import Act
 from labs.simulation.errors import SimulationError
 from scripts import record_logs
 from tests.gateway.server_process import eventually
@@ -99,16 +97,6 @@ def test_the_scenarios_of_another_folder_are_chosen_by_name(tmp_path: Path, monk
     monkeypatch.setattr(suite, "_row", lambda report, name, play, *_: played.append(name) or {"scenario": name})
     assert suite.main(["--scenarios", str(tmp_path), "--results", str(tmp_path), "mine"]) == 0
     assert played == ["mine", "mine"]
-
-
-def test_what_a_site_can_take_multiplies_rates_and_leaves_clients() -> None:
-    tenants = {"open": {"rate": 0.2}, "closed": {"clients": 2}}
-    paced = suite.paced(Scenario.parse({"tenants": tenants}, "traffic"), 60.0)
-    assert (paced.tenants["open"].rate, paced.tenants["closed"].clients) == (12.0, 2)
-
-
-def test_an_act_knows_its_connection() -> None:
-    assert [Act(text).link for text in ("delay store 60ms", "kill store", "cut clients")] == ["store", "", "clients"]
 
 
 def test_every_sequence_of_a_log_is_released_within_two_steps() -> None:

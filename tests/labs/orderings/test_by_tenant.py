@@ -15,15 +15,6 @@ def test_round_robin_gives_every_tenant_a_turn_however_many_requests_it_has() ->
     assert drain(ordering) == ["a0", "b0", "c0", "a1", "a2", "a3"]
 
 
-def test_round_robin_passes_no_turn_on_when_a_request_behind_the_first_is_cancelled() -> None:
-    ordering = RequestRoundRobin()
-    sequences = [make_sequence(f"a{number}", "a") for number in range(3)]
-    for sequence in (*sequences, make_sequence("b0", "b")):
-        ordering.add(sequence)
-    ordering.remove(sequences[1])
-    assert drain(ordering) == ["a0", "b0", "a2"]
-
-
 def test_the_counter_of_least_service_goes_first_by_weight() -> None:
     share = Share({"b": 4.0})
     ordering = VirtualTokenCounter(share, size)

@@ -49,42 +49,12 @@ def test_learned_rank_promotes_whom_200_steps_passed_over_and_ranks_the_promoted
     assert drain(ordering) == ["longest", "shorter", "long"]
 
 
-def test_of_several_that_were_passed_over_the_shortest_goes_first() -> None:
-    ordering = LearnedRank(by_name({"long": 500.0, "longest": 900.0, "short": 1.0}), passed_over=3)
-    ordering.add(make_sequence("longest"))
-    ordering.add(make_sequence("long"))
-    skip(ordering, 3)
-    ordering.add(make_sequence("short"))
-    assert drain(ordering) == ["long", "longest", "short"]
-
-
-def test_a_preempted_sequence_is_not_promoted_for_its_running_time() -> None:
-    ordering = LearnedRank(by_name({"long": 500.0, "short": 1.0}), passed_over=3)
-    long = make_sequence("long")
-    ordering.add(long)
-    ordering.remove(long)
-    skip(ordering, 5)
-    ordering.restore(long)
-    ordering.add(make_sequence("short"))
-    assert drain(ordering) == ["short", "long"]
-
-
 def test_one_plan_serves_one_group_and_the_oldest_of_all_chooses_it() -> None:
     ordering = LengthGroups()
     for number, (name, prompt) in enumerate({"a": 9, "b": 100, "c": 15, "d": 8, "e": 17}.items()):
         ordering.add(make_sequence(name, prompt=prompt, arrival=float(number)))
     ordering.set_time(5.0)
     assert drain(ordering)[:3] == ["a", "c", "d"], "8 to 15 tokens"
-
-
-def test_the_next_plan_chooses_again() -> None:
-    ordering = LengthGroups()
-    for number, (name, prompt) in enumerate({"a": 9, "b": 100, "c": 15}.items()):
-        ordering.add(make_sequence(name, prompt=prompt, arrival=float(number)))
-    ordering.remove(head_of(ordering))
-    assert head_of(ordering).id == "c"
-    ordering.set_time(6.0)
-    assert head_of(ordering).id == "b"
 
 
 def order_of(name: str) -> WaitingOrder:
@@ -162,26 +132,3 @@ def test_magnus_batches_requests_that_waste_little_memory_together() -> None:
         ordering.add(make_sequence(name, prompt=100, arrival=float(number)))
     assert sorted(map(sorted, batches_of(ordering))) == [["long", "nearly"], ["short", "shorter"]]
     assert 400 * (100 + (101 + 500) / 2) > MAX_WASTED_TOKENS > 50 * (100 + (451 + 500) / 2)
-
-
-def test_the_padding_of_prompts_is_waste_too() -> None:
-    ordering = magnus({"long prompt": 100.0, "short prompt": 100.0, "like it": 100.0})
-    for name, prompt in {"long prompt": 900, "short prompt": 100, "like it": 550}.items():
-        ordering.add(make_sequence(name, prompt=prompt))
-    assert batches_of(ordering) == [["long prompt", "like it"], ["short prompt"]], (
-        "800 x 100 is too much, 350 x 100 is the least"
-    )
-
-
-def test_a_batch_is_no_larger_than_memory_by_its_predicted_lengths() -> None:
-    ordering = magnus({"a": 20.0, "b": 20.0, "c": 20.0}, kv_tokens=60)
-    for name in "abc":
-        ordering.add(make_sequence(name, prompt=10))
-    assert batches_of(ordering) == [["a", "b"], ["c"]]
-
-
-def test_the_batch_with_the_highest_response_ratio_goes_first() -> None:
-    ordering = magnus({"long": 1000.0, "short": 10.0})
-    ordering.add(make_sequence("long", prompt=10, arrival=0.0))
-    ordering.add(make_sequence("short", prompt=10, arrival=5.0))
-    assert batches_of(ordering, now=8.0) == [["short"], ["long"]]

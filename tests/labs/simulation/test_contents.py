@@ -62,23 +62,6 @@ def test_without_bounds_of_memory_hits_are_what_an_exact_count_says(seed: int) -
     core.scheduler.check_integrity()
 
 
-def test_without_a_cache_contents_change_nothing() -> None:
-    arrivals = conversations(0)
-    alike = [arrival.alike for arrival in arrivals]
-    with_contents, core, end = simulated("fair,prefix_cache=off", arrivals)
-    without, _, same_end = simulated("fair", alike)
-    assert (core.scheduler.counters.cached_tokens, end) == (0, same_end)
-    assert with_contents.first_token_times == without.first_token_times
-
-
-def test_a_prefix_hit_makes_the_first_token_sooner() -> None:
-    first = Arrival(0.0, 4000, 10, content=Content((1, 2, 3, 4, 5, 6, 7, 8), UNIT))
-    again = first._replace(time=APART)
-    recorder, _, _ = simulated("fair", [first, again])
-    computed, found = recorder.first_token_times
-    assert found < computed / 3
-
-
 def test_a_turn_of_a_session_finds_the_prompt_and_the_answer_before_it() -> None:
     content = Content.of_session(7)
     turns = [Arrival(n * APART, 100 + 80 * n, 60, content=content, tenant="a") for n in range(4)]
@@ -100,13 +83,6 @@ def test_tenants_share_what_they_shared_when_it_was_recorded_unless_others_are_g
     assert others[0].tenant != others[1].tenant and not recorder.tenants[others[1].tenant].cached_tokens
 
 
-def test_content_unknown_to_the_trace_is_never_hit() -> None:
-    short = Content((1,), UNIT)  # of 512 tokens; the rest is unknown
-    arrivals = [Arrival(n * APART, 1000, 10, content=content) for n, content in enumerate((short, short, None, None))]
-    recorder, _, _ = simulated("fair", arrivals)
-    assert recorder.tenants[""].cached_tokens == UNIT
-
-
 def test_a_trace_that_is_repeated_or_drawn_from_shares_nothing_with_itself() -> None:
     trace = (Arrival(0.0, 1000, 5, content=Content((1, 2), UNIT)), Arrival(9.0, 800, 5, content=Content((1, 3), UNIT)))
     repeated = Workload(trace, requests=4).arrivals(1)
@@ -116,12 +92,6 @@ def test_a_trace_that_is_repeated_or_drawn_from_shares_nothing_with_itself() -> 
     assert recorder.tenants["everyone"].cached_tokens == 2 * UNIT
     drawn = Workload(trace, requests=5, rate=1.0, floods=(Flood("noisy", 5.0, 0.0, 1.0),)).arrivals(1)
     assert all(arrival.content is None for arrival in drawn)
-
-
-def test_each_prompt_of_a_request_has_its_own_content() -> None:
-    one, two = Content((1,), UNIT), Content((2,), UNIT)
-    request = Arrival(0.0, 10, 1, more_prompts=((20, 2, 2), (30, 3, 3)), content=one, more_contents=(two,))
-    assert [prompt.content for prompt in request.prompts] == [one, two, None]
 
 
 def test_several_answers_to_a_prompt_are_simulated_from_one_prefill() -> None:

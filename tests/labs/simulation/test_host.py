@@ -40,10 +40,3 @@ def test_host_costs_that_equal_rows_cannot_separate_are_the_steps() -> None:
     fitted = times.fitted
     assert fitted.seconds(rows=2, requests=0) == pytest.approx(1e-3, rel=0.02)
     assert fitted.row < fitted.step / 2
-
-
-def test_steps_that_did_not_take_place_tell_nothing() -> None:
-    times = HostTimes()
-    times.add(["plan", 0, 1, 2, 0, [], [], None, None, []])
-    times.add(["lost", 10**9, 1, []])
-    assert times.fitted == NO_TIME

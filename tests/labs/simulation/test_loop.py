@@ -1,10 +1,9 @@
 import pytest
 
 from admission.core import ORDERS
-from admission.step_times.step_time import StepWork
 from labs.simulation.arrival import Arrival
 from labs.simulation.workload import Workload
-from tests.labs.simulation.runs import DEVICE, TRACE, simulated
+from tests.labs.simulation.runs import TRACE, simulated
 
 TIGHT = "kv_tokens=1024,max_model_len=512,max_num_seqs=16"
 
@@ -21,22 +20,6 @@ def test_every_request_gets_its_tokens_and_its_share_of_the_busy_time_is_someone
     assert recorder.preemptions == core.scheduler.counters.preemptions
     assert not core.scheduler.has_work
     core.scheduler.check_integrity()
-
-
-def test_a_lone_request_takes_exactly_its_steps() -> None:
-    recorder, _, end = simulated("fcfs,steps_in_flight=1", [Arrival(0.0, 100, 3)])
-    prefill = DEVICE.seconds(StepWork(prefill_tokens=100))
-    first, second = (DEVICE.seconds(StepWork(0, 1, context)) for context in (101, 102))
-    assert recorder.first_token_times[0] == pytest.approx(prefill)
-    assert end == pytest.approx(prefill + first + second)
-    assert recorder.token_times[0] == pytest.approx((first + second) / 2)
-
-
-def test_an_answer_ends_at_the_traces_length_with_any_declared_one() -> None:
-    arrivals = [Arrival(0.1 * n, 80, 10 + n, max_tokens=200) for n in range(30)]
-    recorder, core, _ = simulated("fair", arrivals)
-    assert sum(t.output_tokens for t in recorder.tenants.values()) == sum(a.output_tokens for a in arrivals)
-    assert core.scheduler.counters.late_tokens > 0  # two steps in flight: the end is known one step late
 
 
 def test_clients_without_patience_leave_and_take_nothing_with_them() -> None:

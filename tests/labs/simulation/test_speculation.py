@@ -1,7 +1,6 @@
 """Drafted tokens: what they bring and cost, by hand and by their law."""
 
 from math import isclose
-from statistics import mean
 
 import pytest
 from hypothesis import given, settings
@@ -25,19 +24,6 @@ BOUND_BY_ARITHMETIC = Piece(fixed=0.1, prefill=1.0, decode=1.0, decode_context=0
 def run(piece: Piece, settings: str, requests: list[Arrival]) -> Summary:
     device = Device("by hand", piece.seconds, piece, 4000)
     return simulate_run(parse_simulated_policy(f"{PLAIN},{settings}", device), requests, device, Objective())
-
-
-def test_where_all_is_accepted_a_row_brings_one_token_more_than_is_drafted() -> None:
-    """A prompt of 10: 1.1 s; its first token, and 8 more in two steps of 4, three of them drafted."""
-    found = run(BOUND_BY_MEMORY, "speculate=3,acceptance=1", [Arrival(0.0, 10, 9)])
-    assert found.steps == 3 and found.seconds == pytest.approx(1.1 + 2 * 1.03)
-    assert found.per_token.p50 == pytest.approx(2 * 1.03 / 8)
-
-
-def test_where_nothing_is_accepted_steps_are_longer_and_bring_as_much() -> None:
-    found = run(BOUND_BY_ARITHMETIC, "speculate=3,acceptance=0,draft=0.5", [Arrival(0.0, 10, 3)])
-    each = (0.1 + 4 * 1.0) + 3 * 0.5 * (0.1 + 1.0)
-    assert found.steps == 3 and found.seconds == pytest.approx(10.1 + 2 * each)
 
 
 def test_drafting_nothing_is_no_speculation() -> None:
@@ -69,11 +55,6 @@ def test_mean_tokens_of_a_drafting_row_are_a_geometric_sum(rate: float, drafted:
     expected = Speculation(8, acceptance={"": rate}).expected("anybody", drafted)
     closed = drafted + 1 if isclose(rate, 1.0) else (1 - rate ** (drafted + 1)) / (1 - rate)
     assert expected == pytest.approx(closed, rel=1e-6)
-
-
-def test_steps_bring_that_on_average() -> None:
-    found = [run(BOUND_BY_MEMORY, "speculate=3,acceptance=0.6", [Arrival(0.0, 5, 390)]).steps for _ in range(2)]
-    assert mean(found) == pytest.approx(389 / (1 + 0.6 + 0.36 + 0.216), rel=0.1)
 
 
 @settings(max_examples=examples(20), deadline=None)

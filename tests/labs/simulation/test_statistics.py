@@ -23,10 +23,6 @@ def test_a_histogram_knows_quantiles_to_one_percent(values: list[float], share: 
     assert histogram.quantiles([share])[0] == pytest.approx(exact, rel=0.0101)
 
 
-def test_nothing_has_no_quantile_and_no_evenness() -> None:
-    assert quantile([], 0.5) is None and QuantileHistogram().quantiles([0.5]) == [None]
-
-
 def test_a_gap_counts_only_what_drew_apart_while_both_waited() -> None:
     gap = ServiceGap()
     gap.observe([0.0, 0.0], [True, False])

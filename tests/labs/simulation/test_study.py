@@ -21,12 +21,6 @@ def test_a_run_is_the_same_every_time_and_in_another_process() -> None:
     assert here.runs == there.runs == compared("fair", "fcfs").runs
 
 
-def test_policies_meet_the_same_arrivals() -> None:
-    fair, fcfs = compared("fair", "fcfs").runs
-    assert [s.offered for s in fair] == [s.offered for s in fcfs]
-    assert [t.offered for t in fair[0].tenants] == [t.offered for t in fcfs[0].tenants]
-
-
 def test_gaps_are_measured_between_the_busiest_tenants() -> None:
     """Eight tenants send one request each before the two come that have work waiting for minutes, and whose
     requests are served in order: of more seats each would have its share.

@@ -9,11 +9,6 @@ from labs.simulation.workload import Flood, Workload
 TRACE = tuple(Arrival(float(n), 10 + n, 5, session=n % 7) for n in range(200))
 
 
-def test_the_same_seed_gives_the_same_arrivals_and_another_one_others() -> None:
-    workload = Workload(TRACE, rate=5.0, tenants="3")
-    assert workload.arrivals(1) == workload.arrivals(1) != workload.arrivals(2)
-
-
 def test_a_speedup_divides_times_and_a_rate_replaces_them() -> None:
     assert Workload(TRACE, speedup=4.0).arrivals(1)[100].time == 25.0
     poisson = Workload(TRACE, requests=5000, rate=10.0).arrivals(1)
@@ -93,8 +88,3 @@ def test_declared_tokens_come_from_the_trace_or_the_command_line() -> None:
 def test_an_assumed_declaration_leaves_room_for_the_prompt() -> None:
     trace = (Arrival(0.0, 100, 5), Arrival(1.0, 1000, 100))
     assert [a.max_tokens for a in Workload(trace, context=1100).arrivals(1)] == [1000, 100]
-
-
-def test_a_flood_declares_like_the_requests_it_resembles() -> None:
-    arrivals = Workload(TRACE, tenants="app:1", floods=(Flood.parse("noisy:20@60+30"),)).arrivals(1)
-    assert {a.max_tokens for a in arrivals if a.tenant == "noisy"} == {1024}

@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labs.what_if.limiter import Charge, Limiter
-from quotas.errors import LimitExceeded, QuotaRefused
-from quotas.policy.limit import Limit, Rate, Resource
+from quotas.errors import QuotaRefused
 from quotas.reservation import Ask, LimitState, Reservation, Usage
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import ScriptRunner
@@ -108,20 +107,3 @@ def test_it_decides_as_the_store_does(
 ) -> None:
     loop, runner = loop_and_runner
     loop.run(Twins(runner, policy).live(steps))
-
-
-def test_admitted_work_never_exceeds_burst_and_rate() -> None:
-    limiter, limits = Limiter(), (Limit(Resource.REQUESTS, 10, Rate(1, 4)),)
-    admitted = 0
-    for tick in range(1000):
-        result, _ = refused(lambda tick=tick: limiter.reserve("acme", limits, Ask(1), 1e9 + tick / 100))
-        admitted += result is None
-    assert admitted == 4 + 99  # 10 seconds at 10 a second, less the last hundredth
-
-
-def test_tenants_have_levels_of_their_own_and_share_nothing() -> None:
-    limiter, limits = Limiter(), (Limit(Resource.CONCURRENT_REQUESTS, 1),)
-    limiter.reserve("acme", limits, Ask(1), 0.0)
-    limiter.reserve("globex", limits, Ask(1), 0.0)
-    with pytest.raises(LimitExceeded):
-        limiter.reserve("acme", limits, Ask(1), 0.0)

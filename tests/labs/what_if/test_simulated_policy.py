@@ -34,14 +34,6 @@ def by_class(summary: Summary) -> dict[str, int]:
     return {level.name: level.offered for level in summary.classes}
 
 
-def test_a_tenants_default_class_and_its_highest_decide_which_class_serves_it() -> None:
-    asks = [*every(0.1, 4), *every(0.1, 3, service_tier="priority"), *every(0.1, 2, service_tier="flex")]
-    asks.sort(key=lambda arrival: arrival.time)
-    assert by_class(served(CLASSES + "defaults: {default_class: usual}", asks)) == {"fast": 3, "usual": 4, "bulk": 2}
-    assert by_class(served(CLASSES + "defaults: {highest_class: usual}", asks)) == {"usual": 7, "bulk": 2}
-    assert by_class(served(CLASSES + "defaults: {default_class: bulk}", asks)) == {"fast": 3, "bulk": 6}
-
-
 def test_a_class_that_is_asked_for_by_number_is_no_higher_than_its_tenants() -> None:
     asks = [*every(0.1, 2, asked_class=0), *every(0.1, 2, asked_class=2), *every(0.1, 2, asked_class=9)]
     asks.sort(key=lambda arrival: arrival.time)
@@ -65,18 +57,6 @@ def test_a_request_is_good_that_keeps_the_targets_of_its_class() -> None:
     assert summary.goodput == pytest.approx(2 / 3)
 
 
-def test_a_rate_admits_its_burst_and_what_it_refills() -> None:
-    summary = served("defaults: {limits: {requests: {rate: 60/min, burst: 5}}}", every(0.1, 101))
-    assert summary.refusals == {"requests/min": 101 - 5 - 10} and summary.completed == 15
-
-
-def test_no_more_than_are_allowed_run_at_once() -> None:
-    together = [Arrival(n * 1e-6, 100, 200, tenant="acme") for n in range(10)]
-    later = [Arrival(100 + n * 1e-6, 100, 200, tenant="acme") for n in range(2)]
-    summary = served("defaults: {limits: {concurrent_requests: 3}}", [*together, *later])
-    assert summary.refusals == {"concurrent_requests": 7} and summary.completed == 5
-
-
 def test_tokens_are_reserved_as_declared_and_come_back_when_the_answer_is_shorter() -> None:
     """Of 1,000 a day: 500 are reserved and 120 used. Two fit at once, eight one after another."""
     at_once = [Arrival(n * 1e-6, 100, 20, tenant="acme", max_tokens=400) for n in range(9)]
@@ -85,14 +65,6 @@ def test_tokens_are_reserved_as_declared_and_come_back_when_the_answer_is_shorte
     assert served(limits, at_once).completed == 2
     assert served(limits, apart).completed == 5  # then 400 are left
     assert served(limits, apart).refusals == {"tokens/day": 4}
-
-
-def test_a_request_refused_by_the_queue_costs_nothing() -> None:
-    text = "classes: {only: {queue: {requests: 1}}}\ndefaults: {limits: {requests: 10/day}}"
-    asks = [Arrival(n * 1e-6, 100, 200, tenant="acme") for n in range(60)]
-    later = [Arrival(1000.0 + n * 60, 100, 20, tenant="acme") for n in range(20)]
-    summary = served(text, [*asks, *later], max_num_seqs=1)
-    assert summary.completed == 10 and summary.refusals["requests/day"] > 0 < summary.refusals["QueueFull"]
 
 
 def test_a_budget_begins_anew_with_its_day_of_the_calendar() -> None:
@@ -112,16 +84,6 @@ def test_kv_memory_pauses_what_does_not_fit_and_refuses_what_never_could() -> No
     summary = served(text, [*asks, Arrival(1e-3, 300, 20, tenant="acme")])
     assert summary.completed == 6 and summary.refusals == {"kv_bytes": 1}
     assert summary.seconds > 2 * alone > served("tenants: {acme: {}}", asks).seconds
-
-
-def test_the_limits_of_a_key_hold_besides_its_tenants() -> None:
-    text = (
-        "tenants: {acme: {limits: {requests: 20/day}, keys: {k1: {limits: {requests: 3/day}, highest_class: batch}}}}"
-    )
-    asks = sorted([*every(1.0, 10, key="k1"), *every(1.0, 20, key="k2")], key=lambda arrival: arrival.time)
-    summary = served(text, asks)
-    assert summary.refusals == {"key's requests/day": 7, "requests/day": 3}
-    assert by_class(summary) == {"standard": 20, "batch": 10}
 
 
 @pytest.mark.parametrize(
@@ -173,13 +135,6 @@ def test_a_prompt_with_several_answers_counts_once_for_its_limits() -> None:
     assert served("defaults: {limits: {input_tokens: 300/day}}", asks).completed == 3 * 4
 
 
-def test_prices_say_what_was_spent() -> None:
-    text = "tenants: {acme: {price: {input: 1/1k, output: 10/1k, currency: EUR}}}"
-    summary = served(text, [*every(1.0, 10), Arrival(20.0, 100, 20, tenant="free")])
-    assert summary.spend == {"EUR": pytest.approx(10 * (0.1 + 0.2))}
-    assert [(tenant.name, tenant.spend) for tenant in summary.tenants] == [("acme", pytest.approx(3.0)), ("free", None)]
-
-
 def test_a_policy_without_limits_changes_nothing_but_what_it_says() -> None:
     asks = every(0.05, 200)
     plain = served("tenants: {acme: {}}", asks)
@@ -223,14 +178,6 @@ def test_a_floor_keeps_what_a_tenant_has_cached_under_the_flood_of_another() -> 
 def test_a_ceiling_bounds_what_a_tenant_leaves_in_the_cache() -> None:
     bounded = served("defaults: {prefix_cache: {ceiling: 0B}}", turns("acme", 1, 10.0, 6))
     assert hits(bounded) == {"acme": 0.0} and bounded.evictions
-
-
-def test_only_tenants_of_one_group_find_each_others_cached_prefixes() -> None:
-    arrivals = sorted([*turns("acme", 1, 10.0, 4), *turns("acme-eu", 1, 11.0, 4), *turns("beta", 1, 12.0, 1)])
-    named = "tenants: {acme: {}, acme-eu: {}, beta: {}}"
-    apart = hits(served(named, arrivals))
-    shared = hits(served(named + "\nprefix_sharing: {acme-all: [acme, acme-eu]}", arrivals))
-    assert shared["acme"] == apart["acme"] and shared["acme-eu"] > apart["acme-eu"] and shared["beta"] == 0
 
 
 def test_cached_prompt_tokens_cost_what_the_policy_says_of_them() -> None:

@@ -51,13 +51,6 @@ async def warmed_up(store: RedisStore) -> None:
     await store.heartbeat()
 
 
-async def test_a_tenant_that_is_closed_is_refused(url: str, store: RedisStore) -> None:
-    await warmed_up(store)
-    async with hanging(url):
-        with pytest.raises(StoreUnavailable):
-            await reserve(store, "closed")
-
-
 async def test_a_tenant_that_is_open_runs_uncounted_and_is_charged_on_return(url: str, store: RedisStore) -> None:
     await warmed_up(store)
     async with hanging(url):
@@ -136,16 +129,6 @@ async def test_after_an_outage_a_slice_is_as_large_as_the_demand_in_it(url: str)
     await returned(store)
     assert store.set_aside()["requests"] >= 50, "of the 60 that come in a lease"
     await store.close()
-
-
-async def test_a_request_running_at_an_outages_begin_settles_on_return(url: str, store: RedisStore) -> None:
-    before = await reserve(store)
-    async with hanging(url):
-        await store.settle(before, Usage(60, 10))
-        with pytest.raises(StoreUnavailable):
-            await reserve(store, "closed")
-    await returned(store)
-    assert (await left(store))["tokens/day"] == 99_930
 
 
 async def test_nothing_is_set_aside_for_what_the_store_took_over_though_it_could_not_be_settled_then(

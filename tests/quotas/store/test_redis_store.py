@@ -154,18 +154,6 @@ def less(requests: int = 0, tokens: int = 0, output_tokens: int = 0, running: in
     }
 
 
-async def test_a_reservation_is_charged_to_every_limit(store: RedisStore, tenant: str) -> None:
-    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
-    remaining = {state.limit.name: state.remaining for state in reservation.states}
-    assert remaining == less(requests=1, tokens=300, output_tokens=200, running=1)
-
-
-async def test_settling_returns_what_was_not_used(store: RedisStore, tenant: str) -> None:
-    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
-    await store.settle(reservation, Usage(100, 50))
-    assert await left(store, tenant) == less(requests=1, tokens=150, output_tokens=50)
-
-
 async def test_models_with_prices_of_their_own_spend_one_budget(
     store: RedisStore, other: RedisStore, redis: Redis, tenant: str
 ) -> None:
@@ -180,14 +168,6 @@ async def test_models_with_prices_of_their_own_spend_one_budget(
     for reservation in running:
         await store.settle(reservation, Usage(50, 0))
     assert [state.remaining for state in await other.states(tenant, None, cheap)] == [100_000 - 150 - 50 - 2 * 5_000]
-
-
-async def test_a_second_settle_does_nothing(store: RedisStore, tenant: str) -> None:
-    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
-    await store.settle(reservation, Usage(100, 50))
-    once = await left(store, tenant)
-    await store.settle(reservation, Usage())
-    assert await left(store, tenant) == once
 
 
 @pytest.mark.parametrize("loss", [ConnectionLost(), StoreUnavailable(), StoreFault()], ids=repr)
@@ -256,18 +236,6 @@ async def test_of_a_cut_answer_less_may_count_than_was_booked(
     assert await usage_by_key(other, tenant, datetime.now(UTC).date()) == {None: Usage(10, 6, requests=1)}
 
 
-async def test_settling_never_takes_more_than_was_reserved(store: RedisStore, tenant: str) -> None:
-    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
-    await store.settle(reservation, Usage(100, 10_000))
-    assert (await left(store, tenant))["tokens/h"] == 700
-
-
-async def test_a_request_that_was_refused_later_costs_nothing(store: RedisStore, tenant: str) -> None:
-    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
-    await store.settle(reservation, Usage(requests=0))
-    assert await left(store, tenant) == less()
-
-
 async def test_a_refusal_costs_nothing_and_names_the_limit(store: RedisStore, tenant: str) -> None:
     await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 500))
     before = await left(store, tenant)
@@ -310,28 +278,12 @@ async def test_a_request_that_never_fits_is_told_apart(store: RedisStore, tenant
         await store.reserve(tenant, "k1", LIMITS, ask)
 
 
-async def test_extending_is_all_or_nothing_and_settled_with_the_rest(store: RedisStore, tenant: str) -> None:
-    reservation = await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 100))
-    await store.extend(reservation, 500)
-    with pytest.raises(LimitExceeded, match="asked 101, left 100"):
-        await store.extend(reservation, 101)
-    assert (await left(store, tenant))["tokens/h"] == 300
-    await store.settle(reservation, Usage(100, 400))
-    assert (await left(store, tenant))["tokens/h"] == 500
-
-
 async def test_use_is_booked_by_key_and_day(store: RedisStore, tenant: str) -> None:
     for key in ("k1", None, "*"):
         reservation = await store.reserve(tenant, key, LIMITS[:5], Ask(1, 100, 200))
         await store.settle(reservation, Usage(100, 50, 30, 1e9))
     entry = Usage(100, 50, 30, 10**9, 1)
     assert await usage_by_key(store, tenant, datetime.now(UTC).date()) == {"k1": entry, None: entry, "*": entry}
-
-
-async def test_replicas_share_one_limit(store: RedisStore, other: RedisStore, tenant: str) -> None:
-    await store.reserve(tenant, "k1", LIMITS, Ask(1, 100, 500))
-    with pytest.raises(LimitExceeded):
-        await other.reserve(tenant, "k1", LIMITS, Ask(1, 100, 200))
 
 
 @pytest.mark.parametrize("name", ["{", "}", "{}x", "\0", "a\nb\r\n", "a b|c*:key:k1", "\udcff", "ä" * 300, ""])

@@ -332,34 +332,6 @@ def test_a_replica_that_is_killed_over_and_over_costs_its_tenant_what_was_used(
     loop.run(live())
 
 
-@pytest.mark.parametrize("away", [0, 45 * 10**6], ids=["at once", "after its lease"])
-def test_three_kills_in_a_row_take_from_a_limit_what_was_used(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], away: int
-) -> None:
-    loop, runner = loop_and_runner
-    limit = Limit(Resource.TOKENS, 100_000, Budget(BudgetPeriod.MONTH))
-    world = World(runner, {None: [limit], "k1": []})
-    world.now += 2 * DAY
-
-    async def live() -> None:
-        await world.wait(0)
-        for _ in range(3):
-            for _ in range(20):
-                await world.reserve(0, None, Ask(1, 100, 200), 1)
-                await world._end(world.lives[0], world.lives[0].running[-1], 20)
-            await world.wait(2 * BEAT)
-            assert world.lives[0].store.set_aside()["tokens"] > 1000, "much is set aside"
-            await world.crash(0)
-            await ClockedTenant.wait(world, away)
-            (state,) = await world.lives[1].store.states(world.tenant, None, (limit,))
-            used = 100_000 - state.remaining  # the slice as well, once it counts as spent
-        assert (used > 3 * 20 * 120) is bool(away)
-        (state,) = await world.lives[0].store.states(world.tenant, None, (limit,))
-        assert state.remaining == 100_000 - 60 * 120
-
-    loop.run(live())
-
-
 def test_a_dead_replicas_slice_does_not_bring_back_levels_that_have_expired(
     loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
 ) -> None:

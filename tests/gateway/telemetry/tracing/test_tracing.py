@@ -14,7 +14,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
-from admission.outcome import Outcome
 from gateway.settings.settings import Settings
 from gateway.telemetry.otlp import Collector, resource
 from gateway.telemetry.request_record import MAX_STORE_CALLS, StoreCall, current, record_store_call
@@ -54,11 +53,6 @@ def settle_ends(spans: list[ReadableSpan]) -> int:
 @pytest.fixture
 def sent() -> Sent:
     return Sent()
-
-
-def test_a_request_that_is_not_sampled_leaves_nothing(sent: Sent) -> None:
-    tracing(sent, ratio=0).request_ended(a_record())
-    assert not sent.traces
 
 
 async def test_a_trace_is_complete_once_its_quota_is_settled() -> None:
@@ -161,11 +155,6 @@ def test_all_that_a_process_sends_is_of_one_instance() -> None:
     assert us["service.name"] == "sluice"
     assert us["service.version"]
     assert us["service.instance.id"] == resource().attributes["service.instance.id"]
-
-
-def test_a_failed_request_is_traced_at_any_ratio(sent: Sent) -> None:
-    tracing(sent, ratio=0).request_ended(a_record(outcome=Outcome.FAILED))
-    assert len(sent.traces) == 1
 
 
 def seen(span: Span) -> SpanSeen:

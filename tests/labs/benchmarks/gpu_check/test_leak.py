@@ -57,17 +57,6 @@ def test_memory_that_steps_keep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     assert steps()["memory allocated, growth"].met is False
 
 
-def test_a_model_that_only_the_garbage_collector_frees_is_seen() -> None:
-    def with_a_cycle() -> ModelRunner:
-        runner = loaded()
-        runner.itself = runner  # type: ignore[attr-defined]
-        return runner
-
-    found = loads(with_a_cycle)
-    assert found["models that stay when they are let go"].value == 2
-    assert found["allocated after the second, beyond the first"].met is False
-
-
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
     """A model that a test has kept is no other test's."""

@@ -37,11 +37,6 @@ def test_a_line_that_is_not_written_to_its_end_waits() -> None:
     assert tenants._released_after([*lines, '["plan",10'], 1) == tenants._released_after(lines, 1)
 
 
-def test_a_machine_without_the_gateways_packages_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenants.requests, "missing", lambda: ["starlette"])
-    assert [finding.value for finding in tenants.check(torch.device("cpu"))] == ["skipped: needs starlette"]
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_every_promise_is_measured() -> None:

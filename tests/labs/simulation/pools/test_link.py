@@ -11,28 +11,6 @@ from labs.simulation.pools.link import Link, LinkQueue
 from tests.examples import examples
 
 
-def test_transfers_follow_each_other_and_latency_delays_no_other() -> None:
-    queue = LinkQueue[str](Link(bytes_per_second=100.0, latency=0.5))
-    queue.add("a", 200, 1.0)
-    queue.add("b", 100, 2.0)
-    assert queue.next_at == 3.5
-    assert queue.arrived(3.4) == [] and queue.arrived(3.5) == ["a"]
-    assert queue.next_at == 4.5, "it began when the one before was sent, at 3.0"
-    assert queue.arrived(4.5) == ["b"]
-    queue.add("c", 100, 9.0)
-    assert queue.arrived(11.0) == ["c"]
-    assert (queue.busy, queue.waited, queue.num_begun) == (4.0, 1.0, 3)
-
-
-def test_only_what_waits_can_be_taken_back() -> None:
-    queue = LinkQueue[str](Link(100.0))
-    for name in ("a", "b", "c"):
-        queue.add(name, 100, 0.0)
-    assert not queue.withdraw("a", 0.5), "it is being sent"
-    assert queue.withdraw("b", 0.5) and not queue.withdraw("b", 0.5)
-    assert queue.arrived(5.0) == ["a", "c"] and queue.busy == 2.0
-
-
 @settings(max_examples=examples(50))
 @given(
     st.lists(st.tuples(st.floats(0, 3), st.integers(1, 500), st.booleans()), min_size=1, max_size=30),

@@ -20,10 +20,6 @@ GOOD = Objective(5.0, 1.5)
 APART = Split(prefill=1, decode=1)
 
 
-def test_all_ways_to_split_four_devices() -> None:
-    assert list(map(str, splits(4))) == ["4 together", *(f"{n} prefill, {4 - n} decode" for n in (1, 2, 3))]
-
-
 def test_one_request_apart_by_hand() -> None:
     """A prompt of 20: 3 s to its first token; 200 bytes at 100 a second and 0.5 s: 2.5 s; then a second for each."""
     found = simulate_split(APART, POLICY, [Arrival(0.0, 20, 5)], DEVICE, Link(100.0, 0.5), GOOD)
@@ -47,19 +43,6 @@ def test_a_request_with_a_first_token_waits_for_the_rest_by_its_last_deadline() 
     for request, good in zip(requests, (1.0, 0.0), strict=True):
         found = simulate_split(APART, POLICY, [request], DEVICE, Link(100.0, 0.5), Objective(5.0, 2.0))
         assert (found.completed, found.goodput) == (1, good), "9.5 s in all"
-
-
-def test_answers_of_one_token_are_never_transferred() -> None:
-    found = simulate_split(APART, POLICY, [Arrival(0.0, 20, 1, max_tokens=1)], DEVICE, Link(1e-3), GOOD)
-    assert (found.completed, found.goodput, found.link_busy) == (1, 1.0, 0.0)
-
-
-def test_requests_go_to_the_device_with_the_least_to_do() -> None:
-    requests = [Arrival(0.0, 100, 1), Arrival(0.1, 10, 1), Arrival(0.2, 10, 1)]
-    found = simulate_split(Split(together=2), POLICY, requests, DEVICE, Link(1.0), GOOD)
-    assert found.first_token.p50 is not None and found.first_token.p50 <= 4.0, (
-        "the short ones wait for each other alone"
-    )
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -36,34 +36,6 @@ def held(pool: list[HalfReplica]) -> int:
     return sum(replica.core.scheduler.kv_manager.num_held for replica in pool)
 
 
-def test_a_prompt_keeps_its_memory_until_it_has_arrived() -> None:
-    """A prompt of 20 takes 3 s, its 200 bytes 2 s; its two blocks are then in the second pool alone."""
-    pools = TwoPools(1, 1, policy(), DEVICE, Link(100.0))
-    pools.give(requests((0.0, 20, 5))[0])
-    pools.advance(2.9)
-    assert (held(pools.first), held(pools.second)) == (2, 0)
-    pools.advance(4.9)
-    assert (held(pools.first), held(pools.second)) == (2, 2), "both, while it is sent"
-    pools.advance(5.1)
-    assert (held(pools.first), held(pools.second)) == (0, 2)
-    pools.advance(9.1)
-    assert (held(pools.first), held(pools.second)) == (0, 0)
-    assert pools.answers[0] == (pytest.approx(3.0), pytest.approx(9.0))
-
-
-def test_nothing_is_sent_before_it_has_memory_on_the_far_side() -> None:
-    """The second pool has memory for one of them at a time: the other waits in the first, whose memory it keeps."""
-    pools = TwoPools(1, 1, policy("kv_tokens=128,max_model_len=80"), DEVICE, Link(1e9))
-    for one in requests((0.0, 60, 20), (0.0, 60, 20)):
-        pools.give(one)
-    pools.advance(20.0)
-    assert [link.num_begun for link in pools.links] == [1]
-    assert (held(pools.first), held(pools.second)) == (4, 5)
-    pools.advance(inf)
-    assert [link.num_begun for link in pools.links] == [2]
-    assert all(one.last is not None for one in pools.answers.values())
-
-
 @pytest.mark.parametrize(
     ("moment", "free_at"),
     [(1.0, 3.0), (4.0, 5.0), (7.5, 9.0)],
@@ -91,12 +63,6 @@ def test_an_answer_that_is_too_late_is_given_up_where_the_core_does_so() -> None
         pools.run([late])
         assert (pools.answers[0].last is None) is is_given_up
         assert held(pools.first) + held(pools.second) == 0
-
-
-def test_a_request_beyond_the_context_is_refused() -> None:
-    pools = TwoPools(1, 1, policy(), DEVICE, Link(100.0))
-    pools.run(requests((0.0, 390, 20)))
-    assert pools.answers[0] == (None, None) and pools.end() == 0.0
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -9,7 +8,7 @@ from labs.simulation.arrival import Arrival
 from labs.simulation.device import DEVICES
 from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective
-from labs.simulation.search.replicas import GOOD_SHARE, Knee, Replica, recommended_len, replicas_for
+from labs.simulation.search.replicas import GOOD_SHARE, Replica, recommended_len, replicas_for
 
 RANDOM = Random(1)
 DEVICE = DEVICES["llama3-8b-a100"]
@@ -32,19 +31,6 @@ def test_the_knee_is_the_largest_good_rate() -> None:
     assert near is not None and near.rate == pytest.approx(knee.rate, rel=0.1) and near.rate < knee.capacity
 
 
-def test_knees_of_other_draws_are_told_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = REPLICA.at(0.5)
-    monkeypatch.setattr(Replica, "knee", lambda self, _: None if self.seed == 2 else Knee(10.0 / self.seed, 20.0, run))
-    assert [(draw.seed, round(knee.rate)) for draw, knee in REPLICA.knees(lambda _: None)] == [(3, 3), (1, 10)]
-
-
-def test_at_another_rate_the_same_requests_come_faster_or_slower() -> None:
-    slow, fast = (REPLICA.traffic(rate) for rate in (1.0, 2.0))
-    assert [one.prompt_tokens for one in slow] == [one.prompt_tokens for one in fast]
-    assert slow[-1].time == pytest.approx(2 * fast[-1].time)
-    assert [one.prompt_tokens for one in replace(REPLICA, seed=2).traffic(1.0)] != [one.prompt_tokens for one in slow]
-
-
 def test_changes_move_the_knee_where_they_should() -> None:
     knee = REPLICA.knee(lambda _: None)
     assert knee is not None
@@ -56,10 +42,6 @@ def test_changes_move_the_knee_where_they_should() -> None:
     ]
     assert all(one.prompt_tokens + one.output_tokens <= 8192 for one in REPLICA.with_prompts(6).arrivals)
     assert REPLICA.with_first_token(0.5).objective.first_token == 0.3
-
-
-def test_a_target_that_one_request_misses_has_no_knee() -> None:
-    assert replace(REPLICA, objective=Objective(0.001, 0.2)).knee(lambda _: None) is None
 
 
 @given(rate=st.floats(0.01, 1e4), knee=st.floats(0.01, 100))

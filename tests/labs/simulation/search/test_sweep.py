@@ -38,11 +38,6 @@ def test_where_no_load_is_good_enough_there_is_no_knee() -> None:
     assert sweep.knee(0) is None and "below all" in sweep_table(sweep)
 
 
-def test_loads_are_spread_evenly() -> None:
-    assert parse_loads("0.5:3") == (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
-    assert parse_loads("1:2:3") == (1.0, 1.5, 2.0)
-
-
 @pytest.mark.parametrize("text", ["1", "2:1", "0:1", "1:2:1", "1:inf", "a:b", "1:2:3:4"])
 def test_loads_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(OptionError, match="--sweep: write LOW:HIGH"):

@@ -53,9 +53,3 @@ def test_settings_that_no_engine_can_have_are_not_tried() -> None:
     assert (256, 256, 64) in grid and len(grid) == 4 * 2 * 2
     wide = replace(CRAMPED, engine=replace(CRAMPED.engine, max_num_batched_tokens=4096, max_num_seqs=512))
     assert (512, 256, 64) not in tuner(wide).grid()
-
-
-def test_prompts_that_are_computed_whole_stay_so() -> None:
-    whole = parse_simulated_policy("fair,prefill_chunk=off,max_num_batched_tokens=4096,max_model_len=2048", DEVICE)
-    assert {setting[2] for setting in tuner(whole).grid()} == {None}
-    assert {setting[1] for setting in tuner(whole).grid()} == {4096}
