@@ -73,6 +73,20 @@ def _priced_by_model(limits: tuple[Limit, ...], price: Price | None) -> dict[str
     return {name: _Limits.of(with_prices(limits, token_prices(one, name))) for name, one in price.models}
 
 
+def narrowed(policy: Policy, principal: Principal) -> tuple[KeyPolicy, str | None]:
+    """The settings that narrow a key: the policy's entry for it, and its own; and what is wrong with its own under this
+    policy, which then do not count.
+    """
+    entry = policy.tenant(principal.tenant).key(principal.key_id) or KeyPolicy(principal.key_id)
+    if not principal.settings:
+        return entry, None
+    try:
+        own = read_key_settings(principal.settings, principal.key_id, policy, principal.tenant)
+    except PolicyError as error:
+        return entry, f"{error.problems[0].path}: {error.problems[0].message}"
+    return both(entry, own, policy), None
+
+
 class EffectivePolicy:
     """The policy as it applies to one principal, computed once and used by every request until the policy changes."""
 
@@ -82,8 +96,8 @@ class EffectivePolicy:
         self.name = principal.tenant
         self.key = principal.key_id
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
-        self.problem: str | None = None  # of the key's own settings under this policy
-        self._narrowing = narrowing = self._narrowed(policy, principal)
+        narrowing, self.problem = narrowed(policy, principal)
+        self._narrowing = narrowing
         self.limits = self.tenant.limits + lesser(narrowing.limits) + self.tenant.team_limits
         self._own = _Limits.of(self.limits)
         self._by_model = _priced_by_model(self.limits, self.tenant.price)
@@ -125,18 +139,6 @@ class EffectivePolicy:
     def limits_of(self, model: str | None) -> tuple[Limit, ...]:
         """All limits, at the prices of the model."""
         return self._by_model.get(model, self._own).every
-
-    def _narrowed(self, policy: Policy, principal: Principal) -> KeyPolicy:
-        """The settings that narrow the key: the policy's entry for it, and its own."""
-        entry = self.tenant.key(principal.key_id) or KeyPolicy(principal.key_id)
-        if not principal.settings:
-            return entry
-        try:
-            own = read_key_settings(principal.settings, principal.key_id, policy, principal.tenant)
-        except PolicyError as error:
-            self.problem = f"{error.problems[0].path}: {error.problems[0].message}"
-            return entry
-        return both(entry, own, policy)
 
     def require(self, scope: str) -> None:
         """Raise `Forbidden` unless the policy admits the tenant and the key has the scope, and `KeySettingsInvalid`

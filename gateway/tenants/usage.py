@@ -3,12 +3,13 @@
 import asyncio
 import gc
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Context, Decimal, Inexact, localcontext
 from itertools import groupby
 from operator import attrgetter
+from typing import Any, TypeVar
 
 from gateway.table import csv_text, table
 from quotas.policy.policy import Policy, Price
@@ -20,6 +21,7 @@ from quotas.usage_row import UsageRow
 
 COUNTS = ("requests", "input", "cached", "output", "reasoning")
 NUMERIC = frozenset({*COUNTS, "kv_gib_s", "cost"})
+T = TypeVar("T")
 EXACT = Context(prec=80, traps=[Inexact])
 GIB = 2**30
 NONE = "-"
@@ -184,6 +186,22 @@ async def collect_after(done: int, now: int) -> None:
         await asyncio.to_thread(gc.collect, 0)
 
 
+async def read_ahead(calls: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[T]:
+    """Yield the results of calls in order, each while the next one is answered."""
+    asked: asyncio.Task[T] | None = None
+    try:
+        for call in calls:
+            before, asked = asked, asyncio.create_task(call)
+            if before is not None:
+                yield await before
+        if asked is not None:
+            yield await asked
+    finally:
+        if asked is not None:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+
+
 async def read_ledgers(
     store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
 ) -> AsyncIterator[list[LedgerRows]]:
@@ -196,19 +214,12 @@ async def read_ledgers(
         ledgers = await store.ledger.ledgers(first, last)
     if most is not None and len(ledgers) > most:
         raise TooManyLedgers(len(ledgers))
-    reading = None
-    try:
-        for start in range(0, len(ledgers) + LEDGERS_PER_WRITE, LEDGERS_PER_WRITE):
-            before, some = reading, ledgers[start : start + LEDGERS_PER_WRITE]
-            reading = asyncio.create_task(store.ledger.read(some)) if some else None  # while those before are summed up
-            if before is not None:
-                async for whole in _whole(store, await before):
-                    yield whole
-            await collect_after(start, LEDGERS_PER_WRITE)
-    finally:
-        if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+    starts, done = range(0, len(ledgers), LEDGERS_PER_WRITE), 0
+    async for found in read_ahead(store.ledger.read(ledgers[start : start + LEDGERS_PER_WRITE]) for start in starts):
+        async for whole in _whole(store, found):
+            yield whole
+        done += LEDGERS_PER_WRITE
+        await collect_after(done, LEDGERS_PER_WRITE)
 
 
 async def _whole(store: RedisStore, found: list[LedgerRows]) -> AsyncIterator[list[LedgerRows]]:

@@ -60,20 +60,19 @@ class UsageSums:
         self.owners: dict[Owner, dict[Kind, int]] = {}  # the places of their counts
         self._policy = policy
         self._grouping = grouping
-        self._first, self._last = first, last
         self._kinds: dict[Kind, int] = {}
         self._num_places = 0
         self._by_place: Counts = np.zeros((0, NUM_COUNTS), np.int64)
         self._by_day: Counts = np.zeros((0, (last - first).days + 1, NUM_COUNTS), np.int64)
 
-    def add(self, ledgers: Iterable[LedgerRows]) -> None:
-        rows, row, day, counts = entries_within(ledgers, self._first, self._last)
+    def add(self, entries: Entries) -> None:
+        rows, row, day, counts = entries
         places = np.zeros((len(rows), 2), np.int64)
         for at in np.unique(row).tolist():
             places[at] = self._place(*rows[at])
         place, kind = places[row].T
-        self._by_place = _grown(self._by_place, self._num_places)
-        self._by_day = _grown(self._by_day, len(self._kinds))
+        self._by_place = grown(self._by_place, self._num_places)
+        self._by_day = grown(self._by_day, len(self._kinds))
         np.add.at(self._by_place, place, counts)
         days = self._by_day.shape[1]
         np.add.at(self._by_day.reshape(-1, NUM_COUNTS), kind * days + day, counts)  # by one index: a fifth of the time
@@ -119,7 +118,7 @@ def _used(kind: Kind, counts: Counts) -> tuple[Price | None, Usage]:
     return price, usage_of(told, in_batches)
 
 
-def _grown(counts: Counts, size: int) -> Counts:
+def grown(counts: Counts, size: int) -> Counts:
     """The counts, with room for this many."""
     if size <= len(counts):
         return counts

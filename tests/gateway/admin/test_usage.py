@@ -202,6 +202,7 @@ async def test_budgets_tell_what_is_left_the_least_first(reader: UsageReader, re
         (None, "acme", None, "tokens", "day", 1000, None),
         (None, "acme", "k2", "requests", "month", 5, None),
     ]
+    assert [row["key"] for row in (await reader.budgets("k2"))["budgets"]] == ["k2"]
     settings = {"k8": '{"limits": {"requests": "60/min"}}', "k9": '{"limits": {"requests": "7/day"}}'}
     own = {name: KeyRecord(name, "beta", b"", datetime.now(UTC), settings=text) for name, text in settings.items()}
     cast(Any, reader)._keys.in_force = own
