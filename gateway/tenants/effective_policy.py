@@ -28,7 +28,7 @@ from quotas.policy.policy import (
 )
 from quotas.policy.policy_file import PolicyError
 from quotas.policy.units import show_size
-from quotas.usage_row import UsageRow, row_name
+from quotas.usage_row import SESSION, UsageRow, row_name
 
 SESSION_DIGITS = 32  # hexadecimal, of the name of a session as the store has it
 MAX_NAME_CHARS = 256  # of a user or a value of metadata, of which the ledger is told
@@ -215,9 +215,11 @@ class EffectivePolicy:
             )
         return next((one for one in allowed if one.level > found.level), allowed[-1])
 
-    def usage_row(self, model: str, service_class: str, user: str | None, metadata: Mapping[str, Any]) -> str:
-        """The name of the ledger's row for a request of this user and with this metadata, as finely as the tenant's
-        policy asks.
+    def usage_row(
+        self, model: str, service_class: str, user: str | None, metadata: Mapping[str, Any], session: str | None
+    ) -> str:
+        """The name of the ledger's row for a request of this user, with this metadata and in this session, as finely
+        as the tenant's policy asks.
         """
         detail, tags = self.tenant.usage, list[tuple[str, str]]()
         parts = detail.by if detail.rows else ()
@@ -225,6 +227,8 @@ class EffectivePolicy:
             name = part.removeprefix("metadata.")
             if name != part and isinstance(value := metadata.get(name), str):
                 tags.append((name, masked(value[:MAX_NAME_CHARS])))
+        if session is not None and "session" in parts:
+            tags.append((SESSION, session))
         shown = masked(user[:MAX_NAME_CHARS]) if user and "user" in parts else ""
         return row_name(UsageRow(self.key, model, service_class, shown, tuple(tags)), detail.rows)
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from gateway.table import csv_text, table
-from quotas.policy.policy import Policy, Price
+from quotas.policy.policy import Policy, Price, TenantPolicy
 from quotas.policy.schema import TAG_NAME
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
@@ -29,8 +29,8 @@ NONE = "-"
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The kind of the groups that use is told by: `tenant`, `key`, `model`, `class`, `user`, `metadata.NAME` of
-    requests, or `tag.NAME` of keys.
+    """The kind of the groups that use is told by: `tenant`, `team`, `key`, `model`, `class`, `user`, `session`,
+    `metadata.NAME` of requests, or `tag.NAME` of keys.
     """
 
     by: str
@@ -46,24 +46,26 @@ class Grouping:
         """True if one value means the same for all tenants."""
         return self.by in SHARED
 
-    def value(self, row: UsageRow) -> str | None:
-        """The value of a row: None of rows that sum up others, empty of unknown ones."""
+    def value(self, row: UsageRow, owner: TenantPolicy) -> str | None:
+        """The value of a row of a tenant: None of rows that sum up others, empty of unknown ones."""
         kind, _, _ = self.by.partition(".")
         match kind:
             case "tenant":
                 return ""
+            case "team":
+                return owner.team or ""
             case "key":
                 return row.key or ""
             case "tag":
                 return self.tags.get(row.key or "", "")
-            case "user" | "metadata" if row.is_rest:
+            case "user" | "session" | "metadata" if row.is_rest:
                 return None
         return row.part(self.by)
 
 
-SHARED = ("model", "class")
-BY = re.compile(rf"tenant|key|model|class|user|(?:metadata|tag)\.{TAG_NAME}")
-BY_WORDS = "tenant, key, model, class, user, metadata.NAME of requests or tag.NAME of keys"
+SHARED = ("team", "model", "class")
+BY = re.compile(rf"tenant|team|key|model|class|user|session|(?:metadata|tag)\.{TAG_NAME}")
+BY_WORDS = "tenant, team, key, model, class, user, session, metadata.NAME of requests or tag.NAME of keys"
 OTHERS = "(others)"
 
 
@@ -251,15 +253,15 @@ def entries_of(
 ) -> list[Entry]:
     """The usage on these days by ledger, day and group, at the prices of the policy."""
     used = ((one.tenant, day, batch) for one in ledgers for day, batch in one.by_day(first, last).items())
-    return [entry for of_day in used for entry in _entries(*of_day, grouping, policy.tenant(of_day[0]).price)]
+    return [entry for of_day in used for entry in _entries(*of_day, grouping, policy.tenant(of_day[0]))]
 
 
-def _entries(tenant: str, day: date, usage: Batch, grouping: Grouping, price: Price | None) -> list[Entry]:
+def _entries(tenant: str, day: date, usage: Batch, grouping: Grouping, owner: TenantPolicy) -> list[Entry]:
     """The usage of a tenant's day, by group; without requests and tokens there is none."""
-    groups = dict[str | None, dict[Price | None, Usage]]()
+    groups, price = dict[str | None, dict[Price | None, Usage]](), owner.price
     for row, used in usage.items():
         if any(used[:5]):
-            of_group = groups.setdefault(grouping.value(row), {})
+            of_group = groups.setdefault(grouping.value(row, owner), {})
             of_row = price.of(row.model) if price and price.models else price
             of_group[of_row] = of_group.get(of_row, NOTHING) + used
     order = sorted(groups.items(), key=lambda group: (group[0] is None, group[0] or ""))

@@ -79,9 +79,10 @@ class UsageSums:
 
     def _place(self, tenant: str, name: bytes) -> tuple[int, int]:
         """Where a row is added: the places of its owner and of its kind."""
-        price, (row, in_batches) = self._policy.tenant(tenant).price, kind_of(name)
+        policy, (row, in_batches) = self._policy.tenant(tenant), kind_of(name)
+        price = policy.price
         kind = price.of(row.model) if price and price.models else price, in_batches
-        owner = None if self._grouping.spans_tenants else tenant, self._grouping.value(row)
+        owner = None if self._grouping.spans_tenants else tenant, self._grouping.value(row, policy)
         of_owner = self.owners.setdefault(owner, {})
         if (place := of_owner.get(kind)) is None:
             place = of_owner[kind] = self._num_places

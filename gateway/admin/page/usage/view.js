@@ -79,7 +79,7 @@ export class UsageView {
   #show({ total, rows, truncated, days, model, by }) {
     const table = byId("usage-table");
     table.classList.toggle("without-values", by === "tenant");
-    table.classList.toggle("without-tenants", by === "model" || by === "class");
+    table.classList.toggle("without-tenants", ["team", "model", "class"].includes(by));
     setText(table.querySelector("th:nth-child(2) button"), shown(by.replace(".", ": "), 48));
     setText(byId("usage-model"), `This gateway serves ${shown(model, 60)}; replicas on the same store count as well.`);
     const totals = [
