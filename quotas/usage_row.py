@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 
 NO_KEY = "*"
 REST = "*"
+SESSION = "@session"  # the tag of a request's session, which no name of metadata is
 MAX_PART_CHARS = 64  # of a client's text, encoded; a longer one is cut, and its digest tells it apart
 DIGEST_CHARS = 8
 
@@ -23,14 +24,16 @@ class UsageRow(NamedTuple):
     model: str = ""
     service_class: str = ""
     user: str = ""
-    tags: tuple[tuple[str, str], ...] = ()  # of the request's metadata, by name
+    tags: tuple[tuple[str, str], ...] = ()  # of the request's metadata, by name, and `SESSION`
     is_rest: bool = False  # the ledger was full: it sums up use that is not told apart by user and tags
 
     def part(self, by: str) -> str:
-        """The value of `model`, `class`, `user` or `metadata.NAME`."""
+        """The value of `model`, `class`, `user`, `session` or `metadata.NAME`."""
         match by.partition("."):
             case "metadata", _, name:
                 return dict(self.tags).get(name, "")
+            case "session", _, _:
+                return dict(self.tags).get(SESSION, "")
         return {"model": self.model, "class": self.service_class, "user": self.user}[by]
 
 

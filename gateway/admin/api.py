@@ -4,6 +4,7 @@ Moments are in Unix seconds, durations in seconds, and null means unknown. Lists
 left out. docs/admin.md describes each answer.
 """
 
+import asyncio
 import time
 from datetime import UTC, datetime
 
@@ -266,8 +267,9 @@ class Api:
         return {"refusals": await map_in_slices(self._history.refusals(), refusal_row)}
 
     async def usage(self, request: AdminRequest) -> Json:
-        report = await self._usage.report(request.query, request.words)
-        return report | {"has_bill": self._bill.is_priced}
+        machine = await self._bill.begun(request.query)
+        report = await self._usage.report(request.query, request.words, machine)
+        return report | {"bill": None if machine is None else await asyncio.to_thread(machine.bill)}
 
     async def usage_csv(self, request: AdminRequest) -> Blob:
         return Blob((await self._usage.csv(request.query)).encode(), "text/csv; charset=utf-8")

@@ -17,7 +17,7 @@ from gateway.api.service import Service
 from gateway.errors import BadRequest, QuotaUnverifiable
 from gateway.quoting import quoted
 from gateway.tenants.auth import Principal
-from gateway.tenants.effective_policy import EffectivePolicy
+from gateway.tenants.effective_policy import narrowed
 from gateway.tenants.key_source import tag_values
 from gateway.tenants.key_store import KeyRecord
 from gateway.tenants.usage import (
@@ -30,15 +30,17 @@ from gateway.tenants.usage import (
     csv_by_day,
     entries_of,
     plain,
+    read_ahead,
     read_ledgers,
     usage_csv,
 )
-from gateway.tenants.usage_sums import Owner, UsageSums
+from gateway.tenants.usage_sums import Entries, Owner, UsageSums, entries_within
 from quotas.errors import QuotaError
 from quotas.policy.limit import Budget, BudgetPeriod, Limit
 from quotas.policy.policy import Policy, TenantPolicy
 from quotas.reservation import Usage
-from quotas.store.budget_states import BudgetOwner, BudgetState
+from quotas.store.budget_states import BudgetLevel, BudgetOwner
+from quotas.store.usage_ledger import LedgerRows
 
 MAX_LEDGERS = 200_000  # read by one answer; a ledger is of a tenant and a month
 MAX_GROUPS = 100_000  # summed up by one answer, such as users: some 70 MB
@@ -46,7 +48,7 @@ MAX_CSV_ROWS = 500_000
 MAX_BUDGETS = 500  # of one list
 MAX_BUDGET_OWNERS = 20_000  # owners of budgets asked from the store: tenants and keys
 BUDGETS = re.compile(rf'"limits".*/({"|".join(BudgetPeriod)})', re.DOTALL)  # in the settings of a key
-OWNERS_PER_TURN = 32  # of budgets: their answers take the event loop a millisecond
+OWNERS_PER_WRITE = 128  # of budgets: their answers take the event loop less than a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,14 @@ class KeysInForce(Protocol):
     def in_force(self) -> Mapping[str, KeyRecord]: ...
 
 
+class Sums(Protocol):
+    """Adds up ledgers on the days of a period."""
+
+    @property
+    def period(self) -> UsagePeriod: ...
+    def add(self, entries: Entries) -> None: ...
+
+
 class UsageReader:
     """Makes one report at a time, since each may read thousands of ledgers. Sums are computed in a thread."""
 
@@ -111,16 +121,17 @@ class UsageReader:
         self._keys = keys
         self._reading, self._reading_budgets = asyncio.Lock(), asyncio.Lock()
 
-    async def report(self, query: Mapping[str, str], words: str = "") -> Row:
-        """Usage by tenant or key, of names that contain `words`, and by day, of all. Raises `BadRequest` and
-        `QuotaUnverifiable`.
+    async def report(self, query: Mapping[str, str], words: str = "", beside: Sums | None = None) -> Row:
+        """Usage by tenant or key, of names that contain `words`, and by day, of all. What it reads is added to the sums
+        `beside`, too. Raises `BadRequest` and `QuotaUnverifiable`.
         """
-        period, policy = UsagePeriod.of(query, datetime.now(UTC).date()), self._service.policies.current
+        period = beside.period if beside is not None else UsagePeriod.of(query, datetime.now(UTC).date())
+        policy = self._service.policies.current
         sums = UsageSums(policy, await self._grouping(period.by), period.first, period.last)
         async with self._reading:
             with explained(MAX_LEDGERS):
                 async for some in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
-                    await asyncio.to_thread(sums.add, some)
+                    await asyncio.to_thread(_add, some, period, sums, beside)
                     _check_size(len(sums.owners), MAX_GROUPS, "groups")
         return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
 
@@ -150,25 +161,23 @@ class UsageReader:
         service = self._service
         named, records = [*service.keys.tenants()], self._keys.in_force.values()
         owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, records, words.lower())
-        found, num_left_out = list[Found](), num_owners - len(owners)
+        found, num_left_out = list[BudgetLevel](), num_owners - len(owners)
+        starts, done = range(0, len(owners), OWNERS_PER_WRITE), 0
         async with self._reading_budgets:
-            for start in range(0, len(owners), OWNERS_PER_TURN):
-                some = owners[start : start + OWNERS_PER_TURN]
-                try:
-                    told = zip(some, await service.quotas.store.budgets(some), strict=True)
-                    found += [(owner, state.limit.limit, state) for owner, states in told for state in states]
-                except QuotaError:
-                    found += [(owner, limit, None) for owner in some for limit in owner.budgets]
-                await collect_after(start + len(some), len(some))
-                if len(found) > 2 * MAX_BUDGETS:
+            async for some in read_ahead(self._levels(owners[start : start + OWNERS_PER_WRITE]) for start in starts):
+                found, done = found + some, done + OWNERS_PER_WRITE
+                await collect_after(done, OWNERS_PER_WRITE)
+                if len(found) > 4 * MAX_BUDGETS:
                     num_left_out += len(found) - MAX_BUDGETS
                     found = await asyncio.to_thread(_least, found)
-        rows = await asyncio.to_thread(lambda: [_budget_row(*one) for one in _least(found)])
+        rows = await asyncio.to_thread(lambda: [_budget_row(one) for one in _least(found)])
         return {"budgets": rows, "truncated": num_left_out + len(found) - len(rows)}
 
-
-Found = tuple[BudgetOwner, Limit, BudgetState | None]
-"""A budget and its state; None: the store does not answer."""
+    async def _levels(self, owners: list[BudgetOwner]) -> list[BudgetLevel]:
+        try:
+            return await self._service.quotas.store.budgets(owners)
+        except QuotaError:
+            return [BudgetLevel(owner, limit, None, {}, 0) for owner in owners for limit in owner.budgets]
 
 
 def _owners(
@@ -176,55 +185,55 @@ def _owners(
 ) -> tuple[list[BudgetOwner], int]:
     """The owners of budgets, `MAX_BUDGET_OWNERS` of them, and their number in all."""
     may_have = BUDGETS.search  # or the settings of 10,000 keys were read for nothing
-    own = [one for one in records if may_have(one.settings) and words in f"{one.tenant} {one.id} {one.name}".lower()]
+    own = [
+        one
+        for one in records
+        if one.settings and may_have(one.settings) and words in f"{one.tenant} {one.id} {one.name}".lower()
+    ]
     names = {*policy.tenants, *named} if any(map(_is_budget, policy.default.limits)) else policy.tenants.keys()
-    teams = [BudgetOwner(None, None, name, team.limits) for name, team in policy.teams.items() if words in name.lower()]
-    owners = [owner for owner in teams if any(map(_is_budget, owner.limits))]
-    owners += [owner for name in names if words in name.lower() for owner in _of_tenant(name, policy.tenant(name))]
+    teams = [BudgetOwner.of(None, None, team.name, team.limits) for team in policy.teams.values()]
+    tenants = [one for name in names for one in _of_tenant(name, policy.tenant(name))]
+    owners = [one for one in (*teams, *tenants) if one is not None and (not words or words in _named(one))]
     room = MAX_BUDGET_OWNERS - len(owners)
-    of_keys = [owner for record in own[: max(room, 0)] for owner in _of_key(policy, record)]
+    of_keys = [owner for record in own[: max(room, 0)] if (owner := _of_key(policy, record)) is not None]
     known = {(owner.tenant, owner.key) for owner in of_keys}
     shown = [owner for owner in owners[:MAX_BUDGET_OWNERS] if (owner.tenant, owner.key) not in known] + of_keys
     return shown, len(shown) + max(0, len(owners) + len(own) - MAX_BUDGET_OWNERS)
 
 
-def _least(found: list[Found]) -> list[Found]:
+def _least(found: list[BudgetLevel]) -> list[BudgetLevel]:
     """The budgets with the least left."""
     return nsmallest(MAX_BUDGETS, found, key=_what_is_left)
 
 
-def _what_is_left(found: Found) -> tuple[bool, float, str, str]:
-    owner, limit, state = found
-    left = 0.0 if state is None else state.limit.remaining / limit.amount
-    return state is None, left, owner.tenant or "", owner.key or ""
+def _what_is_left(one: BudgetLevel) -> tuple[bool, float, str, str]:
+    return one.used is None, one.share_left, one.owner.tenant or "", one.owner.key or ""
 
 
-def _of_tenant(name: str, tenant: TenantPolicy) -> Iterator[BudgetOwner]:
-    if any(map(_is_budget, tenant.limits)):
-        yield BudgetOwner(name, None, None, _charged(tenant.limits))
-    for key_id, key in tenant.keys.items():
-        if any(map(_is_budget, key.limits)):
-            yield BudgetOwner(name, key_id, None, _charged(tenant.limits_of(key_id)))
+def _named(owner: BudgetOwner) -> str:
+    return f"{owner.team or ''} {owner.tenant or ''} {owner.key or ''}".lower()
 
 
-def _of_key(policy: Policy, record: KeyRecord) -> Iterator[BudgetOwner]:
+def _of_tenant(name: str, tenant: TenantPolicy) -> Iterator[BudgetOwner | None]:
+    yield BudgetOwner.of(name, None, None, tenant.limits)
+    for key in tenant.keys.values():
+        yield BudgetOwner.of(name, key.id, None, key.limits)
+
+
+def _of_key(policy: Policy, record: KeyRecord) -> BudgetOwner | None:
     """A key with settings of its own, if it has a budget."""
-    limits = EffectivePolicy(policy, Principal(record.tenant, record.id, record.scopes, record.settings)).charged
-    if any(limit.key and _is_budget(limit) for limit in limits):
-        yield BudgetOwner(record.tenant, record.id, None, limits)
+    narrowing, _ = narrowed(policy, Principal(record.tenant, record.id, record.scopes, record.settings))
+    return BudgetOwner.of(record.tenant, record.id, None, narrowing.limits)
 
 
 def _is_budget(limit: Limit) -> bool:
     return isinstance(limit.window, Budget)
 
 
-def _charged(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    return tuple(limit for limit in limits if limit.is_charged)
-
-
-def _budget_row(owner: BudgetOwner, limit: Limit, state: BudgetState | None) -> Row:
+def _budget_row(one: BudgetLevel) -> Row:
     """Describe a budget; `left` is null if the store does not answer. Of a receiver of alerts the host is told."""
-    of, alerts = (None, [None] * len(limit.alerts)) if state is None else state
+    owner, limit = one.owner, one.limit
+    of, alerts = one.state or (None, [None] * len(limit.alerts))
     return {
         "team": owner.team,
         "tenant": owner.tenant,
@@ -243,6 +252,13 @@ def _budget_row(owner: BudgetOwner, limit: Limit, state: BudgetState | None) -> 
             for alert, end in zip(limit.alerts, alerts, strict=True)
         ],
     }
+
+
+def _add(ledgers: list[LedgerRows], period: UsagePeriod, sums: UsageSums, beside: Sums | None) -> None:
+    entries = entries_within(ledgers, period.first, period.last)
+    sums.add(entries)
+    if beside is not None:
+        beside.add(entries)
 
 
 def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) -> Row:

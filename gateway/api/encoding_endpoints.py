@@ -85,7 +85,8 @@ class EncodingEndpoint(TokensEndpoint):
         deadlines = read_deadlines(call.scope["headers"], False, call.record.began_ns / 1e9)
         passed = self.frontend.telemetry.clock() - call.record.began
         within = min(deadlines.first_token, deadlines.last_token) - passed
-        row = policy.usage_row(encoder.setup.name, policy.service_class(None).name if policy.is_line else "", user, {})
+        service_class = policy.service_class(None).name if policy.is_line else ""
+        row = policy.usage_row(encoder.setup.name, service_class, user, {}, call.record.session)
         asked = EncodingAsk(encoder.setup.name, inputs, within, deadlines.is_relative, row)
         headers, vectors = await self.frontend.engine.encode(asked, policy)
         call.response.add_headers(headers)

@@ -105,6 +105,7 @@ class GenerationEndpoint(TokensEndpoint):
             num_bytes,
             beginnings,
             adapter=adapter,
+            session=call.record.session,
         )
         if not is_in_background:  # else its router sees the beginning alone, and settles nothing
             params.attempt = attempt

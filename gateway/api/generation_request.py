@@ -37,6 +37,7 @@ class GenerationParams:
     guardrail: Guardrail | None = None  # of the answers
     clamped_to: int | None = None  # tokens of an answer whose client asked for more than the context leaves
     adapter: AdapterCard | None = None  # None: the model alone
+    session: str | None = None
 
     def engine_request(self, name: str, prompts: list[Prompt], model: ServedModel) -> EngineRequest:
         """The engine's part of the request, with the response id `name`. Each of `prompts` has as many consecutive
@@ -75,6 +76,7 @@ class GenerationParams:
                 self.service_class.name,
                 self.request.user,
                 self.request.metadata or {},
+                self.session,
             ),
         )
 

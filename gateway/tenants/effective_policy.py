@@ -28,7 +28,7 @@ from quotas.policy.policy import (
 )
 from quotas.policy.policy_file import PolicyError
 from quotas.policy.units import show_size
-from quotas.usage_row import UsageRow, row_name
+from quotas.usage_row import SESSION, UsageRow, row_name
 
 SESSION_DIGITS = 32  # hexadecimal, of the name of a session as the store has it
 MAX_NAME_CHARS = 256  # of a user or a value of metadata, of which the ledger is told
@@ -73,6 +73,20 @@ def _priced_by_model(limits: tuple[Limit, ...], price: Price | None) -> dict[str
     return {name: _Limits.of(with_prices(limits, token_prices(one, name))) for name, one in price.models}
 
 
+def narrowed(policy: Policy, principal: Principal) -> tuple[KeyPolicy, str | None]:
+    """The settings that narrow a key: the policy's entry for it, and its own; and what is wrong with its own under this
+    policy, which then do not count.
+    """
+    entry = policy.tenant(principal.tenant).key(principal.key_id) or KeyPolicy(principal.key_id)
+    if not principal.settings:
+        return entry, None
+    try:
+        own = read_key_settings(principal.settings, principal.key_id, policy, principal.tenant)
+    except PolicyError as error:
+        return entry, f"{error.problems[0].path}: {error.problems[0].message}"
+    return both(entry, own, policy), None
+
+
 class EffectivePolicy:
     """The policy as it applies to one principal, computed once and used by every request until the policy changes."""
 
@@ -82,8 +96,8 @@ class EffectivePolicy:
         self.name = principal.tenant
         self.key = principal.key_id
         self.tenant: TenantPolicy = policy.tenant(principal.tenant)
-        self.problem: str | None = None  # of the key's own settings under this policy
-        self._narrowing = narrowing = self._narrowed(policy, principal)
+        narrowing, self.problem = narrowed(policy, principal)
+        self._narrowing = narrowing
         self.limits = self.tenant.limits + lesser(narrowing.limits) + self.tenant.team_limits
         self._own = _Limits.of(self.limits)
         self._by_model = _priced_by_model(self.limits, self.tenant.price)
@@ -125,18 +139,6 @@ class EffectivePolicy:
     def limits_of(self, model: str | None) -> tuple[Limit, ...]:
         """All limits, at the prices of the model."""
         return self._by_model.get(model, self._own).every
-
-    def _narrowed(self, policy: Policy, principal: Principal) -> KeyPolicy:
-        """The settings that narrow the key: the policy's entry for it, and its own."""
-        entry = self.tenant.key(principal.key_id) or KeyPolicy(principal.key_id)
-        if not principal.settings:
-            return entry
-        try:
-            own = read_key_settings(principal.settings, principal.key_id, policy, principal.tenant)
-        except PolicyError as error:
-            self.problem = f"{error.problems[0].path}: {error.problems[0].message}"
-            return entry
-        return both(entry, own, policy)
 
     def require(self, scope: str) -> None:
         """Raise `Forbidden` unless the policy admits the tenant and the key has the scope, and `KeySettingsInvalid`
@@ -213,9 +215,11 @@ class EffectivePolicy:
             )
         return next((one for one in allowed if one.level > found.level), allowed[-1])
 
-    def usage_row(self, model: str, service_class: str, user: str | None, metadata: Mapping[str, Any]) -> str:
-        """The name of the ledger's row for a request of this user and with this metadata, as finely as the tenant's
-        policy asks.
+    def usage_row(
+        self, model: str, service_class: str, user: str | None, metadata: Mapping[str, Any], session: str | None
+    ) -> str:
+        """The name of the ledger's row for a request of this user, with this metadata and in this session, as finely
+        as the tenant's policy asks.
         """
         detail, tags = self.tenant.usage, list[tuple[str, str]]()
         parts = detail.by if detail.rows else ()
@@ -223,6 +227,8 @@ class EffectivePolicy:
             name = part.removeprefix("metadata.")
             if name != part and isinstance(value := metadata.get(name), str):
                 tags.append((name, masked(value[:MAX_NAME_CHARS])))
+        if session is not None and "session" in parts:
+            tags.append((SESSION, session))
         shown = masked(user[:MAX_NAME_CHARS]) if user and "user" in parts else ""
         return row_name(UsageRow(self.key, model, service_class, shown, tuple(tags)), detail.rows)
 

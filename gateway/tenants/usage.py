@@ -3,15 +3,16 @@
 import asyncio
 import gc
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Context, Decimal, Inexact, localcontext
 from itertools import groupby
 from operator import attrgetter
+from typing import Any, TypeVar
 
 from gateway.table import csv_text, table
-from quotas.policy.policy import Policy, Price
+from quotas.policy.policy import Policy, Price, TenantPolicy
 from quotas.policy.schema import TAG_NAME
 from quotas.reservation import NOTHING, Usage
 from quotas.store.redis_store import RedisStore
@@ -20,6 +21,7 @@ from quotas.usage_row import UsageRow
 
 COUNTS = ("requests", "input", "cached", "output", "reasoning")
 NUMERIC = frozenset({*COUNTS, "kv_gib_s", "cost"})
+T = TypeVar("T")
 EXACT = Context(prec=80, traps=[Inexact])
 GIB = 2**30
 NONE = "-"
@@ -27,8 +29,8 @@ NONE = "-"
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The kind of the groups that use is told by: `tenant`, `key`, `model`, `class`, `user`, `metadata.NAME` of
-    requests, or `tag.NAME` of keys.
+    """The kind of the groups that use is told by: `tenant`, `team`, `key`, `model`, `class`, `user`, `session`,
+    `metadata.NAME` of requests, or `tag.NAME` of keys.
     """
 
     by: str
@@ -44,24 +46,26 @@ class Grouping:
         """True if one value means the same for all tenants."""
         return self.by in SHARED
 
-    def value(self, row: UsageRow) -> str | None:
-        """The value of a row: None of rows that sum up others, empty of unknown ones."""
+    def value(self, row: UsageRow, owner: TenantPolicy) -> str | None:
+        """The value of a row of a tenant: None of rows that sum up others, empty of unknown ones."""
         kind, _, _ = self.by.partition(".")
         match kind:
             case "tenant":
                 return ""
+            case "team":
+                return owner.team or ""
             case "key":
                 return row.key or ""
             case "tag":
                 return self.tags.get(row.key or "", "")
-            case "user" | "metadata" if row.is_rest:
+            case "user" | "session" | "metadata" if row.is_rest:
                 return None
         return row.part(self.by)
 
 
-SHARED = ("model", "class")
-BY = re.compile(rf"tenant|key|model|class|user|(?:metadata|tag)\.{TAG_NAME}")
-BY_WORDS = "tenant, key, model, class, user, metadata.NAME of requests or tag.NAME of keys"
+SHARED = ("team", "model", "class")
+BY = re.compile(rf"tenant|team|key|model|class|user|session|(?:metadata|tag)\.{TAG_NAME}")
+BY_WORDS = "tenant, team, key, model, class, user, session, metadata.NAME of requests or tag.NAME of keys"
 OTHERS = "(others)"
 
 
@@ -184,6 +188,22 @@ async def collect_after(done: int, now: int) -> None:
         await asyncio.to_thread(gc.collect, 0)
 
 
+async def read_ahead(calls: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[T]:
+    """Yield the results of calls in order, each while the next one is answered."""
+    asked: asyncio.Task[T] | None = None
+    try:
+        for call in calls:
+            before, asked = asked, asyncio.create_task(call)
+            if before is not None:
+                yield await before
+        if asked is not None:
+            yield await asked
+    finally:
+        if asked is not None:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+
+
 async def read_ledgers(
     store: RedisStore, tenant: str | None, first: date, last: date, most: int | None = None
 ) -> AsyncIterator[list[LedgerRows]]:
@@ -196,19 +216,12 @@ async def read_ledgers(
         ledgers = await store.ledger.ledgers(first, last)
     if most is not None and len(ledgers) > most:
         raise TooManyLedgers(len(ledgers))
-    reading = None
-    try:
-        for start in range(0, len(ledgers) + LEDGERS_PER_WRITE, LEDGERS_PER_WRITE):
-            before, some = reading, ledgers[start : start + LEDGERS_PER_WRITE]
-            reading = asyncio.create_task(store.ledger.read(some)) if some else None  # while those before are summed up
-            if before is not None:
-                async for whole in _whole(store, await before):
-                    yield whole
-            await collect_after(start, LEDGERS_PER_WRITE)
-    finally:
-        if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+    starts, done = range(0, len(ledgers), LEDGERS_PER_WRITE), 0
+    async for found in read_ahead(store.ledger.read(ledgers[start : start + LEDGERS_PER_WRITE]) for start in starts):
+        async for whole in _whole(store, found):
+            yield whole
+        done += LEDGERS_PER_WRITE
+        await collect_after(done, LEDGERS_PER_WRITE)
 
 
 async def _whole(store: RedisStore, found: list[LedgerRows]) -> AsyncIterator[list[LedgerRows]]:
@@ -240,15 +253,15 @@ def entries_of(
 ) -> list[Entry]:
     """The usage on these days by ledger, day and group, at the prices of the policy."""
     used = ((one.tenant, day, batch) for one in ledgers for day, batch in one.by_day(first, last).items())
-    return [entry for of_day in used for entry in _entries(*of_day, grouping, policy.tenant(of_day[0]).price)]
+    return [entry for of_day in used for entry in _entries(*of_day, grouping, policy.tenant(of_day[0]))]
 
 
-def _entries(tenant: str, day: date, usage: Batch, grouping: Grouping, price: Price | None) -> list[Entry]:
+def _entries(tenant: str, day: date, usage: Batch, grouping: Grouping, owner: TenantPolicy) -> list[Entry]:
     """The usage of a tenant's day, by group; without requests and tokens there is none."""
-    groups = dict[str | None, dict[Price | None, Usage]]()
+    groups, price = dict[str | None, dict[Price | None, Usage]](), owner.price
     for row, used in usage.items():
         if any(used[:5]):
-            of_group = groups.setdefault(grouping.value(row), {})
+            of_group = groups.setdefault(grouping.value(row, owner), {})
             of_row = price.of(row.model) if price and price.models else price
             of_group[of_row] = of_group.get(of_row, NOTHING) + used
     order = sorted(groups.items(), key=lambda group: (group[0] is None, group[0] or ""))

@@ -60,29 +60,29 @@ class UsageSums:
         self.owners: dict[Owner, dict[Kind, int]] = {}  # the places of their counts
         self._policy = policy
         self._grouping = grouping
-        self._first, self._last = first, last
         self._kinds: dict[Kind, int] = {}
         self._num_places = 0
         self._by_place: Counts = np.zeros((0, NUM_COUNTS), np.int64)
         self._by_day: Counts = np.zeros((0, (last - first).days + 1, NUM_COUNTS), np.int64)
 
-    def add(self, ledgers: Iterable[LedgerRows]) -> None:
-        rows, row, day, counts = entries_within(ledgers, self._first, self._last)
+    def add(self, entries: Entries) -> None:
+        rows, row, day, counts = entries
         places = np.zeros((len(rows), 2), np.int64)
         for at in np.unique(row).tolist():
             places[at] = self._place(*rows[at])
         place, kind = places[row].T
-        self._by_place = _grown(self._by_place, self._num_places)
-        self._by_day = _grown(self._by_day, len(self._kinds))
+        self._by_place = grown(self._by_place, self._num_places)
+        self._by_day = grown(self._by_day, len(self._kinds))
         np.add.at(self._by_place, place, counts)
         days = self._by_day.shape[1]
         np.add.at(self._by_day.reshape(-1, NUM_COUNTS), kind * days + day, counts)  # by one index: a fifth of the time
 
     def _place(self, tenant: str, name: bytes) -> tuple[int, int]:
         """Where a row is added: the places of its owner and of its kind."""
-        price, (row, in_batches) = self._policy.tenant(tenant).price, kind_of(name)
+        policy, (row, in_batches) = self._policy.tenant(tenant), kind_of(name)
+        price = policy.price
         kind = price.of(row.model) if price and price.models else price, in_batches
-        owner = None if self._grouping.spans_tenants else tenant, self._grouping.value(row)
+        owner = None if self._grouping.spans_tenants else tenant, self._grouping.value(row, policy)
         of_owner = self.owners.setdefault(owner, {})
         if (place := of_owner.get(kind)) is None:
             place = of_owner[kind] = self._num_places
@@ -119,7 +119,7 @@ def _used(kind: Kind, counts: Counts) -> tuple[Price | None, Usage]:
     return price, usage_of(told, in_batches)
 
 
-def _grown(counts: Counts, size: int) -> Counts:
+def grown(counts: Counts, size: int) -> Counts:
     """The counts, with room for this many."""
     if size <= len(counts):
         return counts

@@ -81,7 +81,8 @@ def lesser(limits: Iterable[Limit]) -> tuple[Limit, ...]:
     """
     found = dict[str, Limit]()
     for limit in limits:
-        known = found.setdefault(limit.name, limit)
+        if (known := found.setdefault(limit.name, limit)) is limit:
+            continue
         found[limit.name] = min(known, limit, key=lambda one: (one.is_soft, one.amount))
         if isinstance(known.window, Rate) and isinstance(limit.window, Rate):
             burst = min(known.window.burst, limit.window.burst)

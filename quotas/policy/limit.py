@@ -127,22 +127,24 @@ class Budget:
 
     def first_day(self, quarter: int) -> int:
         """Return the first day of the period that contains the quarter of an hour."""
-        today = self._date(quarter)
-        day = (today - EPOCH).days
-        match self.period:
-            case BudgetPeriod.WEEK:
-                return day - (today.weekday() - self.calendar.week_starts) % 7
-            case BudgetPeriod.MONTH:
-                return day - today.day + 1
-        return day
+        return _first_day(self.period, self.calendar, quarter)
 
     def end(self, now: int) -> float:
         """Return the Unix time at which the period of `now`, in microseconds, ends."""
         return _end(self, now // QUARTER_MICROSECONDS)
 
-    def _date(self, quarter: int) -> date:
-        zone = UTC if self.calendar.time_zone == "UTC" else ZoneInfo(self.calendar.time_zone)
-        return datetime.fromtimestamp(quarter * QUARTER_SECONDS, zone).date()
+
+@lru_cache(maxsize=4096)
+def _first_day(period: BudgetPeriod, calendar: Calendar, quarter: int) -> int:
+    zone = UTC if calendar.time_zone == "UTC" else ZoneInfo(calendar.time_zone)
+    today = datetime.fromtimestamp(quarter * QUARTER_SECONDS, zone).date()
+    day = (today - EPOCH).days
+    match period:
+        case BudgetPeriod.WEEK:
+            return day - (today.weekday() - calendar.week_starts) % 7
+        case BudgetPeriod.MONTH:
+            return day - today.day + 1
+    return day
 
 
 @lru_cache(maxsize=4096)
@@ -179,6 +181,11 @@ class Alert(NamedTuple):
     url: str
 
 
+@lru_cache
+def _label(resource: Resource, unit: str) -> str:
+    return f"{resource}/{unit}"
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """At most `amount` of `resource` in each window. It applies to an API key, by its id, or to a team, by its name, or
@@ -211,7 +218,7 @@ class Limit:
     @property
     def label(self) -> str:
         """The resource and its window, unique among the limits of one owner: "tokens/min"."""
-        return f"{self.resource}/{self.window.unit}" if self.window else self.resource.value
+        return _label(self.resource, self.window.unit) if self.window else self.resource.value
 
     @property
     def owner(self) -> str:

@@ -134,7 +134,7 @@ class BatchLimits:
 class UsageDetail:
     """The parts of a tenant's requests by which its ledger tells use apart, besides key, model and class."""
 
-    by: tuple[str, ...] = ("user",)  # `user`, or `metadata.NAME`
+    by: tuple[str, ...] = ("user",)  # `user`, `session`, or `metadata.NAME`
     rows: int = 500  # of a day; use of further users and tags is summed up
 
 

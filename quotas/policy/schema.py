@@ -63,7 +63,7 @@ MODEL = r"[!-~]([ -~]{0,254}[!-~])?"
 CURRENCY = r"[A-Z]{3}"
 TAG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
 TAG_VALUE = r"[A-Za-z0-9][A-Za-z0-9._:/@ -]{0,63}"
-USAGE_PART = rf"user|metadata\.{TAG_NAME}"
+USAGE_PART = rf"user|session|metadata\.{TAG_NAME}"
 GUARDRAIL_URL = r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?(/[!-~]{0,1024})?"
 
 Schema = dict[str, Any]
@@ -378,7 +378,7 @@ def _schema() -> Schema:
             ),
             "usage": _fields(
                 "How finely the ledger tells use apart, besides key, model and class.",
-                by=_list(_text(USAGE_PART, "user, or metadata.NAME."), "Parts of requests; default: user.")
+                by=_list(_text(USAGE_PART, "user, session, or metadata.NAME."), "Parts of requests; default: user.")
                 | {"maxItems": MAX_USAGE_PARTS},
                 rows=_number(
                     "integer",

@@ -72,7 +72,9 @@ tag_value = partial(
     TAG_VALUE,
     "is no value of a tag: 1 to 64 letters, digits, spaces and . _ : / @ -, the first a letter or digit",
 )
-usage_part = partial(_matching, USAGE_PART, "is no part of a request that use is told apart by: user, or metadata.NAME")
+usage_part = partial(
+    _matching, USAGE_PART, "is no part of a request that use is told apart by: user, session, or metadata.NAME"
+)
 currency = partial(_matching, CURRENCY, "is no currency such as USD (ISO 4217)")
 scope = one_of(SCOPES, "a scope")
 outage = one_of(OUTAGES, "an outage policy")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ def _packed(value: int | str) -> bytes:
 
 
 PREFIX = "sluice"
+PLAIN = re.compile(r"[A-Za-z0-9_.~-]+")  # a name that is its own quotation, as most are
 RECORD = struct.Struct("<9d")
 DOUBLE = struct.Struct("<d")
 LETTERS = {
@@ -69,12 +71,16 @@ NUM_ARGUMENTS = 10  # as lua/account.lua names them
 
 def state_key(tenant: str) -> str:
     """Return the key of a tenant's state. One hash slot holds all of the tenant's keys, for any name."""
-    return f"{PREFIX}:{{{quote(tenant, safe='', errors='surrogatepass')}}}"
+    return f"{PREFIX}:{{{_quoted(tenant)}}}"
 
 
 def team_state_key(team: str) -> str:
     """Return the key of a team's state, which is no tenant's: no name has a colon once it is quoted."""
-    return f"{PREFIX}:{{team:{quote(team, safe='', errors='surrogatepass')}}}"
+    return f"{PREFIX}:{{team:{_quoted(team)}}}"
+
+
+def _quoted(name: str) -> str:
+    return name if PLAIN.fullmatch(name) else quote(name, safe="", errors="surrogatepass")
 
 
 def levels_key(tenant: str, limit: Limit) -> bytes:

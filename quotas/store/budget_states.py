@@ -17,32 +17,33 @@ from quotas.store.redis_link import command
 
 LEVEL = struct.Struct("<4d")  # used, at, part, aside: lua/level.lua
 LOST = struct.Struct("<2d")  # first day of the period, amount: lua/level.lua
+TIME = command(b"TIME")
 HELD = (b"r:", b"s:", b"t:")  # fields of reservations, of slices, and of tenants that have them in a team's state
 
 Fields = Mapping[bytes, bytes]
 
 
 class BudgetOwner(NamedTuple):
-    """A team, a tenant or a key that has a budget, with all limits that its requests are charged to."""
+    """A team, a tenant or a key, with its own budgets."""
 
     tenant: str | None  # None: of a team
     key: str | None
     team: str | None
-    limits: tuple[Limit, ...]
+    budgets: tuple[Limit, ...]
+    state: bytes  # the key of the hash in which reservations are
+    levels: bytes  # the key of the hash with the levels of its budgets
 
-    @property
-    def budgets(self) -> list[Limit]:
-        """Its own budgets among the limits."""
-        owner = self.key, self.team
-        return [one for one in self.limits if isinstance(one.window, Budget) and (one.key, one.team) == owner]
-
-    @property
-    def hashes(self) -> tuple[bytes, bytes]:
-        """The keys of its state, in which reservations are, and of the levels of its own budgets."""
-        if self.tenant is None:
-            state = team_state_key(self.team or "").encode()
-            return state, state
-        return state_key(self.tenant).encode(), levels_key(self.tenant, self.budgets[0])
+    @classmethod
+    def of(
+        cls, tenant: str | None, key: str | None, team: str | None, limits: tuple[Limit, ...]
+    ) -> "BudgetOwner | None":
+        """The owner with the budgets among its limits; None without any."""
+        budgets = tuple([one for one in limits if isinstance(one.window, Budget)])
+        if not budgets:
+            return None
+        state = (team_state_key(team or "") if tenant is None else state_key(tenant)).encode()
+        levels = state if tenant is None or key is None else levels_key(tenant, budgets[0])
+        return cls(tenant, key, team, budgets, state, levels)
 
 
 class BudgetState(NamedTuple):
@@ -50,6 +51,27 @@ class BudgetState(NamedTuple):
 
     limit: LimitState
     alerts: list[str | None]
+
+
+class BudgetLevel(NamedTuple):
+    """How much of a budget is used. Its whole state takes several times as long to tell, and is asked of few."""
+
+    owner: BudgetOwner
+    limit: Limit
+    used: int | None  # in the present period; None: the store does not answer
+    fields: Fields  # of the hash of its level
+    now: int  # microseconds, by the store's clock
+
+    @property
+    def share_left(self) -> float:
+        """The part of its amount that is left; 0 if it is not known."""
+        amount = self.limit.amount
+        return 0.0 if self.used is None else max(amount - self.used, 0) / amount
+
+    @property
+    def state(self) -> BudgetState | None:
+        """Its state; None if the store does not answer."""
+        return None if self.used is None else budget_state(self.limit, self.fields, self.now)
 
 
 class BudgetHashes(NamedTuple):
@@ -61,31 +83,44 @@ class BudgetHashes(NamedTuple):
     @classmethod
     async def of(cls, client: RedisClient, owners: Sequence[BudgetOwner]) -> "BudgetHashes":
         """Ask the store. Raises `StoreUnavailable`."""
-        keys = list(dict.fromkeys(key for owner in owners for key in owner.hashes))
-        asked = [command(b"TIME"), *(command(b"HGETALL", key) for key in keys)]
-        (seconds, micros), *answers = await client.send_all(asked)
+        keys = list(dict.fromkeys([key for owner in owners for key in (owner.state, owner.levels)]))
+        (seconds, micros), *answers = await client.send_all([TIME, *[command(b"HGETALL", key) for key in keys]])
         return cls(int(seconds) * 10**6 + int(micros), dict(zip(keys, answers, strict=True)))
 
-    def states(self, owner: BudgetOwner) -> tuple[list[BudgetState], bool]:
-        """The states of an owner's budgets, and whether a lost replica may hold a part of them."""
-        state, own = (_fields(self.by_key[key]) for key in owner.hashes)
-        now = max(self.now, int(state.get(b"now", 0)))
-        is_due = b"lease" in state and now >= int(state[b"lease"])
-        is_held = is_due and any(name.startswith(HELD) for name in state)
-        return [budget_state(limit, own, now) for limit in owner.budgets], is_held
+    def levels(self, owners: Sequence[BudgetOwner]) -> tuple[list[BudgetLevel], list[BudgetOwner]]:
+        """The levels of these owners' budgets, and the owners of whose state a lost replica may hold a part."""
+        found, held = list[BudgetLevel](), list[BudgetOwner]()
+        for owner in owners:
+            state = _fields(self.by_key[owner.state])
+            own = state if owner.levels is owner.state else _fields(self.by_key[owner.levels])
+            now = max(self.now, int(state.get(b"now", 0)))
+            if now >= int(state.get(b"lease", now + 1)) and any(name.startswith(HELD) for name in state):
+                held.append(owner)
+            found += [BudgetLevel(owner, limit, _level(limit, own, now)[0], own, now) for limit in owner.budgets]
+        return found, held
 
 
 def budget_state(limit: Limit, levels: Fields, now: int) -> BudgetState:
     """The state of a budget, by the hash of its level, at a moment in microseconds."""
-    assert isinstance(limit.window, Budget)
-    label, first_day = limit.label.encode(), limit.window.first_day(now // QUARTER_MICROSECONDS)
-    used, at, _, aside = map(int, LEVEL.unpack(levels[label])) if label in levels else (0, 0, 0, 0)
-    noted = levels.get(b"lost:" + label)
+    used, aside, first_day = _level(limit, levels, now)
+    noted = levels.get(f"lost:{limit.label}".encode())
     since, lost = map(int, LOST.unpack(noted)) if noted else (0, 0)
-    used, lost = used if at >= first_day else 0, lost if since >= first_day else 0
-    state = LimitState(limit, max(limit.amount - used, 0), until_period_ends(limit, used, now), aside, lost)
+    left, lost = max(limit.amount - used, 0), lost if since >= first_day else 0
+    state = LimitState(limit, left, until_period_ends(limit, used, now), aside, lost)
     return BudgetState(state, alert_states(limit, levels, first_day))
 
 
+def _level(limit: Limit, levels: Fields, now: int) -> tuple[int, int, int]:
+    """How much of a budget is used in its period, and set aside; and the first day of the period."""
+    assert isinstance(limit.window, Budget)
+    first_day = limit.window.first_day(now // QUARTER_MICROSECONDS)
+    level = levels.get(limit.label.encode())
+    if level is None:
+        return 0, 0, first_day
+    used, at, _, aside = LEVEL.unpack(level)
+    return int(used) if at >= first_day else 0, int(aside), first_day
+
+
 def _fields(words: Sequence[bytes]) -> Fields:
-    return dict(zip(words[::2], words[1::2], strict=True))
+    turns = iter(words)
+    return dict(zip(turns, turns, strict=True))

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -99,16 +99,16 @@ class RedisClient:
                 raise
             raise reason from error
 
-    async def send_all(self, packed: Iterable[bytes]) -> list[Any]:
-        """Return the answers to commands that go out together, without a task for each. Raises as `send` does."""
+    async def send_all(self, packed: Sequence[bytes]) -> list[Any]:
+        """Return the answers to commands that go out together. Raises as `send` does, the first error of them."""
         link = self._link or await self._reconnected()
-        answers = [link.submit(one) for one in packed]
-        try:
-            return await asyncio.gather(*answers)
-        except ResponseError as error:
-            if (reason := self._outage(error, link)) is None:
-                raise
-            raise reason from error
+        answers = await link.submit_all(packed)
+        error = next((one for one in answers if isinstance(one, ResponseError)), None)
+        if error is None:
+            return answers
+        if (reason := self._outage(error, link)) is None:
+            raise error
+        raise reason from error
 
     def submit(self, packed: bytes, answered: Callable[[Any], object]) -> bool:
         """Send a command without a task that waits: `answered` is called with its answer, or with the exception that

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,10 @@ CHECKS_PER_TIMEOUT = 4  # in one timeout: between two, the loop reads all input
 NOT_ENOUGH = object()  # the reader's result for an incomplete answer
 MAX_COMMANDS_PER_WRITE = 64  # the store works on them during a long turn
 GRACE_SECONDS = 0.005  # for the loop to read once more before a command fails
+
+
+Awaited = tuple[asyncio.Future[Any], float, int, list[Any] | None]
+"""The future of commands, the attended time of their submission, their number, and of several the answers so far."""
 
 
 def copy_of(error: StoreUnavailable) -> StoreUnavailable:
@@ -47,12 +51,12 @@ class RedisLink(asyncio.Protocol):
         self.timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._outgoing: list[bytes] = []
-        self._awaited: deque[tuple[asyncio.Future[Any], float]] = deque()  # with the attended time of its submission
+        self._awaited: deque[Awaited] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._attended = 0.0  # seconds in which this process could read answers, up to the last check
         self._checked_at = 0.0  # moment of the last check, by the loop's clock
         self._pause = 0.0  # planned seconds to the next check
-        self._suspect: asyncio.Future[Any] | None = None  # overdue at the last check
+        self._suspect: tuple[asyncio.Future[Any], int] | None = None  # overdue at the last check, with so few answers
         self._on_end = on_end
         self._ended: StoreUnavailable | None = None
         self._reader = hiredis.Reader(
@@ -65,19 +69,31 @@ class RedisLink(asyncio.Protocol):
         """Send a command in RESP, and return the future of its answer or of its error: `ResponseError`,
         `StoreUnavailable`.
         """
-        answer = self._loop.create_future()
+        return self._submit((packed,), None)
+
+    def submit_all(self, packed: Sequence[bytes]) -> asyncio.Future[list[Any]]:
+        """Send commands together, and return the future of their answers, each a `ResponseError` where there was one;
+        or of `StoreUnavailable`. A future and a callback for each would take more time than the answers.
+        """
+        return self._submit(packed, [])
+
+    def _submit(self, packed: Sequence[bytes], answers: list[Any] | None) -> asyncio.Future[Any]:
+        future = self._loop.create_future()
         if self._ended is not None:
-            answer.set_exception(copy_of(self._ended))
-            return answer
+            future.set_exception(copy_of(self._ended))
+            return future
+        if not packed:
+            future.set_result(answers)
+            return future
         if self._watch is None:
             self._check_in(self.timeout / CHECKS_PER_TIMEOUT)
-        self._awaited.append((answer, self._attended + self._since_check()))
+        self._awaited.append((future, self._attended + self._since_check(), len(packed), answers))
         if not self._outgoing:
             self._loop.call_soon(self._write)
-        self._outgoing.append(packed)
-        if len(self._outgoing) == MAX_COMMANDS_PER_WRITE:
+        self._outgoing += packed
+        if len(self._outgoing) >= MAX_COMMANDS_PER_WRITE:
             self._write()
-        return answer
+        return future
 
     def end(self, reason: StoreUnavailable) -> None:
         """Give up: every pending or later command fails for this reason."""
@@ -87,9 +103,9 @@ class RedisLink(asyncio.Protocol):
         self._on_end(self, reason)
         if self._watch is not None:
             self._watch.cancel()
-        for answer, _ in self._awaited:
-            if not answer.done():
-                answer.set_exception(copy_of(reason))
+        for future, *_ in self._awaited:
+            if not future.done():
+                future.set_exception(copy_of(reason))
         self._awaited.clear()
 
     async def close(self) -> None:
@@ -117,7 +133,13 @@ class RedisLink(asyncio.Protocol):
     def _deliver(self, answer: Any) -> None:
         if isinstance(answer, ServerGone):  # such as LOADING
             raise answer
-        future, _ = self._awaited.popleft()
+        future, _, count, answers = self._awaited[0]
+        if answers is not None:
+            answers.append(answer)
+            if len(answers) < count:
+                return
+            answer = answers
+        self._awaited.popleft()
         if future.done():
             return  # its caller was cancelled
         if isinstance(answer, ResponseError):
@@ -131,12 +153,13 @@ class RedisLink(asyncio.Protocol):
         self._attended += self._since_check()
         if not self._awaited:
             return
-        oldest, submitted = self._awaited[0]
+        oldest, submitted, _, answers = self._awaited[0]
+        suspect = oldest, len(answers or ())
         is_overdue = self._attended - submitted >= self.timeout
-        if is_overdue and oldest is self._suspect:
+        if is_overdue and suspect == self._suspect:
             self.end(StoreUnavailable(f"the quota store did not answer within {self.timeout * 1000:g} ms"))
             return
-        self._suspect = oldest if is_overdue else None
+        self._suspect = suspect if is_overdue else None
         self._check_in(GRACE_SECONDS if is_overdue else self.timeout / CHECKS_PER_TIMEOUT)
 
     def _check_in(self, seconds: float) -> None:

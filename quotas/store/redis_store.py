@@ -40,7 +40,7 @@ from quotas.store.account import Levels, QuotaAccount, TrackedReservation, state
 from quotas.store.announcements import Announcements
 from quotas.store.batches import BatchStore, FinishedLine
 from quotas.store.budget_alerts import BudgetAlerts
-from quotas.store.budget_states import BudgetHashes, BudgetOwner, BudgetState
+from quotas.store.budget_states import BudgetHashes, BudgetLevel, BudgetOwner
 from quotas.store.outage import OutageFallback
 from quotas.store.replica import ReplicaReservations, in_order
 from quotas.store.replica_name import ReplicaName
@@ -297,22 +297,20 @@ class RedisStore:
         account = QuotaAccount("", None, limits, self._replica.id, self.lease, team_state_key(team).encode())
         return account.states(await self._replica.levels(account))
 
-    async def budgets(self, owners: Sequence[BudgetOwner]) -> list[list[BudgetState]]:
-        """The state of each budget of some owners; it is read in a thread."""
-        told = await self._budgets(owners)
-        held = [place for place, (_, is_held) in enumerate(told) if is_held]
-        for owner in (owners[place] for place in held):  # the scripts settle what a lost replica holds
+    async def budgets(self, owners: Sequence[BudgetOwner]) -> list[BudgetLevel]:
+        """The level of each budget of some owners; it is read in a thread."""
+        levels, held = await self._budgets(owners)
+        for owner in held:  # the scripts settle what a lost replica holds
             if owner.tenant is None:
-                await self.states_of_team(owner.team or "", owner.limits)
+                await self.states_of_team(owner.team or "", owner.budgets)
             else:
-                await self.states(owner.tenant, owner.key, owner.limits)
-        again = await self._budgets([owners[place] for place in held]) if held else []
-        settled = dict(zip(held, again, strict=True))
-        return [settled.get(place, one)[0] for place, one in enumerate(told)]
+                await self.states(owner.tenant, owner.key, owner.budgets)
+        again, _ = await self._budgets(held) if held else ([], held)
+        return [one for one in levels if one.owner not in held] + again
 
-    async def _budgets(self, owners: Sequence[BudgetOwner]) -> list[tuple[list[BudgetState], bool]]:
+    async def _budgets(self, owners: Sequence[BudgetOwner]) -> tuple[list[BudgetLevel], list[BudgetOwner]]:
         hashes = await BudgetHashes.of(self._runner.client, owners)
-        return await asyncio.to_thread(lambda: [hashes.states(owner) for owner in owners])
+        return await asyncio.to_thread(hashes.levels, owners)
 
     def book(self, tenant: str, key: str | None, usage: Usage, row: str | None = None) -> None:
         """Book usage that no limit counted, in a row of the ledger, by default its key's; the next `heartbeat` sends

@@ -168,7 +168,7 @@ class UsageLedger:
         """The seconds for which all replicas together have run, on each of these UTC days. Raises
         `StoreUnavailable`.
         """
-        answers = await self._runner.client.send_all(command(b"HGETALL", _running_name(day)) for day in days)
+        answers = await self._runner.client.send_all([command(b"HGETALL", _running_name(day)) for day in days])
         return [sum(map(int, times[1::2])) / 1e6 for times in answers]
 
     def _close(self, tenant: str, batch: Open) -> None:

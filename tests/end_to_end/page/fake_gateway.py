@@ -45,7 +45,6 @@ class FakeGateway:
             "keys": page_data.keys(),
             "audit": page_data.audit(),
             "usage": page_data.usage(),
-            "bill": page_data.bill(),
             "budgets": page_data.budgets(),
             "request-log": {"requests": rows["recent"], "next": "5.5_1"},
         }

@@ -328,7 +328,7 @@ def usage(names: tuple[str, ...] = TENANTS) -> Json:
         "from": "2026-09-01",
         "to": "2026-09-21",
         "by": "tenant",
-        "has_bill": True,
+        "bill": bill(),
         "total": used(0, True),
         "rows": sorted(rows, key=lambda row: -int(row["input_tokens"])),
         "truncated": 0,

@@ -11,17 +11,18 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.end_to_end.page.page_object import Page, PageMaker
 from tests.gateway.raw_client import completion
-from tests.gateway.server_process import ServerProcess, eventually, running_server
+from tests.gateway.server_process import ServerProcess, bearer, eventually, running_server
 
 POLICY = """\
 # what every team may do
 defaults:
   price: {input: 1/1M, output: 2/1M, currency: USD}  # agreed with finance
-  usage: {by: [user, metadata.project]}
+  usage: {by: [user, session, metadata.project]}
 tenants:
   ops:
     limits: {requests: 600/min}  # the on-call tools
@@ -194,9 +195,13 @@ def test_finance_gets_a_csv_whose_sums_are_the_ledgers(office: tuple[ServerProce
     server, _ = office
     tags = {"tags": {"project": "search"}}
     key = server.ask_admin("keys", "POST", json={"tenant": "ops", "settings": tags}).json()["key"]
+    task = bearer(key) | {"x-sluice-session": "task 7"}
+    assert httpx.post(f"{server.url}/v1/completions", json=completion(max_tokens=2), headers=task).status_code == 200
     for user, project in (("ada", "search"), ("bob", "chat"), ("=1+1", "search")):
         assert use(server, key, user=user, metadata={"project": project}) == 200
     eventually(lambda: "=1+1" in {row["value"] for row in server.admin("usage?by=user")["rows"]})
+    sessions = {(row["tenant"], row["value"]): row["requests"] for row in server.admin("usage?by=session")["rows"]}
+    assert sessions["ops", "task 7"] == 1
     desk.click("#views [href='#/usage']")
     desk.click("[name=usage-by][value=metadata]")
     desk.type("project")
@@ -210,7 +215,7 @@ def test_finance_gets_a_csv_whose_sums_are_the_ledgers(office: tuple[ServerProce
     assert min(parts) >= 0 and bill.count("(idle)") == len({line[:10] for line in bill.split("\n")[1:] if line})
 
     by = Commands(server)
-    for what in ("tenant", "key", "model", "class", "user", "metadata.project", "tag.project"):
+    for what in ("tenant", "team", "key", "model", "class", "user", "session", "metadata.project", "tag.project"):
         rows = list(csv.DictReader(StringIO(Commands(server).curl(f"usage.csv?by={what}"))))
         report = server.admin(f"usage?by={what}")
         summed = [sum(int(row[field]) for row in rows) for field in ("requests", "input_tokens", "output_tokens")]

@@ -25,7 +25,7 @@ from quotas.reservation import Usage
 from quotas.store.redis_client import RedisClient
 from quotas.store.redis_store import RedisStore
 from quotas.store.usage_ledger import ENTRY, Ledger, LedgerRows, UsageLedger
-from quotas.usage_row import UsageRow, as_kept, row_name
+from quotas.usage_row import SESSION, UsageRow, as_kept, row_name
 from tests.gateway.spending import spend
 
 POLICY = """
@@ -202,6 +202,7 @@ async def test_budgets_tell_what_is_left_the_least_first(reader: UsageReader, re
         (None, "acme", None, "tokens", "day", 1000, None),
         (None, "acme", "k2", "requests", "month", 5, None),
     ]
+    assert [row["key"] for row in (await reader.budgets("k2"))["budgets"]] == ["k2"]
     settings = {"k8": '{"limits": {"requests": "60/min"}}', "k9": '{"limits": {"requests": "7/day"}}'}
     own = {name: KeyRecord(name, "beta", b"", datetime.now(UTC), settings=text) for name, text in settings.items()}
     cast(Any, reader)._keys.in_force = own
@@ -222,16 +223,17 @@ async def test_every_grouping_sums_up_to_the_ledger(reader: UsageReader, redis_u
         for key, model, service_class, user, project in users:
             tags = (("project", project),) if project else ()
             store.book("acme", key, Usage(1000, 10), row_name(UsageRow(key, model, service_class, user, tags), 2))
-        store.book("beta", "k3", Usage(3, 1), row_name(UsageRow("k3", "m", "batch", "ada"), 500))
+        store.book("beta", "k3", Usage(3, 1), row_name(UsageRow("k3", "m", "batch", "ada", ((SESSION, "s1"),)), 500))
         store.book("acme", "k1", Usage(7, 0), row_name(UsageRow("k1", "m", "batch", "carol"), 2))  # is full
     told = {}
-    for by in ("tenant", "key", "model", "class", "user", "metadata.project", "tag.project"):
+    for by in ("tenant", "team", "key", "model", "class", "user", "session", "metadata.project", "tag.project"):
         report = await reader.report({"by": by, **DAYS})
         assert sum(row["input_tokens"] for row in report["rows"]) == report["total"]["input_tokens"] == 3010
         told[by] = {(row["tenant"], row["value"]): row["input_tokens"] for row in report["rows"]}
         assert (await reader.csv({"by": by, **DAYS})).startswith(
             "day,tenant,requests" if by == "tenant" else f"day,tenant,{by}"
         )
+    assert told["team"] == {(None, "research"): 3007, (None, ""): 3}
     assert told["model"] == {(None, "m"): 2010, (None, "n"): 1000}
     assert told["class"] == {(None, "batch"): 3010}
     rest = ("acme", None)
@@ -242,6 +244,7 @@ async def test_every_grouping_sums_up_to_the_ledger(reader: UsageReader, redis_u
         ("beta", "ada"): 3,
         rest: 7,
     }
+    assert told["session"] == {("acme", ""): 3000, ("beta", "s1"): 3, rest: 7}
     assert told["tag.project"] == {("acme", "search"): 2007, ("acme", ""): 1000, ("beta", ""): 3}
 
 

@@ -7,6 +7,7 @@ from gateway.tenants.auth import Principal
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.policy.limit import Limit, Rate, Resource
 from quotas.policy.policy import CLASSES, DEFAULTS, SCOPES, KeyPolicy, Policy, TenantPolicy, UsageDetail
+from quotas.usage_row import row_of
 from tests.quotas.policies import parsed
 
 
@@ -180,7 +181,15 @@ def test_settings_that_the_policy_does_not_allow_any_more_let_nobody_in(settings
 
 def test_use_is_told_apart_as_finely_as_the_tenant_asks() -> None:
     asked = {"project": "search", "other": "x", "depth": {"no": "text"}}
-    fine = with_settings("", usage=UsageDetail(("metadata.depth", "metadata.project", "user"), 9))
-    assert fine.usage_row("m", "batch", "ada", asked) == "9 k1|m|batch|ada|project=search"
-    assert with_settings("", usage=UsageDetail(("metadata.x",))).usage_row("m", "batch", "ada", asked) == "k1|m|batch"
-    assert "secret" not in fine.usage_row("m", "batch", "sk-sluice-77777777-secret", {})
+    fine = with_settings("", usage=UsageDetail(("metadata.depth", "metadata.project", "session", "user"), 9))
+    assert fine.usage_row("m", "batch", "ada", asked, None) == "9 k1|m|batch|ada|project=search"
+    row = row_of(fine.usage_row("m", "batch", "ada", asked, "s 1|2").partition(" ")[2])
+    assert [row.part(by) for by in ("user", "session", "metadata.project", "metadata.session")] == [
+        "ada",
+        "s 1|2",
+        "search",
+        "",
+    ]
+    coarse = with_settings("", usage=UsageDetail(("metadata.x",)))
+    assert coarse.usage_row("m", "batch", "ada", asked, "s1") == "k1|m|batch"
+    assert "secret" not in fine.usage_row("m", "batch", "sk-sluice-77777777-secret", {}, None)

@@ -4,7 +4,7 @@ from datetime import date
 import pytest
 
 from gateway.tenants.usage import Grouping
-from gateway.tenants.usage_sums import UsageSums
+from gateway.tenants.usage_sums import UsageSums, entries_within
 from quotas.policy.limit import EPOCH
 from quotas.policy.policy_file import parse_policy
 from quotas.store.usage_ledger import ENTRY, LedgerRows
@@ -20,7 +20,7 @@ def sums_of(kv: Sequence[float], requests: int = 1) -> UsageSums:
     for key, held in enumerate(kv):
         words += b"%d k%d" % (number // 8, key), ENTRY.pack(number, requests, 0, 0, 0, held, 0, 0)
     sums = UsageSums(POLICY, Grouping("tenant"), DAY, DAY)
-    sums.add([LedgerRows("a", DAY.replace(day=1), words)])
+    sums.add(entries_within([LedgerRows("a", DAY.replace(day=1), words)], DAY, DAY))
     return sums
 
 

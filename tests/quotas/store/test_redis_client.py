@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from backend.bound_process import bound
 from gateway.background import beside
@@ -23,6 +24,8 @@ from quotas.reservation import Ask, Attempt, Delivered, Reservation, Usage
 from quotas.store import redis_client
 from quotas.store.batches import FinishedLine
 from quotas.store.budget_alerts import DueAlert
+from quotas.store.redis_client import RedisClient
+from quotas.store.redis_link import RedisLink, command
 from quotas.store.redis_store import RedisStore
 from quotas.store.scripts import LUA, Script
 from tests.gateway.server_process import eventually
@@ -80,6 +83,37 @@ async def test_a_loop_that_stands_still_finds_out_a_store_that_hangs(url: str) -
             with pytest.raises(StoreUnavailable, match="did not answer within 100 ms"):
                 await call
         await until_connected(store)
+
+
+async def test_commands_that_go_out_together_have_one_future_and_their_answers_in_order(url: str) -> None:
+    client = RedisClient(url, timeout=5.0)
+    await client.connect()
+    wrong = [command(b"SET", b"text", b"1"), command(b"HGETALL", b"text"), command(b"GET", b"text")]
+    for _ in range(2):
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await client.send_all(wrong)
+        left = asyncio.create_task(client.send_all(wrong[::2] * 100))
+        await asyncio.sleep(0)
+        left.cancel()
+        assert await client.send_all(wrong[::2]) == [b"OK", b"1"]
+    assert await client.send_all([]) == []
+    await client.close()
+
+
+async def test_a_store_whose_answers_keep_coming_is_not_late() -> None:
+    ended = Mock()
+    link = RedisLink(Mock(), 1.0, ended)
+    answers, stuck = link.submit_all([b"-"] * 3), link.submit_all([b"-"] * 2)
+    for _ in range(4):
+        link._attended += 10.0
+        link._check()
+        ended.assert_not_called()
+        link.data_received(b"+yes\r\n")
+    assert await answers == [b"yes"] * 3
+    link._check()
+    link._check()
+    with pytest.raises(StoreUnavailable, match="did not answer within 1000 ms"):
+        await stuck
 
 
 async def test_a_broken_connection_is_made_anew_within_the_call(url: str) -> None:

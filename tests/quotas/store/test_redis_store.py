@@ -350,13 +350,14 @@ async def test_a_list_of_budgets_counts_nothing_that_a_dead_replica_holds(
 ) -> None:
     key, team = ("k1" if owner == "key" else None), (tenant if owner == "team" else None)
     limits = (Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.DAY), key, team=team),)
-    asked = [BudgetOwner(None if team else tenant, key, team, limits)]
+    owner = BudgetOwner.of(None if team else tenant, key, team, limits)
+    assert owner is not None
     settled = await store.reserve(tenant, key, limits, Ask(1, 100, 200))
     await store.settle(settled, Usage(100, 50))
     await store.reserve(tenant, key, limits, Ask(1, 100, 200))
 
     async def remaining() -> list[int]:
-        return [state.limit.remaining for states in await other.budgets(asked) for state in states]
+        return [level.state.limit.remaining for level in await other.budgets([owner]) if level.state]
 
     assert await remaining() == [550]
     for state in (tenant, f"team:{team}") if team else (tenant,):

@@ -1,5 +1,6 @@
 // The view of usage and spend: by tenant or key, by day, over a period; what is left of budgets; all of it as CSV.
 
+import { failure } from "../api.js";
 import { byId, el, fillChildren, setText } from "../dom.js";
 import { Search } from "../search.js";
 import { shown } from "../text.js";
@@ -53,25 +54,20 @@ export class UsageView {
       if (number !== this.#asked) throw LATE;
       return answered;
     };
-    const explain = (error) => {
-      if (number === this.#asked) this.#explain(error);
-    };
     this.#due = Infinity; // until all is answered
-    const { daysQuery } = this.period;
-    const report = await this.#askUsage(answer).catch(explain);
+    const failures = await Promise.all([this.#askUsage(answer), this.#askBudgets(answer)].map(failure));
     if (number !== this.#asked) return;
-    await this.#askBudgets(answer).catch(explain);
-    if (number !== this.#asked) return;
-    if (report?.has_bill) await answer(`bill${daysQuery}`).then((bill) => this.bill.update(bill)).catch(explain);
-    if (number === this.#asked) this.#due = performance.now() + Math.max(PERIOD, PAUSE * (performance.now() - began));
+    setText(byId("usage-problem"), "");
+    failures.filter((error) => error !== null).forEach((error) => this.#explain(error));
+    this.#due = performance.now() + Math.max(PERIOD, PAUSE * (performance.now() - began));
   }
 
   async #askUsage(answer) {
     const report = await answer(`usage${this.period.query}${this.#rows.ask("&")}`);
     this.#rows.answered(report.truncated);
     this.#show(report);
-    byId("bill-panel").hidden = !report.has_bill;
-    return report;
+    byId("bill-panel").hidden = report.bill === null;
+    if (report.bill !== null) this.bill.update(report.bill);
   }
 
   async #askBudgets(answer) {
@@ -81,10 +77,9 @@ export class UsageView {
   }
 
   #show({ total, rows, truncated, days, model, by }) {
-    setText(byId("usage-problem"), "");
     const table = byId("usage-table");
     table.classList.toggle("without-values", by === "tenant");
-    table.classList.toggle("without-tenants", by === "model" || by === "class");
+    table.classList.toggle("without-tenants", ["team", "model", "class"].includes(by));
     setText(table.querySelector("th:nth-child(2) button"), shown(by.replace(".", ": "), 48));
     setText(byId("usage-model"), `This gateway serves ${shown(model, 60)}; replicas on the same store count as well.`);
     const totals = [
