@@ -18,8 +18,8 @@ SCENARIOS = (
     "overload",
     "overload_live", "pick", "plan_live", "policy_size", "preemption",
     "prefix_cache", "prefix_tenants", "prices", "promises", "quota_burst", "quota_store", "random_strategies", "route",
-    "routing", "routing_live", "row_counts", "several_answers", "step_time", "telemetry_cost", "tune", "tune_live",
-    "what_if_live", "ceilings", "spare", "spare_live", "batch_kills", "embeddings", "noisy_peers",
+    "routing", "routing_live", "row_counts", "several_answers", "speculation", "step_time", "telemetry_cost", "tune",
+    "tune_live", "what_if_live", "ceilings", "spare", "spare_live", "batch_kills", "embeddings", "noisy_peers",
 )  # fmt: skip
 
 
