@@ -311,7 +311,8 @@ class _LogReader:
         jumped = dict(more[1]) if len(more) > 1 and isinstance(more[1], list) else {}
         for history in self._open():
             if (count := jumped.get(history.name)) is not None:
-                history.say(now, f"{count} tokens that its grammar forced came with another")
+                or_drafted = ", or that were drafted," if "speculate" in self._engine else ""
+                history.say(now, f"{count} tokens that its grammar forced{or_drafted} came with another")
             if history.name in stopped:
                 history.end(now, "ended by an end token")
             elif history.name in full:

@@ -87,9 +87,13 @@ class Tariffs:
 def work_of(scheduled: ScheduledStep) -> StepWork:
     """Returns the work of a planned step."""
     batch, decodes = scheduled.batch, scheduled.batch.num_decodes
-    work = StepWork(0, decodes, scheduled.decode_context)
+    work, drafts = StepWork(0, decodes, scheduled.decode_context), scheduled.drafts
     for row in range(decodes, len(batch.starts)):
-        work = work.with_prefill(batch.starts[row], batch.lengths[row])
+        start, length = batch.starts[row], batch.lengths[row]
+        if drafts and scheduled.sequences[row] in drafts:  # its context is read once
+            work += StepWork(0, length, start + length)
+        else:
+            work = work.with_prefill(start, length)
     for _, start, length in batch.padding:
         work = work.with_prefill(start, length)
     return work

@@ -125,6 +125,9 @@ class PrefillSizer:
         size = self.block_size
         return TimedPrefillBudget(decodes, seconds, times, size, most, self.copy_time, size)
 
+    def decode_seconds(self, num_decodes: int, decode_context: int, model: int = 0) -> float:
+        return self.models[model].fitted.seconds(StepWork(decode_tokens=num_decodes, decode_context=decode_context))
+
     def seconds_within(self, interval: float, alone: float, model: int = 0) -> float:
         """Return the predicted seconds of a step that keeps a promised interval, `alone` being those of its decodes."""
         error = max(self.models[model].relative_error, MIN_RELATIVE_ERROR)

@@ -30,6 +30,7 @@ class TenantHooks:
         """`order`: gives tenants shares of slots and memory; None: they have none."""
         self.due = due
         self.prefill_budget = sizer.prefill_budget
+        self.decode_seconds = sizer.decode_seconds
         self.spare_step = spare.step
         self.swaps = swap_choice.swaps
         self.retention = retention

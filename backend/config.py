@@ -14,6 +14,8 @@ WINDOW_ALIGNMENT_TOKENS = 64  # kernels read keys from a multiple of that on, th
 
 KVCacheDtype = Literal["auto", "fp8"]
 Quantization = Literal["auto", "none", "int8", "int4"]
+Speculate = Literal["off", "lookup"]
+DRAFTED_TOKENS_PER_STEP = 64  # the most: logits of each of them have room beside those of all sequences
 
 
 class Batching(StrEnum):
@@ -64,6 +66,7 @@ class EngineOptions:
     prefix_cache: bool = True
     swap_space_bytes: int = 0  # of the host's memory
     max_adapter_rank: int = 0  # 0: no adapters
+    speculate: Speculate = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ class EngineConfig:
     window_groups: int = 0  # groups of layers with a window, each with blocks of its own; 0: blocks are of all layers
     window_tokens: int = 0  # that such a layer sees
     window_alignment: int = WINDOW_ALIGNMENT_TOKENS
+    speculate: Speculate = "off"
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -144,6 +148,10 @@ class EngineConfig:
         _require(
             not self.max_adapter_rank or self.kv_allocation is KVAllocation.PAGED,
             "adapters lie in single blocks of KV memory: leave kv_allocation paged, or serve none",
+        )
+        _require(
+            self.speculate == "off" or self.batching is Batching.CONTINUOUS,
+            f"speculate {self.speculate} needs batching continuous: no other rule plans rows with drafts",
         )
         most = max(self.weight_bytes, default=0)
         _require(
@@ -194,6 +202,11 @@ class EngineConfig:
     def shares_blocks(self) -> bool:
         """True if sequences may share blocks: a contiguous run is one sequence's own."""
         return self.prefix_cache and self.kv_allocation is KVAllocation.PAGED
+
+    @property
+    def max_sampled_tokens(self) -> int:
+        """The most tokens that a step samples: one for each sequence, and one for each drafted token."""
+        return self.max_num_seqs + (0 if self.speculate == "off" else DRAFTED_TOKENS_PER_STEP)
 
     @property
     def max_table_entries(self) -> int:

@@ -77,6 +77,11 @@ class SamplingParams:
     def penalised(self) -> bool:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
+    @property
+    def depends_on_output(self) -> bool:
+        """True if more than the model makes a token depend on the tokens drawn before it."""
+        return self.penalised or bool(self.bad_words) or self.grammar is not None
+
 
 def _check_number(param: str, value: object, low: float, high: float) -> None:
     """Refuse a number out of range. NaN and the infinities fail the comparison like any other."""

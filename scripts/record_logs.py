@@ -73,6 +73,7 @@ SCENES: dict[str, Record] = {
     "cancels": log_scenes.cancels,
     "failures": log_scenes.failures,
     "jumps": log_scenes.jumps,
+    "drafts": log_scenes.drafts,
     "debts": log_scenes.debts,
     "give_ups": log_scenes.give_ups,
     "controlled_delay": log_scenes.controlled_delay,

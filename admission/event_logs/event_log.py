@@ -35,13 +35,15 @@ they have a decimal point; all other times are in seconds. A log of another vers
      [[sequence given up since the last plan, reason] ...]]
     ["done", t, step, elapsed, [id of each sequence that an end token ended ...], [that reached max_tokens ...],
      [for which no token could be drawn ...],
-     and only if there are any: [[id, count of forced tokens that came with the sampled one] ...]]
+     and only if there are any: [[id, count of forced tokens, or of tokens behind accepted drafts, that came with the
+     sampled one] ...]]
     ["lost", t, step, [preempted ...]]     the device had no memory: this step and those behind it did not take place
 
 Blocks that may be shared are runs of ordinals (`blocks`). `finish`, `plan`, `done` and `lost` end with an object if
-there is news of the prefix cache:
+there is news of the prefix cache or of drafts:
 
-    {"found": {id: blocks of its prompt, or of its recompute, that this plan hit}, "forked": {id: id of the leader that
+    {"drafted": {id: tokens drafted behind its row; 0: its row waits until its newest token is known},
+     "found": {id: blocks of its prompt, or of its recompute, that this plan hit}, "forked": {id: id of the leader that
      computes its prompt}, "evicted": blocks evicted since the last plan that tells it, "idle": idle blocks then,
      "blocks": {id: blocks of its output, named as it left them}}
 
@@ -192,7 +194,10 @@ class EventLog(CoreObserver):
             held = self._changed_holds()
         if self._given_up:
             ended = self._take_given_up()
-        cached = self._cached(self._findings.take_members(step))
+        found = self._findings.take_members(step)
+        if self._scheduler.drafting is not None and (drafted := self._scheduler.drafting.drafted):
+            found.append(f'"drafted":{_encode({sequence.id: count for sequence, count in drafted.items()})}')
+        cached = self._cached(found)
         self._write(f'["plan",{moment(now)},{planned},{preempted},{blocked},{held},{ended}{cached}]')
 
     def updated(self, step: ScheduledStep, output: StepOutput, now: float) -> None:
@@ -365,9 +370,10 @@ class _Replay:
 
     def apply(self, entry: Entry) -> None:
         core, kind, now = self._core, entry[0], in_seconds(entry[1])
+        news: Mapping[str, Any] = {}
         if isinstance(entry[-1], dict):
-            *entry, cached = entry
-            self._names.tell(cached.get("blocks", {}))
+            *entry, news = entry
+        self._tell(news)
         if kind == "arrive":
             with suppress(AdmissionRefused):
                 core.arrive(self._sequence_of(entry), now)
@@ -390,6 +396,12 @@ class _Replay:
             core.rollback(now)
         else:
             self._apply_setting(kind, now, entry[2:])
+
+    def _tell(self, news: Mapping[str, Any]) -> None:
+        """Tell what depends on tokens: names of blocks, and drafts."""
+        self._names.tell(news.get("blocks", {}))
+        if (drafting := self._core.scheduler.drafting) is not None:
+            drafting.told = news.get("drafted", {})
 
     def _apply_setting(self, kind: str, now: float, said: list[Any]) -> None:
         """Apply an entry that changes a setting: a lease, a policy, or the gateway."""

@@ -36,6 +36,8 @@ WINDOW_FIELDS = ("window_groups", "window_tokens", "window_alignment")
 """The fields that the log of an engine whose layers with a window have blocks of their own has beside."""
 EXPERT_FIELDS = ("expert_reads",)
 """The fields that the log of an engine with a model of experts has beside."""
+SPECULATION_FIELDS = ("speculate",)
+"""The field that the log of an engine which drafts has beside."""
 CORE_FIELDS = (
     "order", "weights", "burst_s", "seconds_per_class", "memory", "min_free_blocks", "swap", "between_turns",
     "prefill_share", "overload", "confidence", "max_waiting", "max_waiting_tokens", "max_waiting_bytes",
@@ -72,7 +74,8 @@ def engine_entry(config: EngineConfig) -> dict[str, Any]:
     of_sleep = _entry(config, SLEEP_FIELDS) if config.awake_bytes else {}
     of_experts = _entry(config, EXPERT_FIELDS) if config.expert_reads else {}
     of_windows = _entry(config, WINDOW_FIELDS) if config.window_groups else {}
-    return _entry(config, ENGINE_FIELDS) | of_adapters | of_sleep | of_experts | of_windows
+    of_drafts = _entry(config, SPECULATION_FIELDS) if config.speculate != "off" else {}
+    return _entry(config, ENGINE_FIELDS) | of_adapters | of_sleep | of_experts | of_windows | of_drafts
 
 
 def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
@@ -83,7 +86,7 @@ def read_core_config(entry: Mapping[str, Any]) -> CoreConfig:
 def read_engine_config(entry: Mapping[str, Any]) -> EngineConfig:
     """Read an `engine_entry`. Raises `KeyError`, `ValueError`, `TypeError` or `ConfigError` if malformed."""
     values = _values(entry, ENGINE_FIELDS)
-    for fields in (ADAPTER_FIELDS, SLEEP_FIELDS, EXPERT_FIELDS, WINDOW_FIELDS):
+    for fields in (ADAPTER_FIELDS, SLEEP_FIELDS, EXPERT_FIELDS, WINDOW_FIELDS, SPECULATION_FIELDS):
         values |= _values(entry, fields) if any(name in entry for name in fields) else {}
     return EngineConfig(**values)
 

@@ -44,7 +44,8 @@ class Accounting:
                     scheduled.ended.append((sequence, reason))
             new_tokens.append((sequence, token_id, reason))
             if output.forced is not None and reason is None and index in output.forced:
-                self._jump(sequence, output.forced[index], scheduled, new_tokens)
+                scores = None if output.forced_logprobs is None else output.forced_logprobs.get(index)
+                self._jump(sequence, output.forced[index], scores, scheduled, new_tokens)
         if scheduled.billed:
             counters.prompt_tokens += sum(tokens for _, tokens in scheduled.billed)
         counters.recomputed_tokens += scheduled.recomputed_tokens
@@ -60,18 +61,27 @@ class Accounting:
             sequence.num_redundant -= 1
 
     def _jump(
-        self, sequence: Sequence, forced: list[int], scheduled: ScheduledStep, new_tokens: list[NewToken]
+        self,
+        sequence: Sequence,
+        forced: list[int],
+        scores: list[TokenLogprobs] | None,
+        scheduled: ScheduledStep,
+        new_tokens: list[NewToken],
     ) -> None:
-        """Take the only tokens that can follow the token just taken, as far as the sequence may have more by now.
+        """Take the tokens that follow the token just taken, as far as the sequence may have more by now: forced ones,
+        which are the only ones that can, or those that are drawn behind accepted drafts.
 
         A step in flight may sample the first of them: it is known before. Forced tokens that no step in flight computes
-        are computed together by the next.
+        are computed together by the next. Of those behind drafts the row has computed all but the last.
         """
         known = sequence.num_prompt_tokens + len(sequence.output)
-        num_in_flight, count = sequence.num_tokens - known, 0
+        num_in_flight, count, is_drafted = sequence.num_tokens - known, 0, bool(scheduled.drafts.get(sequence))
         for token_id in forced[: sequence.token_limit - known]:
             sequence.output.append(token_id)
+            if scores is not None and sequence.logprobs is not None:
+                sequence.logprobs.append(scores[count])
             count += 1
+            sequence.num_computed_tokens += is_drafted
             reason = self._end_of(sequence, token_id)
             new_tokens.append((sequence, token_id, reason))
             if reason is not None:
@@ -79,7 +89,7 @@ class Accounting:
                 break
         if count:
             scheduled.jumped[sequence] = count
-            self._counters.jump_forward_tokens += count
+            self._counters.jump_forward_tokens += 0 if is_drafted else count
             sequence.num_redundant = min(num_in_flight, count)
             sequence.num_tokens = max(sequence.num_tokens, known + count)
             sequence.num_admitted_tokens, sequence.jumps = known + count, True

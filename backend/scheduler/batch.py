@@ -55,6 +55,8 @@ class Batch:
     # number of an adapter, index of a block of its weights, block; copied after the swaps and before the rows
     adapter_blocks: list[tuple[int, int, int]] = field(default_factory=list)
     forks: list[tuple[int, int]] = field(default_factory=list)  # index in `sampled`, slot
+    # index in `sampled`, the tokens behind the sampled row's last known one: its row samples at each of them as well
+    drafts: list[tuple[int, list[int]]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # source block, destination block; after the rows
     # slot, first place in its table, a block of each group of layers with a window for each place from there to the end
     window_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
@@ -70,6 +72,12 @@ class Batch:
         for index, slot in self.forks:
             slots[index] = slot
         return slots
+
+    @property
+    def drawn_slots(self) -> list[int]:
+        """The slot of each drawn token: of those in `sampled`, then of those behind drafted tokens."""
+        slots = self.sampled_slots
+        return [*slots, *[slots[index] for index, draft in self.drafts for _ in draft]]
 
     @property
     def num_tokens(self) -> int:
@@ -137,7 +145,9 @@ class StepOutput:
     elapsed: float
     logprobs: dict[int, TokenLogprobs] | None = None  # by index in `token_ids`, of rows that ask; None: of none
     prompt_logprobs: list[PromptLogprobs] | None = None  # of rows that compute a part of a prompt, and ask
-    forced: dict[int, list[int]] | None = None  # by index in `token_ids`, the only tokens that may follow; None: none
+    # by index in `token_ids`, the tokens that follow: forced by a grammar, or drawn behind accepted drafts; None: none
+    forced: dict[int, list[int]] | None = None
+    forced_logprobs: dict[int, list[TokenLogprobs]] | None = None  # of them, of drafted rows that ask
 
 
 @dataclass(slots=True)

@@ -124,7 +124,7 @@ class KVManager:
         """Free what the rows of a completed step were the last to see in layers with a window."""
         batch, windows, size = scheduled.batch, self.blocks.windows, self.blocks.block_size
         for sequence, start, length in zip(scheduled.sequences, batch.starts, batch.lengths, strict=True):
-            filled = (start + length) // size
+            filled = min(start + length, sequence.num_computed_tokens) // size  # without drafts that were not accepted
             is_filled = filled > start // size and sequence.status is _RUNNING
             if (
                 is_filled

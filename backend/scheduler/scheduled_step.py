@@ -88,7 +88,8 @@ class ScheduledStep:
     paused: dict[Sequence, WaitReason] = field(default_factory=dict)  # at a limit of their tenants
     ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)  # by its new tokens, set at completion
     failed: list[Sequence] = field(default_factory=list)  # sequences without finite logits
-    jumped: dict[Sequence, int] = field(default_factory=dict)  # forced tokens accepted beside the sampled ones
+    jumped: dict[Sequence, int] = field(default_factory=dict)  # tokens accepted beside the sampled ones
+    drafts: dict[Sequence, int] = field(default_factory=dict)  # drafted tokens of rows that `Drafting` takes
     hits: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)  # first index, cached blocks
     leaders: dict[str, int] = field(default_factory=dict)  # by prompt group, the row that prefills the prompt
     forks: list[Fork] = field(default_factory=list)
@@ -158,6 +159,15 @@ class ScheduledStep:
         if is_complete:
             self._sample(sequence, row)
         sequence.last_step = batch.step
+
+    def add_draft(self, sequence: Sequence, draft: list[int]) -> None:
+        """Draft tokens behind the row added last, which samples. They count for nothing in the sequence yet."""
+        self.drafts[sequence] = len(draft)
+        if draft:
+            batch = self.batch
+            batch.lengths[-1] += len(draft)
+            batch.token_ids += draft
+            batch.drafts.append((len(batch.sampled) - 1, draft))
 
     def add_fork(self, sequence: Sequence, row: int, num_blocks: int) -> Sequence:
         """Fork a sequence: the row that completes the prompt samples for it as well. Its block table has the prompt's

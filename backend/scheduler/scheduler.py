@@ -12,6 +12,7 @@ from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Batch, Counters, StepOutput
 from backend.scheduler.batching import RULES, StepParts
 from backend.scheduler.block_tables import BlockNaming
+from backend.scheduler.drafting import Drafting
 from backend.scheduler.forking import Forking
 from backend.scheduler.hooks import DefaultHooks, SchedulerHooks
 from backend.scheduler.joining import Joining
@@ -68,7 +69,8 @@ class Scheduler:
         self.preempted = self._preemption.preempted  # by the last plan, or by the last lost step
         self.ended: list[Sequence] = []  # by planning, until `take_ended`
         self._joining = Joining(config, self.kv_manager, self.limits, self._preemption, self.hooks)
-        self._rows = StepRows(self.kv_manager, self._preemption)
+        self.drafting = None if config.speculate == "off" else Drafting(config, self.hooks)
+        self._rows = StepRows(self.kv_manager, self._preemption, self.drafting)
         self._forking = Forking(config, self.kv_manager)
         self._accounting = Accounting(self.kv_manager, self.counters)
         self._next_step = 0
@@ -198,9 +200,7 @@ class Scheduler:
         """
         if len(self.in_flight) >= self.config.steps_in_flight:
             return None
-        self.kv_manager.begin_event(now)
-        self.wait_reason, self.waiting_head = None, None
-        self.preempted.clear()
+        self._begin_plan(now)
         num_held = len(self.held_tenants)
         while not (scheduled := self._plan_step(now)).sequences:
             assert not scheduled.admitted, "a sequence was admitted to a step that does not take place"
@@ -225,6 +225,13 @@ class Scheduler:
         if self._resync.out_of_sync:
             self._resync.add_to(scheduled)
         return scheduled.batch
+
+    def _begin_plan(self, now: float) -> None:
+        self.kv_manager.begin_event(now)
+        self.wait_reason, self.waiting_head = None, None
+        self.preempted.clear()
+        if self.drafting is not None:
+            self.drafting.begin_plan(self.running.values(), self.in_flight[-1].drafts if self.in_flight else {})
 
     def _is_waiting(self, scheduled: ScheduledStep) -> bool:
         """Return True if an empty plan may become one with rows without a victim: a step ends, or a limit is raised."""
@@ -279,7 +286,7 @@ class Scheduler:
         """
         batch, step = scheduled.batch, scheduled.batch.step
         slots, starts, sequences = batch.slots, batch.starts, scheduled.sequences
-        block_size = self.config.block_size
+        block_size, drafts = self.config.block_size, self.drafting is not None and self.drafting.may_take(batch.model)
         prefilling, jumping = list[Sequence](), list[Sequence]()
         for sequence in self._served(batch.model):
             start, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
@@ -290,8 +297,8 @@ class Scheduler:
                 if start < num_tokens < sequence.request.most_tokens:
                     scheduled.paused[sequence] = WaitReason.TOKENS
                 continue  # its last token is in flight, or it is at its limit
-            if sequence.status is not _RUNNING:
-                continue  # preempted for an earlier sequence
+            if sequence.status is not _RUNNING or (drafts and self._drafts(sequence, jumping)):
+                continue  # preempted for an earlier sequence, or it has another row
             if start == len(sequence.block_table.blocks) * block_size:
                 self.kv_manager.blocks.name_known(sequence)
                 if not self._rows.grow(sequence, 1, scheduled):
@@ -312,6 +319,18 @@ class Scheduler:
         if jumping:
             self._rows.add_jumps(jumping, scheduled, self.budget.tokens)
         return prefilling
+
+    def _drafts(self, sequence: Sequence, jumping: list[Sequence]) -> bool:
+        """Return True if tokens are drafted behind the newest token of a decode: both have one row, planned once that
+        token is known.
+        """
+        assert self.drafting is not None
+        if not self.drafting.takes(sequence):
+            return False
+        if sequence.num_tokens == sequence.num_prompt_tokens + len(sequence.output):
+            sequence.num_admitted_tokens, sequence.jumps = sequence.num_tokens, True
+            jumping.append(sequence)
+        return True
 
     def _served(self, model: int) -> list[Sequence]:
         """Return the running sequences that may have rows in this step of a model: of the spare class, as many decodes
@@ -524,9 +543,12 @@ class Scheduler:
         self._rule.completed(output.elapsed)
         if self._turns is not None:
             self._turns.completed(scheduled.batch.model, output.step, output.elapsed)
+        new_tokens = self._accounting.account(scheduled, output)
         if self.config.window_groups:
             self.kv_manager.release_windows(scheduled)
-        return self._accounting.account(scheduled, output)
+        if self.drafting is not None and scheduled.drafts:
+            self.drafting.completed(scheduled)
+        return new_tokens
 
     def check_integrity(self) -> None:
         """Assert that every slot and block is free or has a holder that may use it."""

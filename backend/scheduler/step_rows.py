@@ -1,5 +1,6 @@
 """The rows of a step beside its decodes: blocks for their tokens, and tokens that need no sampling."""
 
+from backend.scheduler.drafting import Drafting
 from backend.scheduler.kv_manager import KVManager
 from backend.scheduler.preemption import Preemption
 from backend.scheduler.scheduled_step import ScheduledStep, WaitReason
@@ -11,7 +12,8 @@ _RUNNING = SequenceStatus.RUNNING  # see `kv_manager`: looking it up takes time
 class StepRows:
     """Adds rows to a step that is planned."""
 
-    def __init__(self, kv_manager: KVManager, preemption: Preemption) -> None:
+    def __init__(self, kv_manager: KVManager, preemption: Preemption, drafting: Drafting | None) -> None:
+        self._drafting = drafting
         self._blocks = kv_manager.blocks
         self._preemption = preemption
 
@@ -42,7 +44,8 @@ class StepRows:
         return self._blocks.allocate(sequence, needed)
 
     def add_jumps(self, jumping: list[Sequence], scheduled: ScheduledStep, most: int) -> None:
-        """Add rows for tokens forced by grammars: decodes in fewer steps, which wait for no prefill.
+        """Add rows for tokens that grammars force, or behind which others are drafted: decodes in fewer steps, which
+        wait for no prefill.
 
         The step has at most `most` tokens: each sequence can have one at least, as decodes can.
         """
@@ -53,6 +56,10 @@ class StepRows:
                 self.add_prefill(sequence, length, scheduled)
                 left -= length
                 sequence.jumps = sequence.num_computed_tokens < sequence.num_admitted_tokens
+                if self._drafting is not None and sequence.request.grammar is None and not sequence.jumps:
+                    self._blocks.name_known(sequence)
+                    scheduled.add_draft(sequence, draft := self._drafting.draft(sequence, left + behind))
+                    left -= len(draft)
 
     def add_prefill(self, sequence: Sequence, length: int, scheduled: ScheduledStep) -> None:
         """Add a row of `length` tokens, for which there are blocks."""

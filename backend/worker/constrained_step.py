@@ -27,11 +27,11 @@ class MaskBuffers:
         self._is_copied = device.type != "cpu"
         if self._is_copied:
             self._pieces = deque(
-                (_ints(stream, shape[0] * shape[1]).view(shape), _ints(stream, shape[0]))
+                (_ints(stream, shape[0] * shape[1]).view(shape), _ints(stream, config.max_sampled_tokens))
                 for _ in range(config.steps_in_flight)
             )
             self._masks = torch.zeros(shape, dtype=torch.int32, device=device)
-            self._rows = torch.zeros(shape[0], dtype=torch.int32, device=device)
+            self._rows = torch.zeros(config.max_sampled_tokens, dtype=torch.int32, device=device)
 
     def place(self, masks: Masks, num_rows: int) -> tuple[Tensor, Tensor]:
         """Return masks [masks, words] and the index of each row's mask [rows] int32, -1 for none, on the device."""

@@ -164,7 +164,7 @@ class AskedLogprobs:
 
     def of(self, batch: Batch) -> StepLogprobs | None:
         """Return the rows that a step is to score; None if there are none."""
-        slots = batch.sampled_slots if self._counts else []
+        slots = batch.drawn_slots if self._counts else []
         rows = [row for row, slot in enumerate(slots) if slot in self._counts]
         parts = [*self._parts(batch)] if self._prompts and batch.num_decodes < len(batch.slots) else []
         if not rows and not parts:

@@ -62,7 +62,7 @@ class StepAhead:
         """
         elapsed = self.running.synchronize()
         if (masks := self.masks) is not None:
-            piece, count = self.staged.piece, self.staged.num_sampled
+            piece, count = self.staged.piece, self.staged.num_rows
             masks.sampled(piece.numbers.sampled_slots[:count], piece.tokens[:count].numpy())
             self.masks = None
         return elapsed
@@ -75,6 +75,7 @@ class LaunchedStep:
     runner: "ModelRunner"
     number: int
     work: StepAhead
+    drafts: list[tuple[int, list[int]]]
     logprobs: StepLogprobs | None
     constrained: ConstrainedStep | None
 
@@ -83,17 +84,42 @@ class LaunchedStep:
             elapsed = self.work.synchronize()
         except (RuntimeError, MemoryError) as error:
             raise self.runner.failure(self.number, error) from error
-        piece, count = self.work.staged.piece, self.work.staged.num_sampled
-        token_ids, slots = piece.tokens[:count].tolist(), piece.numbers.sampled_slots[:count].tolist()
+        staged = self.work.staged
+        piece, count = staged.piece, staged.num_rows
+        token_ids, slots = piece.tokens[: staged.num_sampled].tolist(), piece.numbers.sampled_slots[:count].tolist()
         self.runner.completed()
-        output = StepOutput(self.number, token_ids, elapsed)
+        output = StepOutput(self.number, token_ids[:count], elapsed)
         if self.logprobs is not None:
             output.logprobs, output.prompt_logprobs = self.logprobs.read()
         if self.constrained is not None:
             self.constrained.complete(output)
+        if self.drafts:
+            verify(self.drafts, token_ids[count:], output)
         if (behind := self.work.behind) is not None:
             behind.foretell(output, slots, MASK_WAIT_SHARE_OF_STEP * elapsed)
         return output
+
+
+def verify(drafts: list[tuple[int, list[int]]], drawn: list[int], output: StepOutput) -> None:
+    """Write into a step's output the tokens `drawn` behind drafted ones, draft after draft, as far as those were
+    accepted: up to the first that is not the token drawn in its place.
+    """
+    tokens, forced, first = output.token_ids, output.forced or {}, len(output.token_ids)
+    scores, output.logprobs = output.logprobs, None
+    if scores is not None:
+        output.logprobs = {index: one for index, one in scores.items() if index < len(tokens)} or None
+        output.forced_logprobs = {}
+    for index, draft in drafts:
+        behind, token, count = drawn[first - len(tokens) :], tokens[index], 0
+        while count < len(draft) and token == draft[count] and behind[count] >= 0:
+            token = behind[count]
+            count += 1
+        if count:
+            forced[index] = behind[:count]
+        if count and scores is not None and index in scores and output.forced_logprobs is not None:
+            output.forced_logprobs[index] = [scores[first + each] for each in range(count)]
+        first += len(draft)
+    output.forced = forced or None
 
 
 class ModelRunner:
@@ -133,16 +159,17 @@ class ModelRunner:
         self._received = layout.views(self._memory)
         self._num_head_bytes = layout.num_head_bytes
         seqs, width = config.max_num_seqs, config.blocks_for(config.max_model_len)
+        sampled = config.max_sampled_tokens
         groups = 1 + config.window_groups  # of layers, each with tables of its own
         assert groups == 1 + decoder.groups.num_windows and kv.blocks.shape[1] == decoder.groups.size
         self._tables = torch.zeros((groups, seqs, width), dtype=torch.int32, device=self.device)
         entries = -(-layout.num_places * width // 4) * 4  # of a group, which begins at a multiple of 16 bytes
         self._row_tables = torch.zeros((groups, entries), dtype=torch.int32, device=self.device)
         self._last_tokens = torch.zeros(seqs, dtype=torch.int64, device=self.device)
-        # [seqs, vocab] fp32, to which graphs and all other steps write; None without graphs
+        # [sampled, vocab] fp32, to which graphs and all other steps write; None without graphs
         self._logits: Tensor | None = None
         if self.device_stream.captures:
-            self._logits = torch.zeros((seqs, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
+            self._logits = torch.zeros((sampled, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
         self._sampler = self._make_sampler()
         self._asked_logprobs = AskedLogprobs(decoder.config.vocab_size, self.device)
         self.swapper = swapper or (Swapper(kv, config.num_host_blocks) if config.num_host_blocks else None)
@@ -290,7 +317,8 @@ class ModelRunner:
                 self.adapters.admit(admitted)
         logprobs, constrained = self._asked_logprobs.of(batch), self._constrain(batch)
         given, batch = batch, batch.padded()
-        hides = logprobs is not None and logprobs.parts  # a graph does not return the hidden states
+        # a graph does not return the hidden states, and samples once a row
+        hides = (logprobs is not None and logprobs.parts) or batch.drafts
         adapts = self.adapters is not None and self.adapters.has_some(batch)
         shape = None if self.graphs is None or hides else self.graphs.shape_for(batch, adapts)
         staged = self.stager.stage(batch, shape or StepShape.of(batch, adapts))
@@ -309,7 +337,7 @@ class ModelRunner:
                 constrained.release_waiter()
         launched = StepAhead(staged, running, self.masks)
         self._launched = launched if self.runs_ahead else None
-        return LaunchedStep(self, batch.step, launched, logprobs, constrained)
+        return LaunchedStep(self, batch.step, launched, batch.drafts, logprobs, constrained)
 
     def _work(self, batch: Batch, run: Work) -> Work:
         """Return the work of the device's stream for a batch, `run` or more."""
@@ -374,7 +402,8 @@ class ModelRunner:
         tokens = choice.choose(logits)
         if logprobs is not None:
             logprobs.pick(tokens)
-        self._last_tokens.index_copy_(0, self._received.sampled_slots[: staged.num_sampled], tokens)
+        rows = staged.num_rows  # behind a draft the host tells the newest token
+        self._last_tokens.index_copy_(0, self._received.sampled_slots[:rows], tokens[:rows])
         if choice.restricts:
             tokens = where_allowed(logits, tokens)
         staged.piece.tokens[: staged.num_sampled].copy_(tokens.where(is_drawn, NO_TOKEN), non_blocking=True)

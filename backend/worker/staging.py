@@ -36,17 +36,17 @@ class StepFields(Generic[T]):
     slots: T  # [places] int64
     window_slots: T  # [groups * `window_stride`] int64, `slot_mapping` of each layer group with a window
     adapters: T  # [tokens] int32, the row of each token's adapter; -1: none
-    last_rows: T  # [seqs] int64, rows of hidden states after which a token is sampled; 0: padding
-    sampled_slots: T  # [seqs] int64, the slots that sample; this field and the next ones have a row for each
-    sampled_positions: T  # [seqs] int64, of the sampled tokens in their sequences
-    seeds: T  # [seqs] int64
-    temperature: T  # [seqs] fp32
-    min_p: T  # [seqs] fp32
-    top_k: T  # [seqs] int32
-    top_p: T  # [seqs] fp32
-    presence: T  # [seqs] fp32
-    frequency: T  # [seqs] fp32
-    repetition: T  # [seqs] fp32
+    last_rows: T  # [sampled] int64, rows of hidden states after which a token is sampled; 0: padding
+    sampled_slots: T  # [sampled] int64, the slots that sample; this field and the next ones have a row for each
+    sampled_positions: T  # [sampled] int64, of the sampled tokens in their sequences
+    seeds: T  # [sampled] int64
+    temperature: T  # [sampled] fp32
+    min_p: T  # [sampled] fp32
+    top_k: T  # [sampled] int32
+    top_p: T  # [sampled] fp32
+    presence: T  # [sampled] fp32
+    frequency: T  # [sampled] fp32
+    repetition: T  # [sampled] fp32
     table_places: T  # [changes] int64, places in the flattened block tables that change
     table_blocks: T  # [changes] int32, the blocks in these places from now on
 
@@ -77,7 +77,7 @@ class Layout:
         by_name["window_slots"] = config.window_groups * window_stride(config.max_num_batched_tokens)
         by_name |= {"query_start": places + 1, "context_lens": places, "slots": places}
         by_name |= {"table_places": changes, "table_blocks": changes}
-        counts = [by_name.get(field.name, seqs) for field in fields(StepFields)]
+        counts = [by_name.get(field.name, config.max_sampled_tokens) for field in fields(StepFields)]
         sizes = [count * _dtype(field.name).itemsize for count, field in zip(counts, fields(StepFields), strict=True)]
         begins = list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
         return cls(tuple(begins[:-1]), tuple(counts), begins[-1], places)
@@ -120,7 +120,7 @@ class HostPiece:
         self.numbers: Numbers = StepFields(
             **{field.name: getattr(self.tensors, field.name).numpy() for field in fields(StepFields)}
         )
-        self.tokens = tokens  # [seqs] int64
+        self.tokens = tokens  # [sampled] int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ class StagedStep:
 
     piece: HostPiece
     shape: StepShape
-    num_sampled: int
+    num_rows: int  # that sample
+    num_sampled: int  # tokens: of each row one, and one behind each of its drafted tokens
     num_changes: int
 
 
@@ -167,7 +168,7 @@ class Stager:
         self._tables = np.zeros((rows, width), np.int32)
         self._max_changes = layout.counts[-1]
         self._pieces = tuple(
-            HostPiece(layout, memory(layout.num_bytes), memory(8 * config.max_num_seqs).view(torch.int64))
+            HostPiece(layout, memory(layout.num_bytes), memory(8 * config.max_sampled_tokens).view(torch.int64))
             for _ in range(config.steps_in_flight)
         )
         self._free = deque(self._pieces)
@@ -186,8 +187,8 @@ class Stager:
             end = int(rows.ends[-1])
             piece.numbers.adapters[:end] = np.repeat(self._adapter_rows[rows.slots], rows.lengths)
             piece.numbers.adapters[end : shape.num_tokens] = -1
-        self._place_sampled(piece.numbers, batch, rows)
-        return StagedStep(piece, shape, len(batch.sampled), num_changes)
+        num_sampled = self._place_sampled(piece.numbers, batch, rows)
+        return StagedStep(piece, shape, len(batch.sampled), num_sampled, num_changes)
 
     def release(self, staged: StagedStep) -> None:
         """Free the memory of a step that has been waited for and whose tokens are read."""
@@ -272,11 +273,24 @@ class Stager:
         numbers.slots[places] = rows.slots
 
     @staticmethod
-    def _place_sampled(numbers: Numbers, batch: Batch, rows: _Rows) -> None:
-        sampled, count = np.array(batch.sampled, np.int64), len(batch.sampled)
-        numbers.last_rows[:count] = rows.ends[sampled] - 1
-        numbers.last_rows[count:] = 0
-        numbers.sampled_slots[:count] = rows.slots[sampled]
+    def _place_sampled(numbers: Numbers, batch: Batch, rows: _Rows) -> int:
+        """Write where tokens are sampled: each row's own, and behind all of those the tokens behind drafted ones."""
+        sampled = np.array(batch.sampled, np.int64)
+        last, slots, positions = rows.ends[sampled] - 1, rows.slots[sampled], rows.contexts[sampled]
         for index, slot in batch.forks:
-            numbers.sampled_slots[index] = slot
-        numbers.sampled_positions[:count] = rows.contexts[sampled]
+            slots[index] = slot
+        if batch.drafts:
+            drafted = np.zeros(len(sampled), np.int64)
+            for index, draft in batch.drafts:
+                drafted[index] = len(draft)
+            last, positions = last - drafted, positions - drafted
+            again = np.repeat(np.arange(len(sampled)), drafted)  # the draft's order is that of its rows
+            behind = np.concatenate([np.arange(1, 1 + len(draft)) for _, draft in batch.drafts])
+            last, positions = np.append(last, last[again] + behind), np.append(positions, positions[again] + behind)
+            slots = np.append(slots, slots[again])
+        count = len(last)
+        numbers.last_rows[:count] = last
+        numbers.last_rows[count:] = 0
+        numbers.sampled_slots[:count] = slots
+        numbers.sampled_positions[:count] = positions
+        return count

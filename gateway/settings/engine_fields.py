@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ByteSize
 
-from backend.config import Batching, EngineOptions, KVAllocation, KVCacheDtype, Quantization
+from backend.config import Batching, EngineOptions, KVAllocation, KVCacheDtype, Quantization, Speculate
 from gateway.settings.field import (
     BytesOrAuto,
     ChunkOrAuto,
@@ -276,6 +276,13 @@ class ExecutionFields(SettingRecord):
         "on|off",
         "on",
         "on: where a grammar allows one continuation, its tokens are computed together and not sampled one by one",
+    )
+    speculate: Speculate = setting(
+        "engine",
+        "HOW",
+        OPTIONS.speculate,
+        "lookup: where an answer repeats its prompt or itself, the tokens that followed there are drafted and computed "
+        "together, as many as are expected to pay; texts stay the same; off: a step brings one token of an answer",
     )
     quantization: Quantization = setting(
         "engine",

@@ -29,9 +29,17 @@ class CompletedStep:
     elapsed: float  # seconds of the device
 
     @property
+    def num_decodes(self) -> int:
+        """The rows that continue an answer by a token or a draft."""
+        return self.scheduled.batch.num_decodes + len(self.scheduled.drafts)
+
+    @property
+    def decode_tokens(self) -> int:
+        return self.num_decodes + sum(self.scheduled.drafts.values())
+
+    @property
     def prefill_tokens(self) -> int:
-        batch = self.scheduled.batch
-        return sum(batch.lengths[batch.num_decodes :])
+        return sum(self.scheduled.batch.lengths) - self.decode_tokens
 
 
 class CoreTelemetry(CoreObserver):
@@ -96,7 +104,8 @@ class CoreTelemetry(CoreObserver):
                 else:
                     timeline.resumed.append(now)
         for row in range(decodes, len(batch.slots)):
-            if (timeline := self._timelines.get(scheduled.sequences[row])) is not None:
+            sequence = scheduled.sequences[row]
+            if (timeline := self._timelines.get(sequence)) is not None and sequence not in scheduled.drafts:
                 timeline.chunks.append(Chunk(batch.step, batch.starts[row], batch.lengths[row], now))
 
     def _forget_from(self, step: int) -> None:
@@ -113,12 +122,12 @@ class CoreTelemetry(CoreObserver):
     def _note_tokens(self, scheduled: ScheduledStep, now: float) -> None:
         for sequence in scheduled.sampled[scheduled.batch.num_decodes :]:
             timeline = self._timelines.get(sequence)
-            if timeline is not None:
+            if timeline is not None and sequence not in scheduled.drafts:
                 timeline.prefilled = now
                 if scheduled.has_brought_first(sequence):
                     timeline.first_token = now
         for sequence, count in scheduled.jumped.items():
-            if (timeline := self._timelines.get(sequence)) is not None:
+            if (timeline := self._timelines.get(sequence)) is not None and sequence not in scheduled.drafts:
                 timeline.num_jumped_tokens += count
         for sequence, _ in scheduled.ended:
             self._ended(sequence, now)

@@ -51,7 +51,8 @@ class SimulatedPolicy:
     speculation: Speculation | None = None  # None: each row brings one token
 
     def make_core(self) -> Controller:
-        core = make_core(self.core, self.engine, StepTimeModel(*self.prior) if self.prior else None)
+        engine = replace(self.engine, speculate="off")  # without texts nothing can be looked up
+        core = make_core(self.core, engine, StepTimeModel(*self.prior) if self.prior else None)
         if self.scheduling_policy is not None:
             core.set_policy(self.scheduling_policy, 0.0)
         return core
@@ -267,6 +268,6 @@ _RENAMED = {
     "kv_memory_bytes": "kv_tokens (the tokens for which there is memory)",
     "swap_space_bytes": "num_host_blocks (with block_copy_seconds)",
 }
-_ENGINE_KEYS = {field.name for field in fields(EngineConfig)}
 _SPECULATION_KEYS = {"speculate", "acceptance", "draft"}
+_ENGINE_KEYS = {field.name for field in fields(EngineConfig)} - _SPECULATION_KEYS
 _KEYS = _ENGINE_KEYS | {field.name for field in fields(CoreConfig)} | {"kv_tokens"} | _SPECULATION_KEYS

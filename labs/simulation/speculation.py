@@ -1,4 +1,5 @@
-"""Several tokens a row: the worth of speculative decoding, before the engine has it.
+"""Several tokens a row: the worth of drafted tokens of any acceptance on any device. The engine's own drafts need texts
+(`backend.scheduler.drafting`), which a simulation has not.
 
 In each step every answer has `tokens` tokens drafted, and verified together with the token before them: its row is
 longer by that number, and reads its context once; verified tokens cost as much arithmetic as tokens of a prompt. Of the
@@ -18,6 +19,7 @@ from typing import Any
 
 from admission.step_times.step_time import StepWork, prefill_pairs
 from backend.scheduler.batch import StepOutput
+from backend.scheduler.drafting import expected_tokens
 from backend.scheduler.scheduled_step import ScheduledStep
 from labs.simulation.loop import Loop
 from labs.simulation.recorder import PlannedWork, StepInFlight
@@ -48,8 +50,7 @@ class Speculation:
 
     def expected(self, tenant: str, drafted: int) -> float:
         """Return the mean number of tokens of a row: one, and the accepted ones of `drafted`."""
-        rate = self.acceptance_of(tenant)
-        return sum(rate**count for count in range(drafted + 1))
+        return expected_tokens(self.acceptance_of(tenant), drafted)
 
 
 class SpeculatingLoop(Loop):

@@ -23,6 +23,7 @@ class ClockedCore:
             str, int
         ] = {}  # ids of sequences, and how many tokens follow each of theirs without being drawn
         self.failing: set[str] = set()  # ids of the sequences for which the model computes no numbers
+        self.accepts: Callable[[int], int] = int  # how many of that many drafted tokens are drawn
         self._seconds = seconds
 
     def add(self, sequence: Sequence) -> Sequence:
@@ -56,6 +57,9 @@ class ClockedCore:
             for row, sequence in enumerate(step.sampled)
             if sequence.id in self.forced and tokens[row] == TOKEN
         }
+        for row, draft in step.batch.drafts:
+            if tokens[row] == TOKEN and (accepted := self.accepts(len(draft))):
+                forced[row] = [TOKEN] * accepted
         self.core.update_from_output(StepOutput(step.batch.step, tokens, self.elapsed, forced=forced or None), self.now)
         for sequence in step.failed:
             self.finish(sequence, FinishReason.FAILED)

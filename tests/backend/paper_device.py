@@ -86,15 +86,16 @@ class PaperDevice:
             self.prompt_lengths[admitted.slot] = admitted.num_prompt_tokens
         self._change_tables(batch)
         assert len(set(batch.slots)) == len(batch.slots), "a slot appears twice in one step"
-        cursor = 0
-        for row, (slot, start, length) in enumerate(zip(batch.slots, batch.starts, batch.lengths, strict=True)):
+        cursor, drafts = 0, {batch.sampled[index]: draft for index, draft in batch.drafts}
+        for row, (slot, start, whole) in enumerate(zip(batch.slots, batch.starts, batch.lengths, strict=True)):
+            length = whole - len(drafts.get(row, ()))
             if row < batch.num_decodes:
                 assert length == 1
                 assert start == len(self.known[slot]) - 1, "a decode feeds the token sampled last"
                 self._compute(slot, start, self.known[slot][start:])
             else:
                 self._compute(slot, start, batch.token_ids[cursor : cursor + length])
-                cursor += length
+                cursor += whole
         assert cursor == len(batch.token_ids)
         self._check_adapters(batch.slots)
         for block, other in batch.block_copies:
@@ -102,11 +103,28 @@ class PaperDevice:
                 self.memory.pop(address, None)
                 if source in self.memory:
                     self.memory[address] = self.memory[source]
-        ends = [batch.starts[row] + batch.lengths[row] for row in batch.sampled]
+        ends = [batch.starts[row] + batch.lengths[row] - len(drafts.get(row, ())) for row in batch.sampled]
         assert len(set(batch.sampled_slots)) == len(ends), "a slot samples twice in one step"
         sampled = [self._sample(slot, end) for slot, end in zip(batch.sampled_slots, ends, strict=True)]
         logprobs = {index: logprobs_of(token) for index, token in enumerate(sampled)}
-        return StepOutput(batch.step, sampled, 0.0, logprobs, [*self._scored(batch)])
+        output = StepOutput(batch.step, sampled, 0.0, logprobs, [*self._scored(batch)])
+        if batch.drafts:
+            slots = batch.sampled_slots
+            output.forced = {index: self._verify(slots[index], draft) for index, draft in batch.drafts}
+            output.forced_logprobs = {index: list(map(logprobs_of, one)) for index, one in output.forced.items()}
+        return output
+
+    def _verify(self, slot: int, draft: list[int]) -> list[int]:
+        """Compute drafted tokens, and sample behind each that was sampled in its place; returns those tokens."""
+        first, behind, accepts = len(self.known[slot]) - 1, list[int](), True
+        for position, token in enumerate(draft, first):
+            accepts = accepts and token == self.known[slot][position]
+            if accepts:
+                self._compute(slot, position, [token])
+                behind.append(self._sample(slot, position + 1))
+            else:
+                self.memory[self._address(slot, position)] = (position, -1 - token)
+        return behind
 
     def _change_tables(self, batch: Batch) -> None:
         for slot, index, blocks in batch.new_blocks:

@@ -29,16 +29,16 @@ class Recording(NamedTuple):
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, Recording]:
-    """Of a first start, and of a second that begins with the step times which the first has learned."""
+    """Of a first start, and of a second that begins with the step times which the first has learned, and drafts."""
     directory = tmp_path_factory.mktemp("server")
     keys = list(make_keys(directory / "state", "acme", "globex").values())
-    first, second = (record(directory, directory / name, keys) for name in ("first", "second"))
+    first, second = (record(directory, directory / how, keys, how) for how in ("off", "lookup"))
     return first, second
 
 
-def record(directory: Path, log: Path, keys: list[str]) -> Recording:
+def record(directory: Path, log: Path, keys: list[str], speculate: str) -> Recording:
     """While the server runs its log can be read, up to what has just happened."""
-    with running_server(directory, *FLAGS, f"--event-log={log}") as server:
+    with running_server(directory, *FLAGS, f"--event-log={log}", f"--speculate={speculate}") as server:
         waited = traffic(server, keys)
         eventually(lambda: any(f'"{waited}-0"' in line for line in read_event_log(log)))
         return Recording(log, waited)
@@ -70,6 +70,8 @@ def traffic(server: ServerProcess, keys: list[str]) -> str:
     beside = completion(prompt=f"9, {LONG_PROMPT}", max_tokens=2)  # found in no cache
     assert server.post("/v1/completions", key=keys[1], **beside).status_code == 200
     decoding.close()
+    repeating = completion(prompt="Once there was a small cat", max_tokens=200, ignore_eos=True)
+    assert server.post("/v1/completions", key=keys[0], **repeating).status_code == 200
     eventually(server.is_idle)
     return next(str(reply.json()["id"]) for reply in replies if reply.status_code == 200)
 
@@ -92,6 +94,7 @@ def test_the_log_holds_what_is_hard_to_decide_again(recordings: tuple[Recording,
         assert count(log, lambda entry: entry[0] == "arrive" and entry[15] == "QueueFull") > 0
         assert count(log, lambda entry: entry[0] == "finish" and entry[3] == "cancelled") >= 4
         assert count(log, lambda entry: entry[0] == "plan" and entry[3] and entry[5]) > 2, "prefill beside decodes"
+    assert count(recordings[1].log, lambda entry: isinstance(entry[-1], dict) and "drafted" in entry[-1]) > 2
 
 
 def test_a_replay_of_what_was_served_decides_the_same(

@@ -89,11 +89,11 @@ class EngineMetrics:
     def stepped(self, step: CompletedStep) -> None:
         """Count a completed step, in O(1) but for summing the lengths of its prefills, and what windows hide."""
         batch, elapsed = step.scheduled.batch, step.elapsed
-        decodes, rows = batch.num_decodes, len(batch.slots)
+        decodes, rows = step.num_decodes, len(batch.slots)
         self._planning.observe(step.scheduled.planning)
         self._sizes.observe(rows)
         self._busy += elapsed
-        self._decode_tokens.value += decodes
+        self._decode_tokens.value += step.decode_tokens
         if rows == decodes:
             self._decode.observe(elapsed)
         else:
@@ -113,7 +113,8 @@ class EngineMetrics:
             tokens, context = work.prefill_tokens + work.decode_tokens, work.decode_context + work.prefill_context
             prefills = islice(zip(batch.starts, batch.lengths, strict=True), decodes, None)
             beyond = self._roofline.beyond_window(islice(batch.starts, decodes), prefills)
-            self._floor += self._roofline.step(tokens, len(batch.sampled), context, work.prefill_pairs, beyond)
+            drawn = len(batch.sampled) + sum([len(draft) for _, draft in batch.drafts])
+            self._floor += self._roofline.step(tokens, drawn, context, work.prefill_pairs, beyond)
         if 0 < decodes < len(batch.slots):
             seconds, decoding = self._step_times[batch.model].fitted.seconds, work.decode_tokens
             whole, fixed = seconds(work), seconds(StepWork())

@@ -199,6 +199,17 @@ class TenantMetrics:
             "By.s",
             lambda usage: usage.block_seconds * block_bytes,
         )
+        drafting = self._core.scheduler.drafting
+
+        def show_drafts(name: str, meaning: str, which: int) -> None:
+            def read() -> list[Point]:
+                counts = {} if drafting is None else drafting.counts
+                return _points(self._summed((tenant, count[which]) for tenant, count in counts.items()))
+
+            registry.read(Family(name, Kind.COUNTER, "", meaning, ("tenant",)), read)
+
+        show_drafts("sluice.drafted_tokens", "Tokens drafted for its answers.", 0)
+        show_drafts("sluice.accepted_tokens", "What of them its answers have.", 1)
         tokens = Family("sluice.tenant.tokens", Kind.COUNTER, "", "Tokens of a tenant.", ("tenant", "kind"))
         registry.read(tokens, self._tokens)
         registry.before.append(self._look)

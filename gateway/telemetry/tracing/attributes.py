@@ -48,7 +48,7 @@ def of_step(step: CompletedStep) -> dict[str, int]:
     return {
         "sluice.step.number": batch.step,
         "sluice.step.sequences": len(batch.slots),
-        "sluice.step.decodes": batch.num_decodes,
+        "sluice.step.decodes": step.num_decodes,
         "sluice.step.prefill_tokens": step.prefill_tokens,
         "sluice.step.admitted": len(step.scheduled.admitted),
         "sluice.step.device_us": round(step.elapsed * 1e6),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import fields
 from enum import Enum
+from itertools import chain
 
 import pytest
 
@@ -18,6 +19,7 @@ from admission.event_logs.names import (
     POLICY_FIELDS,
     REFUSALS,
     SLEEP_FIELDS,
+    SPECULATION_FIELDS,
     WINDOW_FIELDS,
     core_entry,
     engine_entry,
@@ -36,7 +38,7 @@ REMEDY = (
     "{} is not in admission/event_logs/names.py: give it a name there; logs of before do not say it, so delete "
     "those of tests/labs/core/recorded and record them anew with `python -m scripts.record_logs`"
 )
-OF_ENGINE = (ENGINE_FIELDS, ADAPTER_FIELDS, SLEEP_FIELDS, EXPERT_FIELDS, WINDOW_FIELDS)
+OF_ENGINE = (ENGINE_FIELDS, ADAPTER_FIELDS, SLEEP_FIELDS, EXPERT_FIELDS, WINDOW_FIELDS, SPECULATION_FIELDS)
 ENGINE = EngineConfig(num_blocks=40, max_model_len=120)
 
 
@@ -51,7 +53,7 @@ def check_all(wanted: Iterable[object], found: Iterable[object]) -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (EngineConfig, (*ENGINE_FIELDS, *ADAPTER_FIELDS, *SLEEP_FIELDS, *EXPERT_FIELDS, *WINDOW_FIELDS)),
+        (EngineConfig, tuple(chain.from_iterable(OF_ENGINE))),
         (CoreConfig, CORE_FIELDS),
         (SchedulingPolicy, POLICY_FIELDS),
         (QueueBounds, BOUNDS),

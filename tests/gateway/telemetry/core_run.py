@@ -46,7 +46,9 @@ class CoreRun:
     def complete(self) -> None:
         self.now += STEP
         batch = self.core.scheduler.in_flight[0].batch
-        self.core.update_from_output(StepOutput(batch.step, [5] * len(batch.sampled), STEP), self.now)
+        forced = {index: [5] * len(draft) for index, draft in batch.drafts}  # which was looked up among such tokens
+        output = StepOutput(batch.step, [5] * len(batch.sampled), STEP, forced=forced or None)
+        self.core.update_from_output(output, self.now)
 
     def step(self) -> bool:
         planned = self.plan()

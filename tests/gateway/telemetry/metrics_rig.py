@@ -68,7 +68,7 @@ class Rig(CoreRun):
         num_blocks: int = 64,
         config: CoreConfig | None = None,
         roofline: Roofline | None = None,
-        **engine_fields: int,
+        **engine_fields: object,
     ) -> None:
         engine = EngineConfig(
             num_blocks=num_blocks,

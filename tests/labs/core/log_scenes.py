@@ -368,6 +368,37 @@ def jumps() -> list[str]:
     return stage.lines
 
 
+def drafts() -> list[str]:
+    """Tokens are drafted behind answers that repeat, some in vain: beside others, up to a limit, in a lost step,
+    in memory that others need, and for a client that leaves.
+    """
+    stage = StagedCore(GREEDY, num_blocks=20, speculate="lookup")
+    stage.accepts = lambda drafted: stage.random.randint(0, drafted)
+    drafted = stage.arrive("drafted", 8, 50)
+    stage.arrive("beside", 8, 24, tenant="b")
+    limited = stage.arrive("drafted-within-a-limit", 8, 20, tenant="b", may_have=6)
+    while len(limited.output) < 6:
+        stage.step()
+    while not stage.scheduler.in_flight or not stage.scheduler.in_flight[-1].batch.drafts:
+        stage.step()
+        stage.plan()
+    stage.lose()
+    stage.extend(limited, 14)
+    leaves = stage.arrive("leaves-with-a-draft", 8, 50)
+    while not any(step.drafts.get(leaves) for step in stage.scheduler.in_flight):
+        stage.step()
+        stage.plan()
+    stage.finish(leaves)
+    others = [stage.arrive(f"takes-memory-{n}", 24, 24, tenant="b") for n in range(3)]
+    stage.run()
+    assert sum(one.num_preemptions for one in (drafted, *others)) > 0
+    assert stage.scheduler.drafting is not None
+    counts = stage.scheduler.drafting.counts
+    assert counts["a"][1] > 0 and 10 < counts["b"][1] < counts["b"][0]
+    assert stage.scheduler.counters.jump_forward_tokens == 0
+    return stage.lines
+
+
 def _preempted(stage: StagedCore, name: str, status: SequenceStatus) -> Sequence:
     """Have a sequence of a lower class give way; returns it once it is in this state."""
     sequence = stage.arrive(name, 40, 16, priority_class=2)

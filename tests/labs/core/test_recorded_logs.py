@@ -140,7 +140,7 @@ def test_they_hold_every_kind_of_entry(logs: dict[str, list[Entry]]) -> None:
 def test_each_choice_of_a_core_was_made_and_each_setting_had_two_values(logs: dict[str, list[Entry]]) -> None:
     met = defaultdict(set)
     for _, _, engine, core, *prior in every("log", logs):
-        for name, value in (engine | core | {"prior": prior}).items():
+        for name, value in ({"speculate": "off"} | engine | core | {"prior": prior}).items():
             met[name].add(str(value))
     assert {name: met[name] for name in CHOICES} == CHOICES
     assert [name for name, values in met.items() if len(values) < 2] == []

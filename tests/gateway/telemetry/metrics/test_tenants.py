@@ -48,7 +48,8 @@ def test_nothing_is_said_before_the_window_is_full() -> None:
 TOTALS = ("sluice_tenant_service_seconds_total", "sluice_kv_byte_seconds_total", "sluice_tenant_tokens_total")
 PER_TENANT = (
     *TOTALS, "sluice_running_sequences", "sluice_running_tokens", "sluice_waiting_sequences", "sluice_kv_bytes",
-    "sluice_tenant_deficit_seconds", "sluice_tenant_requests_total",
+    "sluice_tenant_deficit_seconds", "sluice_tenant_requests_total", "sluice_drafted_tokens_total",
+    "sluice_accepted_tokens_total",
 )  # fmt: skip
 
 
@@ -91,6 +92,18 @@ def test_usage_counts_to_the_moment_and_never_goes_down(rig: Rig) -> None:
     assert rig.value("sluice_kv_byte_seconds_total") == pytest.approx(
         timeline.sequence.block_table.block_seconds * BLOCK_BYTES
     )
+
+
+def test_drafted_tokens_are_counted_as_those_of_an_answer() -> None:
+    rig = Rig(speculate="lookup")
+    timeline = rig.arrive("a", prompt=6, max_tokens=40)
+    serve(rig, timeline)
+    drafted, accepted = (rig.value(f"sluice_{kind}_tokens_total", tenant="acme") for kind in ("drafted", "accepted"))
+    assert 10 < accepted == drafted < 40
+    assert rig.value("sluice_prefill_tokens_total") == 6 and rig.value("sluice_prefill_chunks_total") == 1
+    assert rig.value("sluice_decode_tokens_total") >= 39
+    assert len(timeline.chunks) == 1 and timeline.num_jumped_tokens == 0
+    assert rig.value("sluice_jump_forward_tokens_total") == 0
 
 
 def test_prompt_tokens_that_were_told_stay_when_their_step_is_lost(rig: Rig) -> None:
