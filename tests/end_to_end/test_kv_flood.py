@@ -37,13 +37,14 @@ FLAGS = ("--kv-memory-bytes", "3MiB", "--max-model-len", "128", "--max-num-seqs"
 
 
 class Site(TenantSite):
-    def ask(self, tenant: str, prompt: list[int]) -> int:
-        """Have a whole answer; returns how much of the prompt was found."""
-        extra = {"ignore_eos": True}
+    def ask(self, tenant: str, prompt: list[int], tokens: int = OUTPUT) -> tuple[int, list[int]]:
+        """Have a whole answer; returns how much of the prompt was found, and the prompt with its answer."""
+        extra = {"ignore_eos": True, "return_token_ids": True}
         with self.client(tenant) as client:
-            reply = client.completions.create(model="embedded", prompt=prompt, max_tokens=OUTPUT, extra_body=extra)
-        assert reply.usage is not None and reply.usage.completion_tokens == OUTPUT
-        return reply.usage.prompt_tokens_details.cached_tokens  # type: ignore[union-attr,return-value]
+            reply = client.completions.create(model="embedded", prompt=prompt, max_tokens=tokens, extra_body=extra)
+        assert reply.usage is not None and reply.usage.completion_tokens == tokens
+        found: int = reply.usage.prompt_tokens_details.cached_tokens  # type: ignore[union-attr,assignment]
+        return found, [*prompt, *reply.choices[0].token_ids]  # type: ignore[attr-defined]
 
 
 def a_prompt(rng: random.Random, shared: list[int]) -> list[int]:
@@ -51,10 +52,8 @@ def a_prompt(rng: random.Random, shared: list[int]) -> list[int]:
     return begin + [rng.randrange(5, 500) for _ in range(BLOCK * rng.randint(0, 2) + 5)]
 
 
-def flooded(site: Site, has_window: bool) -> None:
-    """Everybody is answered, in full, and what a floor keeps is found when all is over; with a window a floor keeps as
-    many blocks, though perhaps some of a text without those of its window.
-    """
+def flooded(site: Site) -> None:
+    """Everybody is answered, in full, and the next turn of what a floor keeps is found when all is over."""
     rng = random.Random(3)
     shared = {tenant: [rng.randrange(5, 500) for _ in range(3 * BLOCK)] for tenant in site.keys}
     asked = [tenant for tenant in site.keys for _ in range(30 if tenant == "flood" else 10)]
@@ -63,13 +62,11 @@ def flooded(site: Site, has_window: bool) -> None:
         answers = [clients.submit(site.ask, tenant, a_prompt(rng, shared[tenant])) for tenant in asked]
         for answer in answers:
             answer.result()
-    kept = {tenant: [*shared[tenant], 7] for tenant in FLOORS}
-    for tenant, prompt in kept.items():
-        site.ask(tenant, prompt)
+    kept = {tenant: site.ask(tenant, [*shared[tenant], 7])[1] for tenant in FLOORS}
     for _ in range(20):
         site.ask("flood", a_prompt(rng, shared["flood"][:0]))
-    found = [site.ask(tenant, prompt) for tenant, prompt in kept.items()]
-    assert has_window or found == [3 * BLOCK] * len(FLOORS)
+    found = [site.ask(tenant, [*turn, 7], 1)[0] for tenant, turn in kept.items()]
+    assert found == [5 * BLOCK] * len(FLOORS)
     eventually(site.server.is_idle)
 
 
@@ -91,7 +88,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     log = folder / "events.log"
     model = () if request.param == "all" else ("--model", f"embedded={with_a_window(folder / 'model')}")
     with tenant_site(Site, folder, POLICY, *FLAGS, *model, f"--event-log={log}") as site:
-        flooded(site, has_window=bool(model))
+        flooded(site)
         block_bytes = site.server.admin("kv")["block_bytes"]
     return log, block_bytes
 
