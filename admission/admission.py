@@ -72,5 +72,6 @@ class Admission:
         for one in self._engine.sequences:
             if one.tenant in longest:
                 of_adapter = 0 if (adapter := one.request.adapter) is None else adapter.num_blocks
-                longest[one.tenant] = max(longest[one.tenant], blocks_for(one.request.most_tokens) + of_adapter)
+                needed = blocks_for(one.request.most_tokens, one.request.model) + of_adapter
+                longest[one.tenant] = max(longest[one.tenant], needed)
         return longest

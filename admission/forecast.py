@@ -238,7 +238,8 @@ class Forecaster:
             running = {name: one for name, one in running.items() if not one.is_spare}
         config, typical = scheduler.config, self.typical_prompt + self.typical_answer
         free = config.max_num_seqs - len(running)
-        each = config.window_need.tokens(typical, config.block_size) if config.window_groups else typical
+        has_window = config.windows_of(model := sequence.request.model)[0] > 0
+        each = config.need_of(model).tokens(typical, config.block_size) if has_window else typical
         memory = scheduler.kv_manager.num_available_to_others * config.block_size / each if typical else inf
         lacking, places = requests + 1 - min(free, memory), int(min(free, memory))
         if lacking <= 0 or not (running or places):

@@ -103,32 +103,37 @@ class AdapterTime:
     """The seconds that adapters add to a step: each row's own, by the blocks of its adapter, as measured at start."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._decode, self._prompt, self._bring = config.adapter_block_seconds
+        self._config, self._takes_time = config, any(config.adapter_block_seconds)
 
     def of_prompt(self, sequence: Sequence, tokens: int) -> float:
         """Return the seconds that its adapter, once it is on the device, adds to computing `tokens` of its prompt."""
-        adapter = sequence.request.adapter
-        return 0.0 if adapter is None else self._prompt * adapter.num_blocks * tokens
+        if (adapter := sequence.request.adapter) is None:
+            return 0.0
+        _, prompt, _ = self._config.adapter_seconds_of(sequence.request.model)
+        return prompt * adapter.num_blocks * tokens
 
     def of_decodes(self, sequences: Iterable[Sequence]) -> float:
-        """Return the seconds that adapters add to a step in which these sequences decode."""
-        if not self._decode:
+        """Return the seconds that adapters add to a step in which these sequences, of one model, decode."""
+        adapted = [one.request for one in sequences if one.request.adapter is not None]
+        if not adapted:
             return 0.0
-        return self._decode * sum([one.request.adapter.num_blocks for one in sequences if one.request.adapter])
+        decode, _, _ = self._config.adapter_seconds_of(adapted[0].model)
+        return decode * sum([one.adapter.num_blocks for one in adapted if one.adapter is not None])
 
     def of_rows(self, scheduled: ScheduledStep) -> list[float]:
         """Return the seconds of each row; none where adapters take none. What a step brings is its first row's that has
         the adapter.
         """
-        if not (self._decode or self._prompt or self._bring):
+        if not self._takes_time:
             return []
         rows, batch = scheduled.sequences, scheduled.batch
+        decode, prompt, bring = self._config.adapter_seconds_of(batch.model)
         brought = Counter([number for number, _, _ in batch.adapter_blocks])
         seconds, decodes = [0.0] * len(rows), batch.num_decodes
         for index, row in enumerate(rows):
             if (adapter := row.request.adapter) is not None:
-                each = self._decode if index < decodes else self._prompt * batch.lengths[index]
-                seconds[index] = each * adapter.num_blocks + self._bring * brought.pop(adapter.number, 0)
+                each = decode if index < decodes else prompt * batch.lengths[index]
+                seconds[index] = each * adapter.num_blocks + bring * brought.pop(adapter.number, 0)
         return seconds
 
 

@@ -65,9 +65,9 @@ class TimedPrefillBudget(PrefillBudget):
     def copies(self, due: float, free: int, rate: float) -> None:
         self._copies = due, free, rate
 
-    def fits_back(self, start: int, blocks: int) -> int:
+    def fits_back(self, end: int, blocks: int) -> int:
         """Each block may evict another to the host, and a block behind them is computed."""
-        computed = self._step.with_prefill(start + blocks * self._block_size, max(0, self._least))
+        computed = self._step.with_prefill(end, max(0, self._least))
         left = self._seconds - self._times.seconds(computed)
         if self._copying(blocks, blocks) <= left:
             return blocks

@@ -4,7 +4,7 @@ has ended.
 
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ class LoadedAdapter:
     """An adapter that may be named, and where it comes from."""
 
     adapter: Adapter
+    model: int  # the number of its model in the engine
     path: Path
     rank: int
     created: int  # Unix seconds
@@ -30,9 +31,9 @@ class LoadedAdapter:
 class AdapterRegistry:
     """Adapters by name. One owner adds and removes; `read` may run in a thread of its own."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        self._model = model
-        self._tables = model.runner.adapters
+    def __init__(self, models: Sequence[LoadedModel]) -> None:
+        """`models`: of the engine, by number."""
+        self._models = models
         self._numbers = count(1)
         self._loaded: dict[str, LoadedAdapter] = {}
 
@@ -47,12 +48,15 @@ class AdapterRegistry:
         loaded = self._loaded.get(name)
         return None if loaded is None else loaded.adapter
 
-    def read(self, path: Path) -> AdapterWeights:
-        """Read and check an adapter. Raises `ModelLoadError`, and `ConfigError` if the engine serves none."""
-        model, config = self._model, self._model.engine_config
-        if self._tables is None:
+    def read(self, path: Path, number: int = 0) -> AdapterWeights:
+        """Read and check an adapter of the model of that number. Raises `ModelLoadError`, and `ConfigError` if the
+        engine serves none.
+        """
+        model = self._models[number]
+        config, tables = model.engine_config, model.runner.adapters
+        if tables is None:
             raise ConfigError("this engine serves no adapters: max_adapter_rank is 0")
-        weights = read_adapter(path, model.config, model.dtype, config.max_adapter_rank, self._tables.block_numbers)
+        weights = read_adapter(path, model.config, model.dtype, config.max_adapter_rank, tables.block_numbers)
         needed = len(weights.blocks) + config.kv_blocks(config.max_model_len)
         if needed > config.num_blocks:
             each = model.kv_bytes // config.num_blocks
@@ -63,15 +67,16 @@ class AdapterRegistry:
             )
         return weights
 
-    def add(self, name: str, path: Path, weights: AdapterWeights) -> LoadedAdapter:
-        """Let requests name an adapter that was read. One of the same name is replaced, and serves the requests that
-        have named it to their ends.
+    def add(self, name: str, path: Path, weights: AdapterWeights, number: int = 0) -> LoadedAdapter:
+        """Let requests name an adapter that was read for the model of that number. One of the same name is replaced,
+        and serves the requests that have named it to their ends.
         """
-        assert self._tables is not None
+        tables = self._models[number].runner.adapters
+        assert tables is not None
         adapter = make_adapter(name, weights.digest, next(self._numbers), len(weights.blocks))
-        self._tables.add(adapter.number, weights)
-        weakref.finalize(adapter, self._tables.remove, adapter.number).atexit = False
-        loaded = LoadedAdapter(adapter, path, weights.rank, int(time.time()), weights.blocks.nbytes)
+        tables.add(adapter.number, weights)
+        weakref.finalize(adapter, tables.remove, adapter.number).atexit = False
+        loaded = LoadedAdapter(adapter, number, path, weights.rank, int(time.time()), weights.blocks.nbytes)
         self._loaded[name] = loaded
         return loaded
 

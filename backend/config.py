@@ -125,8 +125,9 @@ class EngineConfig:
     copies_run_ahead: bool = False  # copies run beside the steps in flight, not as a part of their own step
     prefix_cache: bool = True  # sequences that begin with the same tokens share blocks; not with contiguous blocks
     max_adapter_rank: int = 0  # 0: no adapters
-    # seconds that a block of an adapter adds to a step for each decode and each token of a prompt, and to be brought
-    adapter_block_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    # of each model three: seconds that a block of an adapter adds to a step for each decode and each token of a prompt,
+    # and to be brought
+    adapter_block_seconds: tuple[float, ...] = (0.0, 0.0, 0.0)
     awake_bytes: int = 0  # of the weights in memory at a time; 0: all models' are
     weight_bytes: tuple[int, ...] = ()  # of each model, if some sleep
     wake_seconds: tuple[float, ...] = ()  # until the weights of each are in memory again
@@ -134,6 +135,7 @@ class EngineConfig:
     window_groups: int = 0  # groups of layers with a window, each with blocks of its own; 0: blocks are of all layers
     window_tokens: int = 0  # that such a layer sees
     window_alignment: int = WINDOW_ALIGNMENT_TOKENS
+    further_windows: tuple[tuple[int, int], ...] = ()  # of each further model the two before; none: as the first's
     speculate: Speculate = "off"
 
     def __post_init__(self) -> None:
@@ -168,10 +170,14 @@ class EngineConfig:
         )
         needed = self.kv_blocks(self.max_model_len)
         _require(
-            needed <= self.num_blocks,
+            needed <= self.num_blocks or bool(self.further_windows),  # the length of another model, checked by itself
             f"max_model_len {self.max_model_len} needs {needed} blocks with those of its window, and the KV memory has "
             f"{self.num_blocks}: give more KV memory or lower max_model_len",
         )
+
+    def adapter_seconds_of(self, model: int) -> tuple[float, float, float]:
+        decode, prompt, bring = self.adapter_block_seconds[3 * model : 3 * model + 3] or (0.0, 0.0, 0.0)
+        return decode, prompt, bring
 
     def expert_reads_of(self, model: int) -> tuple[float, float]:
         return self.expert_reads[model] if self.expert_reads else (0.0, 0.0)
@@ -215,22 +221,43 @@ class EngineConfig:
         A step may have to tell the device all of them, so its staging memory grows with this number: every sequence's
         need, up to the blocks of sixteen million tokens.
         """
-        needed = self.max_num_seqs * self.kv_blocks(self.max_model_len)
+        needed = self.max_num_seqs * self.longest_blocks
         return min(needed, max(2 * self.num_blocks, MAX_TABLE_ENTRIES))
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the number of blocks that hold `num_tokens` tokens of layers without a window."""
         return blocks_for(num_tokens, self.block_size)
 
-    def kv_blocks(self, num_tokens: int) -> int:
-        """Return the most blocks that a sequence of `num_tokens` holds at a time, those of its window included."""
-        blocks = self.blocks_for(num_tokens)
-        return self.window_need.blocks(blocks) if self.window_groups else blocks
+    def windows_of(self, model: int) -> tuple[int, int]:
+        """Return a model's groups of layers with a window, and the tokens that these see."""
+        if model and self.further_windows:
+            return self.further_windows[model - 1]
+        return self.window_groups, self.window_tokens
 
     @property
-    def window_need(self) -> "WindowNeed":
-        seen, in_flight = self.window_tokens + self.window_alignment, self.steps_in_flight * self.max_num_batched_tokens
-        return window_need(self.window_groups, self.block_size, seen, in_flight)
+    def most_window_groups(self) -> int:
+        """The groups of the model with the most."""
+        return max(self.window_groups, *[groups for groups, _ in self.further_windows], 0)
+
+    def kv_blocks(self, num_tokens: int, model: int = 0) -> int:
+        """Return the most blocks that a sequence of `num_tokens` holds at a time, those of its window included."""
+        blocks = self.blocks_for(num_tokens)
+        return self.need_of(model).blocks(blocks) if self.windows_of(model)[0] else blocks
+
+    @property
+    def longest_blocks(self) -> int:
+        """The most blocks that a sequence of any model holds at a time."""
+        return max([self.kv_blocks(self.max_model_len, model) for model in range(1 + len(self.further_windows))])
+
+    @property
+    def window_need(self) -> WindowNeed:
+        """The need of the first model."""
+        return self.need_of(0)
+
+    def need_of(self, model: int) -> WindowNeed:
+        groups, tokens = self.windows_of(model)
+        in_flight = self.steps_in_flight * self.max_num_batched_tokens
+        return window_need(groups, self.block_size, tokens + self.window_alignment, in_flight)
 
     @property
     def kv_tokens(self) -> int:
@@ -244,9 +271,9 @@ class EngineConfig:
         """Return the tokens of texts no longer than a window that blocks hold: of longer ones they hold more."""
         return blocks * self.block_size // (1 + self.window_groups)
 
-    def first_seen(self, num_tokens: int) -> int:
+    def first_seen(self, num_tokens: int, model: int = 0) -> int:
         """Return the first place in a block table that tokens behind `num_tokens` see in layers with a window."""
-        first = max(0, num_tokens - self.window_tokens + 1)
+        first = max(0, num_tokens - self.windows_of(model)[1] + 1)
         return first // self.window_alignment * self.window_alignment // self.block_size
 
 

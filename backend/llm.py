@@ -95,7 +95,7 @@ class LLM:
         self._executor = executor
         self._seeds = random.Random(seed)
         self._compiler: GrammarCompiler | None = None
-        self.adapters = AdapterRegistry(model)
+        self.adapters = AdapterRegistry([model])
         self._begin()
 
     def _begin(self) -> None:

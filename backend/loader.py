@@ -19,7 +19,7 @@ from backend.paged_kv.kv_cache import block_bytes
 from backend.parallel.loading import load_leading
 from backend.parallel.shard import Shard, pooled
 from backend.placement import check_size, place_beside, place_model, select_device, select_dtype
-from backend.sizing import cache_dtype
+from backend.sizing import Demand
 from backend.structured_output.masks import TokenMasks
 from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
 from backend.structured_output.processes import GrammarProcesses
@@ -89,19 +89,17 @@ def load_model(
         raise ConfigError("adapters are served by one rank: leave tensor_parallel 1, or serve none")
     directory = resolve_model(name)
     config = read_model_config(directory)
-    if config.experts is not None and options.max_adapter_rank:
-        raise ConfigError(f"{directory.name} has experts, whose products have no adapters: serve it without --adapter")
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size, chat_control_tokens)
     defaults = read_sampling_defaults(directory)
     target = select_device(device, tensor_parallel)
     precision = select_dtype(dtype, config, target)
     shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
+    demand = Demand(options, config, precision, shard, least_block_bytes)
     if beside is None:
-        # contradictions show before the long load
-        check_size(options, config, precision, target, shard, least_block_bytes)
+        check_size(demand, target)  # contradictions show before the long load
     if target.type == "cuda" or options.kv_cache_dtype != "auto" or options.quantization not in ("auto", "none"):
         # and so does a lack of kernels
-        select_ops(target, precision, kernels, cache_dtype(options, precision), options.quantization)
+        select_ops(target, precision, kernels, demand.kv_dtype, options.quantization)
     advance = _advance(Shards(directory).num_bytes, progress)
     runner: ModelRunner
     with placing(target):
@@ -113,9 +111,9 @@ def load_model(
             weights = load_weights(directory, config, precision, target, advance, keeps_integers=keeps_integers)
             num_parameters = weights.num_parameters
             if beside is not None:
-                runner = place_beside(beside, config, options, weights, precision, kernels)
+                runner = place_beside(beside, demand, weights, kernels)
             else:
-                runner = place_model(config, options, weights, precision, target, kernels, least_block_bytes)
+                runner = place_model(demand, weights, target, kernels)
     constrain(runner, directory, config, structured_output or StructuredOutputOptions())
     return LoadedModel(directory, config, runner.config, tokenizer, runner, precision, num_parameters, defaults, shard)
 
@@ -131,8 +129,7 @@ def shared_block_bytes(directories: Sequence[Path], options: EngineOptions, dtyp
             "model would else take all that is free"
         )
     configs = [read_model_config(directory) for directory in directories]
-    types = [cache_dtype(options, select_dtype(dtype, config, target)) for config in configs]
-    each = [block_bytes(config, options.block_size, one) for config, one in zip(configs, types, strict=True)]
+    each = [Demand(options, config, select_dtype(dtype, config, target)).own_block_bytes for config in configs]
     return -(-max(each) // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from backend.config import EngineConfig, EngineOptions
+from backend.config import EngineConfig
 from backend.errors import ConfigError
 from backend.kernels.cpu import select_ops
 from backend.model.adapter_checkpoint import num_places
@@ -16,9 +16,8 @@ from backend.model.model_config import ModelConfig
 from backend.model.weights import Weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.parallel.rank_group import Parallel
-from backend.parallel.shard import Shard, pooled
 from backend.roofline import recorded_bytes
-from backend.sizing import DEVICE_TOKEN_BUDGET, cache_dtype, free_memory, kv_groups, size_engine
+from backend.sizing import DEVICE_TOKEN_BUDGET, Demand, free_memory, size_engine
 from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
 from backend.worker.model_runner import ModelRunner
 
@@ -55,150 +54,109 @@ def select_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.
     return DTYPES[name]
 
 
-def place_model(
-    config: ModelConfig,
-    options: EngineOptions,
-    weights: Weights,
-    dtype: torch.dtype,
-    device: torch.device,
-    kernels: str = "auto",
-    least_block_bytes: int = 0,
-) -> ModelRunner:
-    """Return a runner that takes the weights over. `least_block_bytes`: of a block, which other models share."""
-    return place_part(config, options, weights, dtype, device, kernels, None, ModelRunner, least_block_bytes)
+def place_model(demand: Demand, weights: Weights, device: torch.device, kernels: str = "auto") -> ModelRunner:
+    """Return a runner that takes the weights over."""
+    return place_part(demand, weights, device, kernels, None, ModelRunner)
 
 
-def place_beside(
-    first: ModelRunner,
-    config: ModelConfig,
-    options: EngineOptions,
-    weights: Weights,
-    dtype: torch.dtype,
-    kernels: str = "auto",
-) -> ModelRunner:
+def place_beside(first: ModelRunner, demand: Demand, weights: Weights, kernels: str = "auto") -> ModelRunner:
     """Return a runner of a further model, in the KV memory and with the limits of the first; its sequences may be as
     long as the model allows.
     """
-    kv_dtype, limits = cache_dtype(options, dtype), first.config
-    longest = min(
-        config.max_position, options.max_model_len or config.max_position, limits.num_blocks * limits.block_size
-    )
+    model, options, groups = demand.model, demand.options, demand.groups
+    limits = replace(first.config, max_model_len=1, window_groups=groups.num_windows, window_tokens=demand.window)
+    num_blocks, block_size = limits.num_blocks, limits.block_size
+    capacity = limits.window_need.places(num_blocks) * block_size
+    longest = min(model.max_position, options.max_model_len or model.max_position, capacity)
     limits = replace(limits, max_model_len=longest)
-    ops = select_ops(first.device, dtype, kernels, kv_dtype, options.quantization)
-    decoder = Decoder(config, weights, ops, longest)
-    memory = first.kv.memory
-    kv = KVCache(decoder.config, limits.num_blocks, limits.block_size, kv_dtype, first.device, memory=memory)
-    return ModelRunner(decoder, kv, limits, first.device_stream, first.swapper)
+    ops = select_ops(first.device, demand.dtype, kernels, demand.kv_dtype, options.quantization)
+    decoder = Decoder(model, weights, ops, longest, groups=groups)
+    memory, layers = first.kv.memory, groups.size
+    kv = KVCache(model, num_blocks, block_size, demand.kv_dtype, first.device, memory=memory, num_layers=layers)
+    runner = ModelRunner(decoder, kv, limits, beside=first)
+    runner.measure_adapters()
+    return runner
 
 
 def place_part(
-    config: ModelConfig,
-    options: EngineOptions,
+    demand: Demand,
     weights: Weights,
-    dtype: torch.dtype,
     device: torch.device,
     kernels: str,
     parallel: Parallel | None,
     make_runner: Callable[[Decoder, KVCache, EngineConfig], Runner],
-    least_block_bytes: int = 0,
 ) -> Runner:
     """Return a runner of the whole model, or of one rank's part of it; the limits of all ranks are then those of the
     whole model.
     """
-    kv_dtype = cache_dtype(options, dtype)
-    ops = select_ops(device, dtype, kernels, kv_dtype, options.quantization)
-    groups = kv_groups(options, config, is_shared=least_block_bytes > 0)
+    options, model, groups = demand.options, demand.model, demand.groups
+    ops = select_ops(device, demand.dtype, kernels, demand.kv_dtype, options.quantization)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels are launched on the current one
-        num_bytes = weights.num_parameters * dtype.itemsize
-        decoder = Decoder(config, weights, ops, options.max_model_len or config.max_position, parallel, groups)
-        engine_config = _size_measured(options, config, decoder, num_bytes, dtype, device, least_block_bytes)
+        num_bytes = weights.num_parameters * demand.dtype.itemsize
+        decoder = Decoder(model, weights, ops, options.max_model_len or model.max_position, parallel, groups)
+        config = _size_measured(demand, decoder, num_bytes, device)
     else:
-        free, shard = free_memory(), None
+        free = free_memory()
         if parallel is not None:
-            free, shard = parallel.group.least(free, device), parallel.shard
-        engine_config = size_engine(options, pooled(config, shard), dtype, free, least_block_bytes=least_block_bytes)
-        decoder = Decoder(config, weights, ops, engine_config.max_model_len, parallel, groups)
-    num_blocks, block_size = engine_config.num_blocks, engine_config.block_size
-    kv = KVCache(decoder.config, num_blocks, block_size, kv_dtype, device, least_block_bytes, num_layers=groups.size)
-    runner = make_runner(decoder, kv, engine_config)
+            free = parallel.group.least(free, device)
+        config = size_engine(demand, free)
+        decoder = Decoder(model, weights, ops, config.max_model_len, parallel, groups)
+    num_blocks, block_size, least = config.num_blocks, config.block_size, demand.least_block_bytes
+    kv = KVCache(decoder.config, num_blocks, block_size, demand.kv_dtype, device, least, num_layers=groups.size)
+    runner = make_runner(decoder, kv, config)
     runner.measure_copies()
     runner.measure_adapters()
     return runner
 
 
-def check_size(
-    options: EngineOptions,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    shard: Shard | None = None,
-    least_block_bytes: int = 0,
-) -> EngineConfig:
+def check_size(demand: Demand, device: torch.device) -> EngineConfig:
     """Return the expected limits. Raises `ConfigError` for options that cannot work."""
-    if device.type == "cuda":
-        return size_for_device(options, config, dtype, device, shard, least_block_bytes)
-    return size_engine(options, pooled(config, shard), dtype, free_memory(), least_block_bytes=least_block_bytes)
+    return size_for_device(demand, device) if device.type == "cuda" else size_engine(demand, free_memory())
 
 
-def size_for_device(
-    options: EngineOptions,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    shard: Shard | None = None,
-    least_block_bytes: int = 0,
-) -> EngineConfig:
-    """Return the limits of a model that is to be loaded on CUDA devices, a `shard` on this one. Raises `ConfigError`,
+def size_for_device(demand: Demand, device: torch.device) -> EngineConfig:
+    """Return the limits of a model that is to be loaded on CUDA devices, a shard on this one. Raises `ConfigError`,
     with the arithmetic.
     """
     free, total = free_and_total(device)
+    options, part = demand.options, demand.part
     tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
-    part, whole = config if shard is None else shard.stored(config), pooled(config, shard)
-    memory = expected_memory(str(device), free, total, part, dtype, tokens, options.max_num_seqs)
+    memory = expected_memory(str(device), free, total, demand, tokens)
     check_fits(memory)
-    free = memory.kv_bytes - _adapter_bytes(options, part, tokens)
-    return size_engine(options, whole, dtype, _pool_bytes(free, part, whole), True, least_block_bytes)
+    free = memory.kv_bytes - _adapter_bytes(demand, part, tokens)
+    return size_engine(demand, _pool_bytes(free, part, demand.whole), True)
 
 
-def _size_measured(
-    options: EngineOptions,
-    config: ModelConfig,
-    decoder: Decoder,
-    weight_bytes: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    least_block_bytes: int = 0,
-) -> EngineConfig:
+def _size_measured(demand: Demand, decoder: Decoder, weight_bytes: int, device: torch.device) -> EngineConfig:
     """Return the limits by the bytes that are free beside the weights and beside a step of the most tokens; with
     several ranks, on the rank that has the least.
     """
     parallel = decoder.parallel
-    whole = pooled(config, None if parallel is None else parallel.shard)
 
     def shared(num_bytes: int) -> int:
         """Return the bytes for keys and values on all ranks, of which each has at least its part of `num_bytes`."""
-        all_bytes = _pool_bytes(num_bytes, decoder.config, whole)
+        all_bytes = _pool_bytes(num_bytes, decoder.config, demand.whole)
         return all_bytes if parallel is None else parallel.group.least(all_bytes, device)
 
     free, _ = free_and_total(device)
-    draft = size_engine(options, whole, dtype, shared(free), True, least_block_bytes)
+    draft = size_engine(demand, shared(free), True)
     tokens, seqs = draft.max_num_batched_tokens, draft.max_num_seqs
-    kv_dtype = cache_dtype(options, dtype)
-    memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size, kv_dtype)
+    memory = measured_memory(decoder, device, weight_bytes, tokens, seqs, draft.block_size, demand.kv_dtype)
     check_fits(memory)
     log.info("%s", memory)
     try:
-        free = memory.kv_bytes - _adapter_bytes(options, decoder.config, tokens)
-        return size_engine(options, whole, dtype, shared(free), True, least_block_bytes)
+        free = memory.kv_bytes - _adapter_bytes(demand, decoder.config, tokens)
+        return size_engine(demand, shared(free), True)
     except ConfigError as error:
         raise ConfigError(f"{error}; {memory}") from None
 
 
-def _adapter_bytes(options: EngineOptions, model: ModelConfig, tokens: int) -> int:
+def _adapter_bytes(demand: Demand, model: ModelConfig, tokens: int) -> int:
     """Return the bytes of a device that adapters take beside their weights: the places of their vectors, and graphs of
     the steps that have some.
     """
+    options = demand.options
     if not options.max_adapter_rank:
         return 0
     places = options.max_num_seqs * model.num_layers * num_places(options.max_adapter_rank) * 8

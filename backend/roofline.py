@@ -22,6 +22,7 @@ from backend.worker import graph_shapes
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 GIB = 2**30
 BLOCK_SIZE = 16  # tokens, the default of engines
+BYTES_PER_TABLE_ENTRY = 4
 _UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
 RUNTIME_BYTES = GIB  # CUDA's context, libraries and compiled kernels
 KERNELS_PER_LAYER = 11  # kernels of a layer in a step, at most
@@ -177,11 +178,21 @@ class Footprint:
         """
         return self.working_bytes(graph_shapes.largest(tokens), 0) + recorded_bytes(self.model, tokens, seqs)
 
+    def table_bytes(self, seqs: int) -> int:
+        return window_table_bytes(self._groups, seqs, self.longest or self.model.max_position, BLOCK_SIZE)
+
 
 def recorded_bytes(model: ModelConfig, tokens: int, seqs: int) -> int:
     """Estimate the bytes of the nodes of graphs of steps of up to `tokens` and `seqs` sequences."""
     kernels = model.num_layers * (KERNELS_PER_LAYER + (KERNELS_OF_EXPERTS if model.experts else 0))
     return graph_shapes.num_shapes(tokens, seqs) * kernels * GRAPH_BYTES_PER_KERNEL
+
+
+def window_table_bytes(groups: LayerGroups, seqs: int, longest: int, block_size: int) -> int:
+    """Return the bytes of the block tables of layers with a window on a device, for texts of up to `longest` tokens: of
+    all slots and of a step's rows. The other layers' lie within the reserve.
+    """
+    return groups.num_windows * 2 * seqs * -(-longest // block_size) * BYTES_PER_TABLE_ENTRY
 
 
 def _dense_weights(model: ModelConfig) -> int:
@@ -305,7 +316,9 @@ class MemoryPlan:
 
     @property
     def working_bytes(self) -> int:
-        return self.footprint.working_bytes(self.max_num_batched_tokens, self.max_num_seqs)
+        """The bytes of activations and logits, and of block tables of layers with a window."""
+        tables = self.footprint.table_bytes(self.max_num_seqs)
+        return self.footprint.working_bytes(self.max_num_batched_tokens, self.max_num_seqs) + tables
 
     @property
     def graph_bytes(self) -> int:

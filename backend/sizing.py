@@ -1,6 +1,6 @@
 """Derives the limits of one engine from an operator's options, the model and the free memory."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from backend.model.model_config import ModelConfig
 from backend.paged_kv.block_pool import blocks_for
 from backend.paged_kv.kv_cache import block_bytes
 from backend.paged_kv.layer_groups import LayerGroups, groups_of, one_group
+from backend.parallel.shard import Shard, pooled
 from backend.roofline import GIB, show_bytes
 
 MAX_ITEM_BYTES = 4  # of a number
@@ -26,30 +27,74 @@ def cache_dtype(options: EngineOptions, dtype: torch.dtype) -> torch.dtype:
     return torch.float8_e4m3fn if options.kv_cache_dtype == "fp8" else dtype
 
 
-def size_engine(
-    options: EngineOptions,
-    model: ModelConfig,
-    dtype: torch.dtype,
-    free_bytes: int,
-    dedicated: bool = False,
-    least_block_bytes: int = 0,
-) -> EngineConfig:
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The model to be served from a device's memory, in this precision, and an operator's options."""
+
+    options: EngineOptions
+    model: ModelConfig
+    dtype: torch.dtype
+    shard: Shard | None = None  # of it on this device; None: all
+    least_block_bytes: int = 0  # of a block, which other models share; 0: none does
+
+    @property
+    def whole(self) -> ModelConfig:
+        """The shape whose keys and values are those of all ranks together."""
+        return pooled(self.model, self.shard)
+
+    @property
+    def part(self) -> ModelConfig:
+        """The shape whose weights take as much memory as this rank's."""
+        return self.model if self.shard is None else self.shard.stored(self.model)
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return cache_dtype(self.options, self.dtype)
+
+    @property
+    def own_block_bytes(self) -> int:
+        """The bytes of a block that this model needs, on all ranks together."""
+        return block_bytes(self.whole, self.options.block_size, self.kv_dtype, self.groups.size)
+
+    @property
+    def window(self) -> int:
+        """The tokens that layers with blocks of their own see; 0: there are none."""
+        return (self.model.sliding_window or 0) if self.groups.num_windows else 0
+
+    @property
+    def groups(self) -> LayerGroups:
+        """The layers whose keys and values share a block: all, where no block would be freed behind a window. That is
+        in contiguous memory, where texts are shorter than two windows, where vectors of adapters would not fit the
+        smaller blocks, and in blocks that other models make large enough for all.
+        """
+        options, model = self.options, self.whole
+        if options.kv_allocation is KVAllocation.CONTIGUOUS:
+            return one_group(model.num_layers)
+        room = self.least_block_bytes // block_bytes(model, options.block_size, self.kv_dtype, 1)
+        groups = groups_of(model, options.max_model_len or model.max_position, room)
+        least_bytes = options.block_size * groups.size * 2 * model.num_kv_heads * model.head_dim  # in any type
+        widest = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim) + ALIGNMENT_NUMBERS
+        is_narrow = max(least_bytes, self.least_block_bytes) < widest * MAX_ITEM_BYTES  # a vector is not cut
+        if options.max_adapter_rank and is_narrow:
+            return one_group(model.num_layers)
+        return groups
+
+
+def size_engine(demand: Demand, free_bytes: int, dedicated: bool = False) -> EngineConfig:
     """Return the engine's limits. Raises `ConfigError`, with the arithmetic, if options contradict model or memory.
 
     `dedicated`: the free bytes are those of a device that does nothing else, and may all hold keys and values.
-    `least_block_bytes`: of a block, which other models share.
     """
+    options, model, groups = demand.options, demand.whole, demand.groups
     if options.max_model_len is not None and options.max_model_len > model.max_position:
         raise ConfigError(
             f"max_model_len {options.max_model_len} exceeds the model's {model.max_position} positions: "
             f"lower it to {model.max_position}"
         )
-    groups = kv_groups(options, model, is_shared=least_block_bytes > 0)
-    own = block_bytes(model, options.block_size, cache_dtype(options, dtype), groups.size)
-    per_block = max(own, least_block_bytes)
+    per_block = max(demand.own_block_bytes, demand.least_block_bytes)
     wanted_len = options.max_model_len or model.max_position
     most_tokens = options.max_num_batched_tokens or _token_budget(options, wanted_len, dedicated)
-    window = model.sliding_window if groups.num_windows and model.sliding_window else 0
+    window = demand.window
     in_flight = options.steps_in_flight * most_tokens
     need = window_need(groups.num_windows, options.block_size, window + WINDOW_ALIGNMENT_TOKENS, in_flight)
     num_blocks = _kv_bytes(options, per_block, wanted_len, free_bytes, dedicated, need) // per_block
@@ -69,21 +114,6 @@ def size_engine(
         "window_tokens": window,
     }
     return EngineConfig(**(chosen | derived))
-
-
-def kv_groups(options: EngineOptions, model: ModelConfig, *, is_shared: bool = False) -> LayerGroups:
-    """Return the layers whose keys and values share a block: all, where no block would be freed behind a window. That
-    is in contiguous memory, in memory that several models share, where texts are shorter than two windows, and where
-    vectors of adapters would not fit the smaller blocks.
-    """
-    if is_shared or options.kv_allocation is KVAllocation.CONTIGUOUS:
-        return one_group(model.num_layers)
-    groups = groups_of(model, options.max_model_len or model.max_position)
-    least_bytes = options.block_size * groups.size * 2 * model.num_kv_heads * model.head_dim  # of a block, in any type
-    widest = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim) + ALIGNMENT_NUMBERS
-    if options.max_adapter_rank and least_bytes < widest * MAX_ITEM_BYTES:  # an adapter's vector is not cut
-        return one_group(model.num_layers)
-    return groups
 
 
 _CHOSEN = {field.name for field in fields(EngineOptions)} & {field.name for field in fields(EngineConfig)}

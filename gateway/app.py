@@ -127,7 +127,8 @@ async def open_service(
     """
     limits = model.engine_config
     kv_shape = KVShape(limits.block_size, model.kv_bytes // limits.num_blocks, limits.window_need)
-    kv_pool = KVPool.of(model.engine_config, kv_shape.block_bytes)
+    longest = [one.engine_config.longest_blocks for one in (model, *others.values())]
+    kv_pool = replace(KVPool.of(limits, kv_shape.block_bytes), longest=max(longest))
     pinned_prompts = PinnedPrompts(model.tokenizer, kv_shape.block_tokens)
 
     def problems(policy: Policy, adapter: int) -> Iterator[tuple[str, str]]:
@@ -137,7 +138,8 @@ async def open_service(
     def problem_of(adapter: int) -> str | None:
         return next((message for _, message in problems(tenants.policies.current, adapter)), None)
 
-    adapters = ServedAdapters(AdapterRegistry(model), problem_of)
+    names = [settings.served_name, *others]
+    adapters = ServedAdapters(AdapterRegistry([model, *others.values()]), names, problem_of)
     tenants.policies.require(lambda policy: problems(policy, adapters.largest))
     await load_adapters(settings, adapters, encoders)
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
@@ -179,7 +181,7 @@ async def open_service(
         yield Service(
             model=settings.served_name,
             created=models[0].created,
-            models=dict(zip([settings.served_name, *others], models, strict=True)),
+            models=dict(zip(names, models, strict=True)),
             engine=engine,
             admission=admission,
             keys=tenants.keys.ring,
@@ -190,7 +192,7 @@ async def open_service(
             batches=batches,
             kv_leases=KvLeases(quotas.store, admission, kv_shape.block_bytes, engine.clock),
             cache_limiter=CacheLimiter(admission.limit_cache, kv_pool, tenants.policies.current),
-            prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names, adapters.registry.get),
+            prompt_pinner=PromptPinner(admission, pinned_prompts, prompt_names, adapters.of_first),
             debts=debts,
             kept_usage=KeptUsage(
                 accounts.cache.kept.all_block_seconds, quotas.store, kv_shape.block_bytes, engine.clock
@@ -229,7 +231,7 @@ def served_model(settings: Settings, name: str, model: LoadedModel, service: Ser
         settings.default_max_tokens,
         model.end_tokens,
         settings.tool_followup or None,
-        service.kv_shape,
+        replace(service.kv_shape, window=model.engine_config.window_need),
         has_grammars=service.models[name].grammars is not None,
         clamps_max_tokens=settings.max_tokens_beyond_context == "clamp",
     )

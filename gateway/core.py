@@ -57,12 +57,18 @@ def _shared_config(settings: Settings, models: list[LoadedModel]) -> EngineConfi
     first, longest = models[0].engine_config, max([one.engine_config.max_model_len for one in models])
     if any(one.config.experts for one in models):
         first = replace(first, expert_reads=tuple([Footprint(one.config, "float32").expert_reads for one in models]))
+    if first.max_adapter_rank and len(models) > 1:
+        seconds = [each for one in models for each in one.engine_config.adapter_block_seconds]
+        first = replace(first, adapter_block_seconds=tuple(seconds))
+    if len(models) > 1 and any(one.engine_config.window_groups for one in models):
+        windows = [(one.engine_config.window_groups, one.engine_config.window_tokens) for one in models[1:]]
+        first = replace(first, further_windows=tuple(windows))
     sleeping = [one.runner.weights for one in models if one.runner.weights is not None]
     if not sleeping:
         return replace(first, max_model_len=longest)
-    sizes, seconds = tuple([one.num_bytes for one in sleeping]), tuple([one.seconds for one in sleeping])
+    sizes, waking = tuple([one.num_bytes for one in sleeping]), tuple([one.seconds for one in sleeping])
     awake_bytes = settings.awake_bytes or 0
-    return replace(first, max_model_len=longest, awake_bytes=awake_bytes, weight_bytes=sizes, wake_seconds=seconds)
+    return replace(first, max_model_len=longest, awake_bytes=awake_bytes, weight_bytes=sizes, wake_seconds=waking)
 
 
 @contextmanager

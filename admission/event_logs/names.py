@@ -32,7 +32,7 @@ ADAPTER_FIELDS = ("max_adapter_rank", "adapter_block_seconds")
 """The fields that the log of an engine with adapters has beside."""
 SLEEP_FIELDS = ("awake_bytes", "weight_bytes", "wake_seconds")
 """The fields that the log of an engine whose models sleep has beside."""
-WINDOW_FIELDS = ("window_groups", "window_tokens", "window_alignment")
+WINDOW_FIELDS = ("window_groups", "window_tokens", "window_alignment", "further_windows")
 """The fields that the log of an engine whose layers with a window have blocks of their own has beside."""
 EXPERT_FIELDS = ("expert_reads",)
 """The fields that the log of an engine with a model of experts has beside."""
@@ -73,7 +73,7 @@ def engine_entry(config: EngineConfig) -> dict[str, Any]:
     of_adapters = _entry(config, ADAPTER_FIELDS) if config.max_adapter_rank else {}
     of_sleep = _entry(config, SLEEP_FIELDS) if config.awake_bytes else {}
     of_experts = _entry(config, EXPERT_FIELDS) if config.expert_reads else {}
-    of_windows = _entry(config, WINDOW_FIELDS) if config.window_groups else {}
+    of_windows = _entry(config, WINDOW_FIELDS) if config.most_window_groups else {}
     of_drafts = _entry(config, SPECULATION_FIELDS) if config.speculate != "off" else {}
     return _entry(config, ENGINE_FIELDS) | of_adapters | of_sleep | of_experts | of_windows | of_drafts
 

@@ -43,7 +43,7 @@ class FuturePeak:
         self._capacity = config.num_blocks * config.block_size
         self._block_size = config.block_size
         self._slack = config.block_size / 2  # a sequence's last block is half empty on average
-        self._window = config.window_need
+        self._config, self._has_windows = config, config.most_window_groups > 0
         self._lengths = lengths
         self._deviations = deviations
 
@@ -53,7 +53,7 @@ class FuturePeak:
         everyone = [sequence, *running]
         capacity = self._capacity - num_kept * self._block_size
         largest = sum([s.request.most_tokens for s in everyone])
-        if self._window.groups:
+        if self._has_windows:
             largest += sum([self._of_window(s, s.request.most_tokens) for s in everyone])
         if largest + 2 * self._slack * len(everyone) <= capacity:
             return True  # even at their largest
@@ -66,8 +66,9 @@ class FuturePeak:
         `length` tokens: of a prompt those of steps in flight as well.
         """
         decodes = sequence.num_computed_tokens >= sequence.num_prompt_tokens
-        places = self._window.decoding if decodes else self._window.most
-        return self._window.groups * min(ceil(length / self._block_size), places) * self._block_size
+        window = self._config.need_of(sequence.request.model)
+        places = window.decoding if decodes else window.most
+        return window.groups * min(ceil(length / self._block_size), places) * self._block_size
 
     def blocks(self, sequences: Iterable[Sequence]) -> int:
         """Return the blocks of KV memory in use at the future peak."""
@@ -84,7 +85,7 @@ class FuturePeak:
             if table.num_shared:
                 holds -= table.num_shared * self._block_size
                 shared += table.num_shared - table.num_unpaid
-            if self._window.groups:  # as at its end
+            if self._has_windows:  # as at its end
                 holds += self._of_window(sequence, sequence.num_tokens + max(0.0, mean - generated))
             demands.append((mean - generated, holds, deviation * deviation))
         demands.sort(reverse=True)

@@ -27,6 +27,7 @@ ALIGNMENT_NUMBERS = 16  # of a vector's beginning in its block: kernels read who
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _PREFIX = "base_model.model.model.layers."
+_ALL_PRODUCTS = "q, k, v, o, gate, up or down_proj"
 
 _KNOWN_KEYS = {
     "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "init_lora_weights",
@@ -88,7 +89,9 @@ def _parts(model: ModelConfig, max_rank: int) -> Iterator[_Part]:
         (hidden, {"mlp.gate_proj": model.intermediate_size, "mlp.up_proj": model.intermediate_size}),
         (model.intermediate_size, {"mlp.down_proj": hidden}),
     )
-    for firsts, (inputs, outputs) in zip(places(max_rank), products, strict=True):
+    if model.experts is not None:  # whose products are grouped by expert, and not by adapter as well
+        products = products[:2]
+    for firsts, (inputs, outputs) in zip(places(max_rank), products, strict=False):
         between = len(firsts) * max_rank
         for first, (name, width) in zip(firsts, outputs.items(), strict=True):
             yield _Part(name, inputs, width, first, first + between)
@@ -121,8 +124,9 @@ def read_adapter(
             packing.add(a.float(), row + part.first_a, f"{file}: {name}.lora_A")
             packing.add(b.float().t() * scale, row + part.first_b, f"{file}: {name}.lora_B")
     if stored:
+        served = "q, k, v or o_proj, as adapters of a model with experts may have," if model.experts else _ALL_PRODUCTS
         raise ModelLoadError(
-            f"{file}: {min(stored)!r:.200} is not a lora_A or lora_B of q, k, v, o, gate, up or down_proj in one of "
+            f"{file}: {min(stored)!r:.200} is not a lora_A or lora_B of {served} in one of "
             f"this model's {model.num_layers} layers; serving without it would give wrong answers"
         )
     return packing.packed(file, rank, model.num_layers)

@@ -20,7 +20,15 @@ class BlockTable:
     peak: int = 0  # most blocks at a time
     block_seconds: float = 0.0  # charged until `counted_at`
     counted_at: float = 0.0  # seconds of the engine's clock
+    window: "BlockTable | None" = None  # of a text: the blocks of its window; None: it never had some
     num_told_names: int = 0  # of its blocks, names given at arrival or reported by `BlockTables.newly_named`
+
+    @property
+    def of_window(self) -> "BlockTable":
+        """The table of the text's window, which is made when it is first asked for."""
+        if self.window is None:
+            self.window = BlockTable(self.owner, self.tenant)
+        return self.window
 
     @property
     def num_unpaid(self) -> int:

@@ -44,25 +44,25 @@ class WindowedLayers(Protocol):
     def window(self, layer: int) -> int | None: ...
 
 
-def groups_of(model: WindowedLayers, longest: int) -> LayerGroups:
-    """Return the groups of a model's layers where no text is longer than `longest` tokens."""
+def groups_of(model: WindowedLayers, longest: int, room: int = 0) -> LayerGroups:
+    """Return the groups of a model's layers where no text is longer than `longest` tokens; `room` as `layer_groups`."""
     if model.sliding_window is None or longest <= 2 * model.sliding_window:
         return one_group(model.num_layers)
-    return layer_groups([model.window(layer) for layer in range(model.num_layers)])
+    return layer_groups([model.window(layer) for layer in range(model.num_layers)], room)
 
 
-def layer_groups(windows: Sequence[int | None]) -> LayerGroups:
+def layer_groups(windows: Sequence[int | None], room: int = 0) -> LayerGroups:
     """Return the groups for the windows of all layers; one group where others would leave too much of it unused.
 
-    The first group takes the least that holds every layer without a window, so that as much as possible is freed.
+    The first group takes the least that holds every layer without a window, so that as much as possible is freed. Of a
+    block that has room for more layers, because other models share it, groups take as much as they can.
     """
     count, full = len(windows), sum(window is None for window in windows)
-    for size in range(full or -(-count // GROUPS_WITHOUT_FULL_LAYERS), count):
-        unused = -(-count // size) * size - count
-        if unused <= MAX_UNUSED_SHARE * count:
-            break
-    else:
+    least = full or -(-count // GROUPS_WITHOUT_FULL_LAYERS)
+    sizes = [size for size in range(least, count) if -(-count // size) * size - count <= MAX_UNUSED_SHARE * count]
+    if not sizes or room >= count:
         return one_group(count)
+    size = max([one for one in sizes if one <= room], default=sizes[0])
     spare = iter(range(size - full))  # places of the first group that layers with a window take
     kept, freed = iter(range(size)), iter(range(count))
     places = list[tuple[int, int]]()

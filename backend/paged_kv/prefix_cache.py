@@ -189,6 +189,15 @@ class PrefixCache:
         if step > self.completed_step:
             self._uncomputed += new
 
+    def replace_idle(self, names: Iterable[BlockName], blocks: Iterable[int]) -> None:
+        """Free the idle blocks of these names whose content was computed anew in these blocks, which get the names."""
+        for name, block in zip(names, blocks, strict=True):
+            cached = self._by_name.get(name)
+            if cached is not None and not (cached.holders or cached.pinned_for or block in self._by_block):
+                self._no_longer_idle(cached)
+                del self._by_name[name], self._by_block[cached.block]
+                self._pool.release([cached.block])
+
     def completed(self, step: int) -> None:
         """Record that this step has completed, and all earlier ones."""
         self.completed_step, uncomputed = step, self._uncomputed

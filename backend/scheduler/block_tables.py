@@ -63,16 +63,14 @@ class BlockTables:
         self.block_size = config.block_size
         self._contiguous = config.kv_allocation is KVAllocation.CONTIGUOUS
         self.shares_blocks = config.shares_blocks
-        can_fill = config.max_table_entries < config.max_num_seqs * config.kv_blocks(config.max_model_len)
+        can_fill = config.max_table_entries < config.max_num_seqs * config.longest_blocks
         self._max_entries = config.max_table_entries - config.num_blocks if can_fill else maxsize  # room to grow
         self._evicted_ahead = config.num_blocks // BLOCKS_PER_EVICTED_AHEAD
         self.swapping = Swapping(config, hooks, self.cache, counters)
         self._swaps = config.num_host_blocks > 0
-        most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
+        self._most_copied = max(1, COPIED_TOKENS_PER_COMPUTED * config.max_num_batched_tokens // config.block_size)
         self.windows = WindowBlocks(config, self.cache, self.holdings, self.swapping)
-        self.blocks_per_place = 1 + config.window_groups
-        self._most_copied = most_copied * self.blocks_per_place  # blocks are as much smaller
-        self.adapters = AdapterBlocks(self.pool, self.cache, self.holdings, self._unused, most_copied)
+        self.adapters = AdapterBlocks(self.pool, self.cache, self.holdings, self._unused, self._most_copied)
         self._found: list[tuple[int, Sequence, int, int]] = []  # hits in flight: step, sequence, tokens before, after
         self._counters = counters
         self.between_turns = BetweenTurns(self.cache, self.holdings, retention, config.block_size)
@@ -106,14 +104,20 @@ class BlockTables:
         The last token is never computed, so it needs no memory.
         """
         tokens = sequence.request.most_tokens - 1 if self._contiguous else sequence.num_tokens
-        return self._config.kv_blocks(tokens)
+        return self._config.kv_blocks(tokens, sequence.request.model)
 
     def blocks_to_grow(self, sequence: Sequence, length: int) -> int:
         """Return the blocks that `length` more computed tokens need beyond the block table."""
         needed = blocks_for(sequence.num_computed_tokens + length, self.block_size) - len(sequence.block_table.blocks)
         if needed <= 0:
             return 0
-        return self.blocks_to_start(sequence) if self._contiguous else needed * self.blocks_per_place
+        return self.blocks_to_start(sequence) if self._contiguous else needed * (1 + self.windows.groups_of(sequence))
+
+    def one_place_each(self, sequences: Collection[Sequence]) -> int:
+        """Return the blocks of a place in the block table of each of these, with those of its groups of layers."""
+        if not self.windows.num_groups:
+            return len(sequences)
+        return sum([1 + self.windows.groups_of(one) for one in sequences])
 
     def watermark_blocks(self, sequence: Sequence, running: Collection[Sequence]) -> int:
         """Return the free blocks that running sequences keep when `sequence` is admitted.
@@ -123,7 +127,7 @@ class BlockTables:
         """
         each, size = sequence.watermark, self.block_size
         if each == 1:
-            return len(running) * self.blocks_per_place
+            return self.one_place_each(running)
         places = [min(each, blocks_for(s.request.most_tokens - 1, size) - len(s.block_table.blocks)) for s in running]
         if not self.windows.num_groups:
             return sum(places)
@@ -149,7 +153,7 @@ class BlockTables:
         """
         blocks = self._unused(count)
         if blocks is not None:
-            if self.windows.num_groups:
+            if self.windows.groups_of(sequence):
                 blocks = self.windows.own(sequence, blocks)
             self.holdings.own(sequence.block_table, blocks)
         return blocks
@@ -166,7 +170,7 @@ class BlockTables:
         """Return the blocks that freeing the sequence makes available: its unshared ones."""
         table, adapter = sequence.block_table, sequence.adapter_table
         own = 0 if adapter is None else len(adapter.blocks) - adapter.num_shared
-        own += self.windows.num_reclaimable(sequence) if self.windows.num_groups else 0
+        own += self.windows.num_reclaimable(sequence) if self.windows.groups_of(sequence) else 0
         return len(table.blocks) - table.num_shared + own
 
     # shared blocks
@@ -181,31 +185,31 @@ class BlockTables:
         host's blocks if not all of them may be copied by this step.
         """
         names, size, index = sequence.block_names, self.block_size, len(sequence.block_table.blocks)
-        most, has_windows = min(len(names), (sequence.num_tokens - 1) // size), self.windows.num_groups > 0
+        most, groups = min(len(names), (sequence.num_tokens - 1) // size), self.windows.groups_of(sequence)
         if index >= most or not self.shares_blocks or sequence.num_computed_tokens != index * size:
             return NO_HIT
-        if has_windows and index:
+        if groups and index:
             return NO_HIT
         from_host = from_host and self._swaps
         if self.cache.named(names[index]) is None and not (from_host and self.swapping.named(names[index])):
             return NO_HIT
-        hit, tenant = PrefixHit(), sequence.tenant
+        hit, tenant, most_copied = PrefixHit(), sequence.tenant, self._most_copied * (1 + groups)  # they are smaller
         for position in range(index, most):
             cached = self.cache.named(names[position])
             if cached is None:
                 if from_host:
-                    hit.swapped = self._find_swapped(names[position:most])
+                    hit.swapped = self._find_swapped(names[position : min(most, position + most_copied + 1)])
                 break
             if cached.step >= step:
                 hit.is_being_computed = True
                 break
             hit.blocks.append(cached)
-            if not has_windows:
+            if not groups:
                 hit.count(cached, tenant)
-        if has_windows:
+        if groups:
             self.windows.trim(sequence, hit, step, from_host)
-            return hit if hit.num_copied <= self._most_copied else self.find(sequence, step, from_host=False)
-        hit.cut(self._most_copied)
+            return hit if hit.num_copied <= most_copied else self.find(sequence, step, from_host=False)
+        hit.cut(most_copied)
         hit.num_paid += hit.num_pinned
         return hit
 
@@ -220,8 +224,8 @@ class BlockTables:
 
         The step copies swapped blocks back from the host, as far as blocks can be allocated.
         """
-        table = sequence.block_table
-        if self.windows.num_groups and (copied := hit.num_copied):
+        table, groups = sequence.block_table, self.windows.groups_of(sequence)
+        if groups and (copied := hit.num_copied):
             idle = hit.num_held_blocks - copied - hit.num_held
             if copied + idle > self.num_available:  # without the host's blocks the window is another
                 hit = self.find(sequence, step, from_host=False)
@@ -232,7 +236,7 @@ class BlockTables:
             self.holdings.share(table, cached)
         blocks = [cached.block for cached in hit.blocks]
         self.holdings.append(table, blocks)
-        if self.windows.num_groups and hit.num_blocks:
+        if groups and hit.num_blocks:
             self.windows.take(sequence, hit)
         if hit.num_copied:
             blocks += self._copy_back(sequence, hit, step)
@@ -245,7 +249,7 @@ class BlockTables:
         """
         self.take_hit(sequence, hit, step)
         if len(sequence.block_table.blocks) < blocks_for(sequence.num_prompt_tokens, self.block_size):
-            blocks = self.allocate(sequence, self.blocks_per_place)
+            blocks = self.allocate(sequence, 1 + self.windows.groups_of(sequence))
             assert blocks is not None, "a fork finds no room for a block"
         self._found_up_to(sequence, sequence.num_prompt_tokens, step)
 
@@ -265,7 +269,7 @@ class BlockTables:
         with self.swapping.keeping([*swapped, *windows]):  # eviction may drop other blocks of the host
             blocks = self._unused(len(swapped) + len(windows))
         if blocks is None:
-            assert not self.windows.num_groups, "a window is found and has no room"
+            assert not self.windows.groups_of(sequence), "a window is found and has no room"
             return []
         if windows:
             self.windows.copy_back(sequence, hit, blocks[len(swapped) :], step)
@@ -277,9 +281,9 @@ class BlockTables:
         return blocks
 
     def _find_swapped(self, names: list[BlockName]) -> list[HostBlock]:
-        """Return the host blocks of the longest prefix of `names`, up to one more than a step may copy."""
+        """Return the host blocks of the longest prefix of `names`."""
         found: list[HostBlock] = []
-        for name in names[: self._most_copied + 1]:
+        for name in names:
             host_block = self.swapping.named(name)
             if host_block is None or self.cache.named(name) is not None:
                 break
@@ -305,8 +309,8 @@ class BlockTables:
         if first < last:
             filled = names[first:last]
             self.cache.publish_all(filled, table.blocks[first:last], step, table)
-            if self.windows.num_groups:
-                self.windows.publish(sequence, first, last, step)
+            if self.windows.groups_of(sequence):
+                filled = [*filled, *self.windows.publish(sequence, first, last, step)]
             if self._swaps:
                 self.swapping.computed(filled)
 
@@ -374,9 +378,11 @@ class BlockTables:
             sequence.block_table.num_told_names = len(names)
         last = min(full, len(names))
         table = sequence.block_table
+        if self.windows.groups_of(sequence):
+            # what was cached without its window was computed again: it is as new as the window
+            self.cache.replace_idle(names[:last], table.blocks[:last])
+            self.windows.publish(sequence, 0, last, sequence.last_step, replaces=True)
         self.cache.publish_all(names[:last], table.blocks[:last], sequence.last_step, table)
-        if self.windows.num_groups:
-            self.windows.publish(sequence, 0, last, sequence.last_step)
         return True
 
     def free(self, sequence: Sequence, *, is_published: bool = False) -> None:
@@ -385,7 +391,7 @@ class BlockTables:
             self.publish_all(sequence)
         self.holdings.count_seconds(sequence.block_table)
         self.between_turns.leaves(sequence, is_named=self.shares_blocks)
-        if self.windows.num_groups:
+        if self.windows.groups_of(sequence):
             self.windows.leave(sequence)
         self.holdings.leave(sequence.block_table)
         self.pinned_prefixes.unpin_excess()
@@ -395,7 +401,7 @@ class BlockTables:
     def distrust(self, sequence: Sequence) -> None:
         cached = [self.cache.at(block) for block in sequence.block_table.blocks]
         self.cache.invalidate([one for one in cached if one is not None])
-        if self.windows.num_groups:
+        if self.windows.groups_of(sequence):
             self.windows.distrust(sequence)
 
     def check_blocks(self, sequences: Collection[Sequence]) -> None:

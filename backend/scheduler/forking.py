@@ -59,8 +59,8 @@ class Forking:
         """
         hit, swapping = self._find(sequence, scheduled), self._blocks.swapping
         if swapping.host.num_blocks:
-            start = sequence.num_computed_tokens + len(hit.blocks) * self._block_size
-            swapping.fit(hit, start, self._blocks.pool.num_free, budget)
+            end = sequence.num_computed_tokens + hit.num_blocks * self._block_size
+            swapping.fit(hit, end, self._blocks.pool.num_free, budget)
             if hit.is_cut and hit.windows:  # without all of the host's blocks the window is another
                 hit = self._find(sequence, scheduled, from_host=False)
         return hit
@@ -76,11 +76,11 @@ class Forking:
         hit = self._blocks.find(sequence, scheduled.batch.step, from_host=from_host)
         return replace(hit, is_being_computed=True, follows_leader=True)
 
-    def takes(self, hit: PrefixHit) -> bool:
+    def takes(self, sequence: Sequence, hit: PrefixHit) -> bool:
         """Return True if this step gives the sequence blocks of the hit. With windows it has them all at once, when no
         other sequence computes on.
         """
-        is_awaited = hit.is_being_computed and hit.fork_row is None and self._blocks.windows.num_groups > 0
+        is_awaited = hit.is_being_computed and hit.fork_row is None and self._blocks.windows.groups_of(sequence) > 0
         return hit.num_blocks > 0 and not is_awaited
 
     def take_hit(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> None:
@@ -89,9 +89,9 @@ class Forking:
         if hit.fork_row is not None:
             self._blocks.fork(sequence, hit, scheduled.batch.step)
             leader = scheduled.add_fork(sequence, hit.fork_row, before)
-            if self._blocks.windows.num_groups and sequence.num_prompt_tokens % self._block_size:
+            if self._blocks.windows.groups_of(sequence) and sequence.num_prompt_tokens % self._block_size:
                 scheduled.batch.block_copies += self._blocks.windows.copies(leader, sequence)
-        elif self.takes(hit):
+        elif self.takes(sequence, hit):
             scheduled.add_hit(sequence, before, self._blocks.take_hit(sequence, hit, scheduled.batch.step))
 
     def _may_follow(self, sequence: Sequence, leader: Sequence) -> bool:
@@ -109,7 +109,7 @@ class Forking:
             and sequence.num_tokens == length
             and sequence.num_computed_tokens == len(sequence.block_table.blocks) * self._block_size
             and sequence.num_computed_tokens <= leader.num_computed_tokens
-            and not (sequence.block_table.blocks and self._blocks.windows.num_groups)
+            and not (sequence.block_table.blocks and self._blocks.windows.groups_of(sequence))
         )
 
     def _fork(self, sequence: Sequence, leader: Sequence, row: int) -> PrefixHit | None:
@@ -122,7 +122,7 @@ class Forking:
         shared = [cached for cached in named if cached is not None and cached.name is not None]
         if len(shared) < len(blocks):
             return None
-        groups, first, windows = self._blocks.windows.num_groups, 0, list[CachedBlock]()
+        groups, first, windows = self._blocks.windows.groups_of(sequence), 0, list[CachedBlock]()
         if groups:
             found = self._blocks.windows.fork(leader, full)
             if found is None:

@@ -87,7 +87,7 @@ class DefaultHooks:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self._blocks_for, self._blocks_per_place = config.kv_blocks, 1 + config.window_groups
+        self._config = config
         self.retention: Retention | None = None  # the least recently used is evicted first
 
     def prefill_budget(
@@ -119,8 +119,11 @@ class DefaultHooks:
         return True
 
     def peak(self, sequences: Iterable[Sequence]) -> int:
-        each = self._blocks_per_place
-        return sum([self._blocks_for(one.num_tokens) + each - one.num_unpaid_blocks for one in sequences])
+        config, peak = self._config, 0
+        for one in sequences:
+            model = one.request.model
+            peak += config.kv_blocks(one.num_tokens, model) + 1 + config.windows_of(model)[0] - one.num_unpaid_blocks
+        return peak
 
     def admitted(self, sequence: Sequence, *, follows: bool) -> None:
         pass

@@ -47,5 +47,5 @@ class KVAccounts:
         unused, blocks = Counter[str](), self._kv.blocks
         for sequence in self._kv.running.values():
             slots = len(sequence.block_table.blocks) * blocks.block_size
-            unused[sequence.tenant] += (slots - sequence.num_computed_tokens) * blocks.blocks_per_place
+            unused[sequence.tenant] += (slots - sequence.num_computed_tokens) * blocks.one_place_each([sequence])
         return unused

@@ -73,12 +73,13 @@ class KVManager:
         self.blocks.swapping.limit(tenant, floor)
 
     def pin_prefixes(self, tenant: str, names: Iterable[BlockName], now: float = 0.0) -> None:
-        """Pin idle blocks of these names for the tenant and unpin its others; a block's name comes behind the name of
-        its predecessor.
+        """Pin idle blocks of the first model with these names for the tenant and unpin its others; a block's name comes
+        behind the name of its predecessor.
         """
         self.begin_event(now)
-        windows = self.blocks.windows
-        self.blocks.pinned_prefixes.pin(tenant, windows.with_windows(names) if windows.num_groups else names)
+        if self._config.window_groups:
+            names = self.blocks.windows.with_windows(names, self._config.window_groups)
+        self.blocks.pinned_prefixes.pin(tenant, names)
         self._held_tenants.resume(tenant)
 
     def running_of(self, tenant: str) -> list[Sequence]:
@@ -123,6 +124,8 @@ class KVManager:
     def release_windows(self, scheduled: ScheduledStep) -> None:
         """Free what the rows of a completed step were the last to see in layers with a window."""
         batch, windows, size = scheduled.batch, self.blocks.windows, self.blocks.block_size
+        if not self._config.windows_of(batch.model)[0]:
+            return
         for sequence, start, length in zip(scheduled.sequences, batch.starts, batch.lengths, strict=True):
             filled = min(start + length, sequence.num_computed_tokens) // size  # without drafts that were not accepted
             is_filled = filled > start // size and sequence.status is _RUNNING

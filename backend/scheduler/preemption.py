@@ -162,7 +162,7 @@ class Preemption:
             lower = [one for one in lower if one is not seated]
         watermark = self._kv_manager.blocks.watermark_blocks(sequence, running.values())
         adapter = self._kv_manager.blocks.adapters.num_needed(sequence)
-        needed = self._config.kv_blocks(sequence.num_tokens) - num_held + watermark + adapter
+        needed = self._config.kv_blocks(sequence.num_tokens, sequence.request.model) - num_held + watermark + adapter
         if self._num_coming() < needed:
             self._preempt_for(needed, [*lower, *self._of_fuller_tenants(sequence, needed, lower)])
 
@@ -266,7 +266,8 @@ class Preemption:
         """Return the free blocks that a sequence leaves to others: of the spare class, a place for each that runs."""
         if not sequence.is_spare:
             return 0
-        return (len(self._kv_manager.running) - self._kv_manager.num_spare) * self._kv_manager.blocks.blocks_per_place
+        others = [one for one in self._kv_manager.running.values() if not one.is_spare]
+        return self._kv_manager.blocks.one_place_each(others)
 
     def shrink_batch(self, most: int) -> None:
         """Preempt the last in rank until `most` sequences run, the limit of smaller steps."""

@@ -63,7 +63,8 @@ class BetweenTurns:
         retention, now = self._retention, self._holdings.now
         names = sequence.block_names[: sequence.num_computed_tokens // self._block_size] if is_named else []
         if sequence.status is SequenceStatus.PREEMPTED:
-            held = [*sequence.block_table.blocks, *(sequence.window_table.blocks if sequence.window_table else ())]
+            text = sequence.block_table
+            held = [*text.blocks, *(text.window.blocks if text.window else ())]
             for cached in [cached for block in held if (cached := self._cache.at(block))]:
                 cached.is_wanted = True
             chain = self._cache.begin_chain(sequence.tenant, now)

@@ -49,8 +49,8 @@ class PrefillBudget:
         block allocated from now on beyond `free` is expected to cost `rate` more copies.
         """
 
-    def fits_back(self, start: int, blocks: int) -> int:
-        """Return how many of `blocks` behind `start` computed tokens the step can copy back."""
+    def fits_back(self, end: int, blocks: int) -> int:
+        """Return how many of `blocks` the step can copy back, with which `end` tokens are computed."""
         return blocks
 
 

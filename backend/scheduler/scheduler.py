@@ -427,7 +427,7 @@ class Scheduler:
     def _take(self, sequence: Sequence, hit: PrefixHit, scheduled: ScheduledStep) -> bool:
         """Append the hit to a running sequence's block table; False if it pauses at its tenant's allowance instead."""
         blocks, tenant = self.kv_manager.blocks, sequence.tenant
-        if self._forking.takes(hit) and not blocks.permits(tenant, hit.num_held_blocks - hit.num_paid, hit):
+        if self._forking.takes(sequence, hit) and not blocks.permits(tenant, hit.num_held_blocks - hit.num_paid, hit):
             scheduled.paused[sequence] = WaitReason.ALLOWANCE
             return False
         self._forking.take_hit(sequence, hit, scheduled)
@@ -544,7 +544,7 @@ class Scheduler:
         if self._turns is not None:
             self._turns.completed(scheduled.batch.model, output.step, output.elapsed)
         new_tokens = self._accounting.account(scheduled, output)
-        if self.config.window_groups:
+        if self.kv_manager.blocks.windows.num_groups:
             self.kv_manager.release_windows(scheduled)
         if self.drafting is not None and scheduled.drafts:
             self.drafting.completed(scheduled)

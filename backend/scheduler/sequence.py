@@ -101,7 +101,6 @@ class Sequence:
     slot: int = -1  # row of device state; -1: none
     block_table: BlockTable = field(init=False)
     adapter_table: BlockTable | None = field(init=False)  # the blocks of its adapter's weights; None: it has none
-    window_table: BlockTable | None = None  # the blocks of its window (`WindowBlocks`); None: it never had some
     num_computed_tokens: int = 0  # counted at planning: computed once the steps in flight complete
     num_admitted_tokens: int = 0  # known when it took the slot or last jumped; the device sampled all later ones
     jumps: bool = False  # forced tokens are not computed yet
@@ -150,22 +149,25 @@ class Sequence:
     @property
     def tables(self) -> list[BlockTable]:
         """The tables of all blocks that it holds."""
-        return [table for table in (self.block_table, self.window_table, self.adapter_table) if table is not None]
+        return [table for table in (self.block_table, self.block_table.window, self.adapter_table) if table is not None]
 
     @property
     def peak_blocks(self) -> int:
         """The most blocks at a time of its keys and values: of its text and, at another time perhaps, of its window."""
-        return self.block_table.peak + (0 if self.window_table is None else self.window_table.peak)
+        text = self.block_table
+        return text.peak + (0 if text.window is None else text.window.peak)
 
     @property
     def num_unpaid_blocks(self) -> int:
         """Blocks of its keys and values charged on other accounts of its tenant."""
-        return self.block_table.num_unpaid + (0 if self.window_table is None else self.window_table.num_unpaid)
+        text = self.block_table
+        return text.num_unpaid + (0 if text.window is None else text.window.num_unpaid)
 
     @property
     def num_blocks(self) -> int:
         """The blocks of its keys and values."""
-        return len(self.block_table.blocks) + (0 if self.window_table is None else len(self.window_table.blocks))
+        text = self.block_table
+        return len(text.blocks) + (0 if text.window is None else len(text.window.blocks))
 
     @property
     def is_pressing(self) -> bool:

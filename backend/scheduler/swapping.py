@@ -87,15 +87,15 @@ class Swapping:
             host_block.read = -1
         self._in = []
 
-    def fit(self, hit: PrefixHit, start: int, free: int, budget: PrefillBudget) -> None:
-        """Cut the hit to the host blocks that the step has time to copy back behind `start` computed tokens, and tell
+    def fit(self, hit: PrefixHit, end: int, free: int, budget: PrefillBudget) -> None:
+        """Cut the hit, which ends behind `end` tokens, to the host blocks that the step has time to copy back, and tell
         its budget of its copies; `free` blocks can be allocated without eviction. A hit with a window is only marked as
         cut.
         """
         due, rate = self.num_due, self.out_rate
         budget.copies(due, free, rate)
         if back := hit.num_copied:
-            fitting = budget.fits_back(start, back)
+            fitting = budget.fits_back(end, back)
             if fitting < back and hit.windows:
                 hit.is_cut = True
                 return

@@ -54,5 +54,6 @@ class TenantLimits:
         """
         oldest = min(own, key=YOUNGEST)
         adapters = {adapter for s in own if (adapter := s.request.adapter) is not None}
-        peak = max(self._hooks.peak(own) if len(own) > 1 else 0, self._blocks_for(oldest.request.most_tokens - 1))
+        longest = self._blocks_for(oldest.request.most_tokens - 1, oldest.request.model)
+        peak = max(self._hooks.peak(own) if len(own) > 1 else 0, longest)
         return peak + sum([adapter.num_blocks for adapter in adapters])

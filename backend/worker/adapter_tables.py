@@ -24,21 +24,30 @@ class AdapterTables:
     A row is written anew only when no slot has its adapter any more: a slot is given to another sequence when the last
     step that names it has completed, so that no step in flight reads the row. There are as many rows as slots.
 
-    The launching thread owns it; `add` and `remove` may be called by another.
+    The launching thread owns it; `add` and `remove` may be called by another. Several models' tables have one set of
+    weights: what a step brings may be of another model, whose step was lost.
     """
 
-    def __init__(self, model: ModelConfig, kv: KVCache, config: EngineConfig, dtype: torch.dtype) -> None:
-        self.dtype, self.device = dtype, kv.blocks.device
-        self.block_numbers = kv.blocks[0].nbytes // dtype.itemsize
+    def __init__(
+        self,
+        model: ModelConfig,
+        kv: KVCache,
+        config: EngineConfig,
+        dtype: torch.dtype,
+        beside: "AdapterTables | None" = None,
+    ) -> None:
+        """`beside`: the tables of another model in the same memory."""
+        self.dtype, self.device = dtype, kv.memory.device
+        self.block_numbers = kv.memory.shape[1] // dtype.itemsize
         self.rows = np.full(config.max_num_seqs, -1, np.int32)  # by slot
-        self._memory = kv.blocks.view(-1).view(torch.uint8).view(dtype)
+        self._blocks, self._memory = kv.memory, kv.memory.view(-1).view(dtype)
         self._rank = config.max_adapter_rank
         query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         hidden, between = model.hidden_size, model.intermediate_size
         self._parts = ((query, key, key), (hidden,), (between, between), (hidden,))
         shape = (config.max_num_seqs, model.num_layers, num_places(self._rank))
-        self._vectors = torch.full(shape, -1, dtype=torch.int64, device=kv.blocks.device)
-        self._weights: dict[int, AdapterWeights] = {}
+        self._vectors = torch.full(shape, -1, dtype=torch.int64, device=self.device)
+        self._weights: dict[int, AdapterWeights] = {} if beside is None else beside._weights
         self._row_of: dict[_Key, int] = {}
         self._keys: list[_Key | None] = [None] * config.max_num_seqs
         self._users = [0] * config.max_num_seqs  # slots with the adapter of each row
@@ -91,9 +100,8 @@ class AdapterTables:
                 yield block, weights.blocks[index]
 
     def _copy(self, blocks: list[tuple[int, Tensor]]) -> None:
-        size = self.block_numbers
         for block, weights in blocks:
-            self._memory[block * size : (block + 1) * size].copy_(weights, non_blocking=True)
+            self._blocks[block].copy_(weights.view(torch.uint8), non_blocking=True)
         for row, places in self._unwritten.items():
             self._vectors[row].copy_(places, non_blocking=True)
         self._unwritten.clear()

@@ -9,13 +9,13 @@ from backend.kernels.ops import StepInputs
 from backend.model.decoder import Decoder
 from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import KVCache
-from backend.roofline import RUNTIME_BYTES, Footprint, recorded_bytes, show_bytes
+from backend.roofline import RUNTIME_BYTES, Footprint, recorded_bytes, show_bytes, window_table_bytes
+from backend.sizing import Demand
 from backend.worker import graph_shapes
 from backend.worker.logprobs import COPIES_PER_SLICE, SLICE_BYTES
 
 PENALTY_BYTES_PER_TOKEN = 5  # for each slot and token of the vocabulary (`penalties`)
 BYTES_PER_LOGIT = 4
-BYTES_PER_TABLE_ENTRY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,15 @@ def free_and_total(device: torch.device) -> tuple[int, int]:
     return torch.cuda.mem_get_info(device)
 
 
-def expected_memory(
-    device: str, free: int, total: int, model: ModelConfig, dtype: torch.dtype, tokens: int, seqs: int
-) -> DeviceMemory:
-    """Estimate the memory before anything is loaded, from the config, for steps of `tokens` and `seqs` sequences."""
-    footprint = Footprint(model, str(dtype).removeprefix("torch."))
+def expected_memory(device: str, free: int, total: int, demand: Demand, tokens: int) -> DeviceMemory:
+    """Estimate the memory before anything is loaded, from the config, for steps of `tokens`."""
+    options, part = demand.options, demand.part
+    footprint, seqs = Footprint(part, str(demand.dtype).removeprefix("torch.")), options.max_num_seqs
     weights = footprint.weight_bytes
     activations, graphs = footprint.working_bytes(tokens, 0), footprint.graph_bytes(tokens, seqs)
-    return DeviceMemory(device, total, free - weights, weights, activations, graphs, slot_bytes(model, seqs))
+    longest = options.max_model_len or part.max_position
+    slots = slot_bytes(part, seqs) + window_table_bytes(demand.groups, seqs, longest, options.block_size)
+    return DeviceMemory(device, total, free - weights, weights, activations, graphs, slots)
 
 
 def measured_memory(
@@ -86,9 +87,8 @@ def measured_memory(
     del kv
     graphs += recorded_bytes(decoder.config, tokens, seqs)
     free, total = free_and_total(device)
-    slots = slot_bytes(decoder.config, seqs)
-    # block tables of the layers with a window, of all slots and of a step's rows; others are within the reserve
-    slots += decoder.groups.num_windows * 2 * seqs * -(-len(decoder.cos_sin) // block_size) * BYTES_PER_TABLE_ENTRY
+    tables = window_table_bytes(decoder.groups, seqs, len(decoder.cos_sin), block_size)
+    slots = slot_bytes(decoder.config, seqs) + tables
     return DeviceMemory(str(device), total, free, weights, activations, graphs, slots)
 
 

@@ -139,20 +139,23 @@ class ModelRunner:
         kv: KVCache,
         config: EngineConfig,
         device_stream: DeviceStream | None = None,
-        swapper: Swapper | None = None,
+        beside: "ModelRunner | None" = None,
     ) -> None:
-        """`device_stream` and `swapper`: those of another model's runner on the device, whose memory `kv` shares."""
+        """`beside`: another model's runner, whose memory `kv` shares, and which works in the same stream."""
         self.decoder = decoder
         self.kv = kv
         self.config = config
         self.device = kv.blocks.device
         self.graphs: StepGraphs | None = None
-        self.device_stream = device_stream or make_device_stream(self.device, decoder.ops.captures)
+        if beside is not None:
+            device_stream = beside.device_stream
+        self.device_stream: DeviceStream = device_stream or make_device_stream(self.device, decoder.ops.captures)
         self.runs_ahead = self.device_stream.runs_ahead
         layout = Layout.of(config)
         self.adapters: AdapterTables | None = None
         if config.max_adapter_rank:
-            self.adapters = AdapterTables(decoder.config, kv, config, decoder.embedding.dtype)
+            others = None if beside is None else beside.adapters
+            self.adapters = AdapterTables(decoder.config, kv, config, decoder.embedding.dtype, others)
         rows = None if self.adapters is None else self.adapters.rows
         self.stager = Stager(config, layout, self.device_stream.staging, rows)
         self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self.device)
@@ -172,7 +175,9 @@ class ModelRunner:
             self._logits = torch.zeros((sampled, decoder.config.vocab_size), dtype=torch.float32, device=self.device)
         self._sampler = self._make_sampler()
         self._asked_logprobs = AskedLogprobs(decoder.config.vocab_size, self.device)
-        self.swapper = swapper or (Swapper(kv, config.num_host_blocks) if config.num_host_blocks else None)
+        self.swapper: Swapper | None = None if beside is None else beside.swapper
+        if beside is None and config.num_host_blocks:
+            self.swapper = Swapper(kv, config.num_host_blocks)
         self.weights: SleepingWeights | None = None  # None: they are always in memory
         self.before: Callable[[Batch], object] | None = None  # the first part of each step's work
         self.masks: TokenMasks | None = None  # of sequences with a grammar; None: grammars are refused

@@ -18,6 +18,7 @@ from quotas.policy.schema import MODEL
 class NewAdapter(Wire):
     name: str = Field(pattern=f"^({MODEL})$", max_length=256)
     path: str = Field(min_length=1, max_length=1024)  # of a folder in the directory of adapters
+    model: str | None = Field(None, max_length=256)  # None: the first
 
 
 class Adapters:
@@ -39,10 +40,13 @@ class Adapters:
         """Load an adapter, in the place of one of the same name. Raises `BadRequest` and `AuditUnavailable`."""
         if asked.name in self._service.model_names:
             raise BadRequest(f"name: {quoted(asked.name, 200)} is the name of a model that is served.", "name")
-        path = self._inside(asked.path)
-        await self._audit.record(actor, "adapters.load", f"{asked.name} from {path}", "begun")
+        path, model = self._inside(asked.path), asked.model or self._service.model
+        if model not in self._service.models:
+            known = ", ".join(map(repr, self._service.models))
+            raise BadRequest(f"model: {quoted(model, 200)} is no model that has adapters: {known}.", "model")
+        await self._audit.record(actor, "adapters.load", f"{asked.name} of {model} from {path}", "begun")
         try:
-            loaded = await self._service.adapters.load(asked.name, path)
+            loaded = await self._service.adapters.load(asked.name, path, model)
         except BackendError as error:
             await self._audit.record(actor, "adapters.load", asked.name, f"refused: {error!s:.500}")
             raise BadRequest(f"{error!s:.1000}.", "path") from None
@@ -78,6 +82,7 @@ class Adapters:
         adapter, blocks = loaded.adapter, self._service.core.scheduler.kv_manager.blocks
         return {
             "name": adapter.name,
+            "model": self._service.adapters.models[loaded.model],
             "path": str(loaded.path),
             "digest": adapter.digest,
             "rank": loaded.rank,

@@ -1,7 +1,7 @@
 """The adapters that requests may name as their model, loaded at start and while the gateway serves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 from backend.adapter import Adapter
@@ -19,24 +19,32 @@ class ServedAdapters:
     `cards` is one mapping, which changes in place. The caller makes sure that no model has the name of an adapter.
     """
 
-    def __init__(self, registry: AdapterRegistry, problem: Callable[[int], str | None] = lambda _: None) -> None:
-        """`problem` says why the policy's floors and pins leave no room for an adapter of that many blocks, if they do
-        not.
+    def __init__(
+        self,
+        registry: AdapterRegistry,
+        models: Sequence[str],
+        problem: Callable[[int], str | None] = lambda _: None,
+    ) -> None:
+        """`models`: the names of the registry's. `problem` says why the policy's floors and pins leave no room for an
+        adapter of that many blocks, if they do not.
         """
-        self.registry = registry
+        self.registry, self.models = registry, models
         self._problem = problem
         self.cards: dict[str, AdapterCard] = {}
         self.on_change: list[Callable[[Mapping[str, AdapterCard]], Awaitable[None]]] = []
         self._loading = asyncio.Lock()
 
-    async def load(self, name: str, path: Path) -> LoadedAdapter:
-        """Load the adapter of a directory under this name, in the place of another. Raises `ModelLoadError`."""
+    async def load(self, name: str, path: Path, model: str) -> LoadedAdapter:
+        """Load the adapter of a directory for the model of that name, in the place of another adapter. Raises
+        `ModelLoadError`.
+        """
+        number = self.models.index(model)
         async with self._loading:  # one in memory at a time that may turn out to be unfit
-            weights = await asyncio.to_thread(self.registry.read, path)
+            weights = await asyncio.to_thread(self.registry.read, path, number)
             if (problem := self._problem(len(weights.blocks))) is not None:
                 raise ModelLoadError(f"{path}: {problem}")
-            loaded = self.registry.add(name, path, weights)
-            self.cards[name] = AdapterCard(name, loaded.created, loaded.adapter.num_blocks)
+            loaded = self.registry.add(name, path, weights, number)
+            self.cards[name] = AdapterCard(name, model, loaded.created, loaded.adapter.num_blocks)
             await self._changed()
         return loaded
 
@@ -52,6 +60,11 @@ class ServedAdapters:
         """The blocks of the largest adapter."""
         cards = [*self.cards.values()]  # at once: a thread may ask, which reads a policy
         return max([card.kv_blocks for card in cards], default=0)
+
+    def of_first(self, name: str) -> Adapter | None:
+        """Return the adapter of that name if it is one of the first model's."""
+        card = self.cards.get(name)
+        return self.registry.get(name) if card is not None and card.model == self.models[0] else None
 
     def named(self, name: str | None) -> Adapter | None:
         """Return the adapter of a request. Raises `ModelNotFound` if it was unloaded since the request was read."""
@@ -71,7 +84,7 @@ async def load_adapters(settings: Settings, adapters: ServedAdapters, taken: Con
     """Load the adapters that the settings name, none of which may be `taken` by a model. Raises `ModelLoadError` and
     `ConfigError`.
     """
-    for name, path in settings.named_adapters.items():
+    for name, (model, path) in settings.named_adapters.items():
         if name in taken:
             raise ConfigError(f"--adapter {name}: an embedding or score model has that name; give the adapter another")
-        await adapters.load(name, path)
+        await adapters.load(name, path, model)

@@ -95,8 +95,9 @@ class ModelsEndpoint(Endpoint):
             can = {"embeddings": one.kind == "embed", "score": True}
             cards.append(model_card(one.name, one.created, one.max_tokens, can))
         for adapter in self.frontend.adapters.values():
-            can = _capabilities(self.frontend)
-            cards.append(model_card(adapter.name, adapter.created, model.limits.max_model_len, can, model.name))
+            served = self.frontend.of(adapter.model)
+            length, can = served.model.limits.max_model_len, _capabilities(served)
+            cards.append(model_card(adapter.name, adapter.created, length, can, adapter.model))
         return cards
 
 

@@ -55,6 +55,7 @@ class AdapterCard:
     """An adapter as clients see it."""
 
     name: str
+    model: str  # the name of its model
     created: int  # Unix seconds
     kv_blocks: int  # that it takes of its tenant's KV memory
 
@@ -191,8 +192,9 @@ class Frontend:
         return policy
 
     def of(self, name: str | None) -> "Frontend":
-        """The frontend of the model of that name; this one for any other name."""
-        if name is None or (found := self.others.get(name)) is None:
+        """The frontend of the model of that name, or of that adapter's model; this one for any other name."""
+        card = self.adapters.get(name or "")
+        if (found := self.others.get(card.model if card else name or "")) is None:
             return self
         return replace(self, model=found[0], tokenizer=found[1])
 
@@ -240,17 +242,19 @@ class Frontend:
         return name == self.model.name or any(name in names for names in named)
 
     def adapter_of(self, model: str | None, policy: EffectivePolicy, is_aliased: bool = False) -> AdapterCard | None:
-        """Return the adapter of a request for `model`: the one of that name or, for the served model, the tenant's
-        default; None: the model alone. A model that `is_aliased` need not be allowed by its name. Raises
+        """Return the adapter of a request for `model`: the one of that name or, for a model, the tenant's default if it
+        is one of that model; None: the model alone. A model that `is_aliased` need not be allowed by its name. Raises
         `ModelNotFound`.
         """
         self.check_model(model, None if is_aliased else policy)
-        if model is not None and model in self.others:
+        if model is not None and model in self.adapters:
+            return self.adapters[model]
+        if (name := policy.tenant.default_adapter) is None:
             return None
-        name = policy.tenant.default_adapter if model in (None, self.model.name) else model
-        if name is not None and name not in self.adapters:
+        card = self.adapters.get(name)
+        if card is None and model not in self.others:
             raise ModelNotFound(f"The adapter {quoted(name, 200)}, your tenant's default, is not loaded.", "model")
-        return None if name is None else self.adapters[name]
+        return card if card is not None and card.model == (model or self.model.name) else None
 
     async def render(self, tenant: str, conversation: Conversation, is_cut: bool = False) -> str:
         """Returns the prompt text of a conversation, which is truncated afterwards if `is_cut`.

@@ -194,7 +194,8 @@ class InProcessClient:
                     one.limit_to(reservable)
         if policy.kv_bytes is not None or policy.name in service.kv_leases.leases:
             longest = max(one.request.most_tokens for one in sequences)
-            blocks = service.kv_shape.blocks_for(longest) + (adapter.num_blocks if adapter else 0)
+            blocks = service.core.scheduler.config.kv_blocks(longest, model.number)
+            blocks += adapter.num_blocks if adapter else 0
             service.kv_leases.use(policy.name, policy.kv_bytes, blocks)
         service.cache_limiter.use(policy.name)
         if (names := model.prompt_names) is not None:

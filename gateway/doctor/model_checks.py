@@ -7,11 +7,10 @@ from backend.errors import BackendError, ConfigError
 from backend.model.hub import resolve_config
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.shards import Shards
-from backend.paged_kv.kv_cache import block_bytes
-from backend.parallel.shard import Shard, pooled
+from backend.parallel.shard import Shard
 from backend.placement import select_device, select_dtype, size_for_device
 from backend.roofline import Footprint, show_bytes
-from backend.sizing import cache_dtype, free_memory, kv_groups, size_engine
+from backend.sizing import Demand, free_memory, size_engine
 from backend.worker.device_memory import free_and_total
 from gateway.core import engine_options
 from gateway.doctor.check import Check, ok, problem, warning
@@ -83,17 +82,15 @@ def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
     options, device = engine_options(settings), select_device(settings.device, ranks)
     dtype = select_dtype(settings.dtype, config, device)
     shard = Shard.of(config, 0, ranks) if ranks > 1 else None
-    whole = pooled(config, shard)
     weights = Footprint(config, str(dtype).removeprefix("torch.")).weight_bytes
-    layers = kv_groups(options, config, is_shared=len(settings.models) > 1).size
-    each = block_bytes(whole, options.block_size, cache_dtype(options, dtype), layers)
-    least = each if len(settings.models) > 1 else 0
+    demand = Demand(options, config, dtype, shard)
+    each = demand.own_block_bytes
     if device.type == "cuda":
         free = ranks * free_and_total(device)[0]
-        engine = size_for_device(options, config, dtype, device, shard, least)
+        engine = size_for_device(demand, device)
     else:
         _check_weights_fit(weights, free)
-        engine = size_engine(options, whole, dtype, free - weights, least_block_bytes=least)
+        engine = size_engine(demand, free - weights)
     kv = engine.num_blocks * each
     longest = engine.kv_blocks(engine.max_model_len)
     return Plan(weights, kv, free, engine.num_blocks, engine.max_model_len, longest)

@@ -49,10 +49,11 @@ class ModelFields(SettingRecord):
     )
     adapter: NameList = setting(
         "model",
-        "NAME=DIR",
+        "NAME=[MODEL=]DIR",
         (),
-        "an adapter (LoRA) as PEFT saves it, which requests name as their model; may be repeated, and a policy says "
-        "which tenants may use it",
+        "an adapter (LoRA) as PEFT saves it, which requests name as their model; MODEL is the served name of the model "
+        "that it is of, without which it is the first one's; may be repeated, and a policy says which tenants may use "
+        "it",
     )
     adapter_dir: PathOrAuto = setting(
         "model", "DIR", None, "the directory from which admins may load adapters while the gateway serves; auto: none"

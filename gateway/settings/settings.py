@@ -46,9 +46,13 @@ class Settings(SettingFields):
         return named
 
     @property
-    def named_adapters(self) -> dict[str, Path]:
-        """The directories of the adapters to load at start, by name."""
-        return {name: Path(path) for name, _, path in (given.partition("=") for given in self.adapter)}
+    def named_adapters(self) -> dict[str, tuple[str, Path]]:
+        """The adapters to load at start, by name: the name of the model of each, and its directory."""
+        found, models = dict[str, tuple[str, Path]](), self.models
+        for name, _, rest in (given.partition("=") for given in self.adapter):
+            model, _, path = rest.partition("=")
+            found[name] = (model, Path(path)) if path and model in models else (self.served_name, Path(rest))
+        return found
 
     @property
     def serves_adapters(self) -> bool:
@@ -249,12 +253,11 @@ def _models_have_names(settings: Settings) -> str | None:
     return None
 
 
-def _models_have_one_rank_and_no_adapters(settings: Settings) -> str | None:
+def _models_have_one_rank(settings: Settings) -> str | None:
     if len(settings.model) == 1:
         return None
     unfit = {
         f"--tensor-parallel {settings.tensor_parallel}": settings.tensor_parallel > 1,
-        "--adapter and --adapter-dir": settings.serves_adapters,
         f"--batching {settings.batching}": settings.batching is not Batching.CONTINUOUS,
         f"--kv-allocation {settings.kv_allocation}": settings.kv_allocation is not KVAllocation.PAGED,
         "--prefill-chunk off": settings.prefill_chunk == "off",
@@ -267,8 +270,8 @@ def _adapters_have_names(settings: Settings) -> str | None:
     names = [name for name, _, path in (given.partition("=") for given in settings.adapter) if path]
     if len(names) < len(settings.adapter) or not all(re.fullmatch(MODEL, name) and len(name) <= 256 for name in names):
         return "--adapter (SLUICE_ADAPTER): must be a name of at most 256 characters and a directory, as in sql=dir/sql"
-    taken = [name for name in names if names.count(name) > 1 or name == settings.served_name]
-    return f"--adapter {taken[0]}: the name is that of the model, or of another adapter" if taken else None
+    taken = [name for name in names if names.count(name) > 1 or name in settings.models]
+    return f"--adapter {taken[0]}: the name is that of a model, or of another adapter" if taken else None
 
 
 def _adapters_have_one_rank(settings: Settings) -> str | None:
@@ -348,7 +351,7 @@ _CHECKS: tuple[Callable[[Settings], str | None], ...] = (
     _budget_holds_whole_prompt,
     _default_answer_leaves_room,
     _models_have_names,
-    _models_have_one_rank_and_no_adapters,
+    _models_have_one_rank,
     _adapters_have_names,
     _adapters_have_one_rank,
     _tls_pair,

@@ -30,6 +30,7 @@ from backend.paged_kv.block_names import adapter_salt
 from backend.placement import place_model
 from backend.scheduler.sequence import FinishReason, PromptRequest
 from backend.scheduler.sequence import Sequence as Running
+from backend.sizing import Demand
 from backend.worker.calibration import batch_of
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.memory import MIB
@@ -289,7 +290,9 @@ def cost(name: str, dtype: torch.dtype, rank: int, seconds: float) -> dict[str, 
     """Steps on this machine's CPU."""
     options = EngineOptions(max_num_seqs=ROWS, max_model_len=256, max_adapter_rank=rank, kv_memory_bytes=3 << 30)
     weights = random_weights(MODELS[name], dtype)
-    found = measure_steps(place_model(MODELS[name], options, weights, dtype, torch.device("cpu")), rank, seconds)
+    found = measure_steps(
+        place_model(Demand(options, MODELS[name], dtype), weights, torch.device("cpu")), rank, seconds
+    )
     return {
         "model": name,
         "dtype": str(dtype).removeprefix("torch."),

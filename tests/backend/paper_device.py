@@ -27,10 +27,11 @@ class PaperDevice:
     or else when the batch is executed.
     """
 
-    def __init__(self, block_size: int, config: EngineConfig | None = None) -> None:
-        """`config`: of an engine whose layers with a window have blocks of their own."""
+    def __init__(self, block_size: int, config: EngineConfig | None = None, model: int = 0) -> None:
+        """`config`: of an engine whose layers with a window, of the model of this number, have blocks of their own."""
         self.block_size = block_size
-        self.config = config
+        self.config = config if config is not None and config.windows_of(model)[0] else None
+        self.model = model
         self.windows: dict[int, dict[int, list[int]]] = {}  # per slot, by place in its table: a block of each group
         self.tables: dict[int, list[int]] = {}
         self.known: dict[int, list[int]] = {}  # per slot: every token so far, sampled ones too
@@ -135,7 +136,7 @@ class PaperDevice:
             table[index : index + len(blocks)] = blocks
         for slot, first, blocks in batch.window_blocks:
             assert self.config is not None
-            groups = self.config.window_groups
+            groups = self.config.windows_of(self.model)[0]
             for index in range(0, len(blocks), groups):
                 self.windows[slot][first + index // groups] = blocks[index : index + groups]
 
@@ -184,7 +185,7 @@ class PaperDevice:
     def _check_window(self, slot: int, start: int) -> None:
         """What a row of this slot reads of its window, before its first token, is whole."""
         if self.config is not None:
-            for position in range(self.config.first_seen(start) * self.block_size, start):
+            for position in range(self.config.first_seen(start, self.model) * self.block_size, start):
                 true = self.known[slot][position]
                 for group, address in enumerate(self._window_addresses(slot, position)):
                     assert self.memory.get(address) == (position, true, group), f"slot {slot} lost its window"
@@ -210,7 +211,7 @@ class PaperDevices:
     """One device with several models: each knows its own sequences, and all have one memory."""
 
     def __init__(self, block_size: int, count: int, config: EngineConfig | None = None) -> None:
-        self.each = [PaperDevice(block_size, config) for _ in range(count)]
+        self.each = [PaperDevice(block_size, config, model) for model in range(count)]
         first = self.each[0]
         for device in self.each:
             device.memory, device.host, device._copies = first.memory, first.host, first._copies

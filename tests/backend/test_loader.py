@@ -10,7 +10,6 @@ from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.loader import load_model
 from backend.model.hub import resolve_model
-from tests.backend.families import save_checkpoint
 
 
 def test_no_memory_for_weights_ends_a_load_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,12 +30,6 @@ def test_a_cpu_keeps_keys_and_values_in_8_bits_where_it_is_told_to() -> None:
     assert model.kv_bytes <= 2**24
     with pytest.raises(ConfigError, match="kv_cache_dtype auto"):
         load_model("embedded", narrow, device="cpu", kernels="native")
-
-
-def test_a_model_of_experts_has_no_adapters(tmp_path: Path) -> None:
-    save_checkpoint("qwen3-moe", tmp_path)
-    with pytest.raises(ConfigError, match=r"has experts, whose products have no adapters: serve it without --adapter"):
-        load_model(str(tmp_path), EngineOptions(max_adapter_rank=8), device="cpu", kernels="torch")
 
 
 def test_grammar_processes_find_the_tokenizer_though_the_program_has_gone_to_another_folder(

@@ -9,6 +9,7 @@ from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
 from backend.parallel.shard import Shard
 from backend.placement import _size_measured, check_size, select_device, select_dtype
+from backend.sizing import Demand
 from backend.worker.device_memory import DeviceMemory
 from tests.backend.runners import MODEL, make_runner
 
@@ -18,11 +19,11 @@ GIB = 2**30
 def test_impossible_options_are_refused_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (15 * GIB, 16 * GIB))
     with pytest.raises(ConfigError, match="the model does not fit"):
-        check_size(EngineOptions(), LLAMA_3_8B, torch.bfloat16, torch.device("cuda:0"))
+        check_size(Demand(EngineOptions(), LLAMA_3_8B, torch.bfloat16), torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (17 * GIB, 18 * GIB))
     options = EngineOptions(max_num_seqs=16, max_model_len=8192)
     with pytest.raises(ConfigError, match="max_model_len 8192 needs 512 blocks"):
-        check_size(options, LLAMA_3_8B, torch.bfloat16, torch.device("cuda:0"))
+        check_size(Demand(options, LLAMA_3_8B, torch.bfloat16), torch.device("cuda:0"))
 
 
 def test_limits_that_do_not_fit_what_was_measured_are_refused_with_the_arithmetic(
@@ -33,7 +34,7 @@ def test_limits_that_do_not_fit_what_was_measured_are_refused_with_the_arithmeti
     monkeypatch.setattr(placement, "measured_memory", lambda *arguments: full)
     decoder, options = make_runner().decoder, EngineOptions(max_num_seqs=2, max_model_len=64)
     with pytest.raises(ConfigError, match=r"needs 4 blocks.*; cuda:0 has 2\.00 GiB - weights 512\.00 MiB"):
-        _size_measured(options, MODEL, decoder, GIB // 2, torch.float32, torch.device("cuda:0"))
+        _size_measured(Demand(options, MODEL, torch.float32), decoder, GIB // 2, torch.device("cuda:0"))
 
 
 def test_memory_of_a_model_that_was_let_go_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +44,7 @@ def test_memory_of_a_model_that_was_let_go_is_free(monkeypatch: pytest.MonkeyPat
     room = DeviceMemory("cuda:0", 2 * GIB, 2 * GIB, 0, 0, 0, 0, GIB)
     monkeypatch.setattr(placement, "measured_memory", lambda *arguments: room)
     decoder, options = make_runner().decoder, EngineOptions(max_num_seqs=2, max_model_len=64)
-    engine = _size_measured(options, MODEL, decoder, 0, torch.float32, torch.device("cuda:0"))
+    engine = _size_measured(Demand(options, MODEL, torch.float32), decoder, 0, torch.device("cuda:0"))
     assert engine.num_blocks == 2 * 64 // 16
 
 
@@ -63,7 +64,7 @@ def test_a_gpu_serves_what_the_checkpoint_stores_and_a_cpu_float32() -> None:
 def test_each_rank_is_sized_by_its_part_and_all_by_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (15 * GIB, 16 * GIB))
     shard, options = Shard.of(LLAMA_3_8B, 1, 2), EngineOptions(max_num_seqs=64, max_model_len=8192)
-    engine = check_size(options, LLAMA_3_8B, torch.bfloat16, torch.device("cuda:0"), shard)
+    engine = check_size(Demand(options, LLAMA_3_8B, torch.bfloat16, shard), torch.device("cuda:0"))
     held = engine.num_blocks * engine.block_size * 131_072  # bytes a token, of all heads
     assert 10 * GIB < held < 16 * GIB, "each rank has half of the heads, and some 6 GiB beside half of the weights"
 

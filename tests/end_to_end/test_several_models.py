@@ -4,13 +4,17 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
 from backend.config import EngineOptions
 from backend.llm import LLM
+from backend.model.hub import resolve_model
+from backend.model.model_config import read_model_config
 from backend.sampling_params import SamplingParams
+from labs.benchmarks.adapters import adapter_tensors, save_adapter
 from tests.gateway.server_process import PATIENCE
 from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
 from tests.model_variants import make_variant
@@ -18,14 +22,19 @@ from tests.model_variants import make_variant
 POLICY = """
 tenants:
   one: {models: [first]}
-  two: {models: [second, third]}
+  two: {models: [second, third], default_adapter: sharp}
   open: {models: ["*"]}
 """
+ADAPTERS = {"tuned": "first", "sharp": "second", "late": "third"}  # the models that they are of
 QUESTIONS = [f"Count from {first} to {first + 4}." for first in range(3, 9)]
 
 
 class Site(TenantSite):
     folders: dict[str, str]
+    adapters: Path
+
+    def load(self, name: str, model: str) -> httpx.Response:
+        return self.server.ask_admin("adapters", "POST", json={"name": name, "path": name, "model": model})
 
     def ask(self, tenant: str, model: str | None, question: str, **body: object) -> httpx.Response:
         named = {} if model is None else {"model": model}
@@ -45,31 +54,46 @@ class Site(TenantSite):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("models")
     second, third = make_variant(folder / "a", [0, 1, 3, 4, 5]), make_variant(folder / "third", [0, 1, 2, 3, 3, 5])
+    folders = {"first": "embedded", "second": str(second), "third": str(third)}
+    for seed, (name, model) in enumerate(ADAPTERS.items()):
+        tensors = adapter_tensors(read_model_config(resolve_model(folders[model])), 2, seed=seed, strength=2.0)
+        save_adapter(folder / name, tensors, 2)
     flags = ("--model", "first=embedded", "--model", f"second={second}", "--model", str(third))
+    adapted = ("--adapter", f"tuned={folder / 'tuned'}", "--adapter", f"sharp=second={folder / 'sharp'}")
     own = ("--http-workers", "1", "--kv-memory-bytes", "3MiB", "--max-num-seqs", "6", "--swap-space-bytes", "1MiB")
-    two_awake = ("--awake-bytes", "20MiB")
-    with tenant_site(Site, tmp_path_factory.mktemp("site"), POLICY, *flags, *own, *two_awake) as site:
-        site.folders = {"first": "embedded", "second": str(second), "third": str(third)}
+    own += ("--max-model-len", "512", "--awake-bytes", "20MiB", "--adapter-dir", str(folder))
+    with tenant_site(Site, tmp_path_factory.mktemp("site"), POLICY, *flags, *adapted, *own) as site:
+        site.folders, site.adapters = folders, folder
+        assert site.load("late", "third").status_code == 200
         yield site
 
 
 @pytest.fixture(scope="module")
 def alone(site: Site) -> dict[tuple[str, str], str]:
-    """What each model answers to each question by itself."""
-    found = {}
+    """What each model answers to each question by itself, and with its adapter to some."""
+    found, of_model = {}, {model: name for name, model in ADAPTERS.items()}
     for name, folder in site.folders.items():
-        llm = LLM(folder, EngineOptions(kv_memory_bytes=2**23), device="cpu")
-        asked = [[{"role": "user", "content": one}] for one in QUESTIONS]
-        answers = llm.generate(asked, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), progress=False)
-        found |= {(name, question): one.text for question, one in zip(QUESTIONS, answers, strict=True)}
+        adapter, options = of_model[name], EngineOptions(kv_memory_bytes=2**23, max_model_len=512, max_adapter_rank=2)
+        llm = LLM(folder, options, device="cpu")
+        llm.load_adapter(adapter, site.adapters / adapter)
+        asked = [(name, one) for one in QUESTIONS] + [(adapter, one) for one in QUESTIONS[:2]]
+        answers = llm.generate(
+            [[{"role": "user", "content": question}] for _, question in asked],
+            SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+            progress=False,
+            adapters=[None if one == name else adapter for one, _ in asked],
+        )
+        found |= {one: answer.text for one, answer in zip(asked, answers, strict=True)}
     return found
 
 
 def test_texts_are_those_of_each_model_alone_whatever_runs_beside_them(
     site: Site, alone: dict[tuple[str, str], str]
 ) -> None:
-    """Little memory: sequences of all models preempt each other, swapped blocks come back, and one model sleeps."""
-    assert len({alone[name, QUESTIONS[0]] for name in site.folders}) == 3
+    """Little memory: sequences of all models preempt each other, swapped blocks come back, adapters of each are evicted
+    and brought again, and one model sleeps.
+    """
+    assert len({alone[name, QUESTIONS[0]] for name in (*site.folders, *ADAPTERS)}) == 6
     asked = [*alone] * 3
     with ThreadPoolExecutor(18) as threads:
         texts = [*threads.map(lambda one: site.text("open", *one), asked)]
@@ -89,12 +113,29 @@ def test_a_tenant_sees_and_uses_the_models_of_its_policy(site: Site) -> None:
         tenant: [card["id"] for card in site.get(tenant, "/v1/models").json()["data"]]
         for tenant in ("one", "two", "open")
     }
-    assert seen == {"one": ["first"], "two": ["second", "third"], "open": ["first", "second", "third"]}
-    assert site.text("two", "third", QUESTIONS[0])
+    everything = [*site.folders, *ADAPTERS]
+    assert seen == {"one": ["first"], "two": ["second", "third"], "open": everything}
+    parents = {card["id"]: card["parent"] for card in site.get("open", "/v1/models").json()["data"] if card["parent"]}
+    assert parents == ADAPTERS
     denied = error_of(site.ask("two", "first", QUESTIONS[0]))
     assert denied["code"] == "model_not_found" and "'second', 'third'" not in denied["message"]
     unknown = error_of(site.ask("open", "fourth", QUESTIONS[0]))
     assert "this server has 'first', 'second', 'third'" in unknown["message"]
+
+
+def test_the_default_adapter_of_a_tenant_is_that_of_its_model_alone(
+    site: Site, alone: dict[tuple[str, str], str]
+) -> None:
+    assert site.text("two", "second", QUESTIONS[0]) == alone["sharp", QUESTIONS[0]] != alone["second", QUESTIONS[0]]
+    assert site.text("two", "third", QUESTIONS[0]) == alone["third", QUESTIONS[0]]
+
+
+def test_an_adapter_is_loaded_for_the_model_that_it_fits_and_is_refused_for_another(site: Site) -> None:
+    other = site.load("tuned", "second")
+    assert other.status_code == 400 and "in one of this model's 5 layers" in other.text
+    unknown = site.load("sharp", "fourth")
+    assert unknown.status_code == 400 and "'fourth' is no model that has adapters: 'first', 'second'" in unknown.text
+    assert {one["name"]: one["model"] for one in site.server.admin("adapters")["adapters"]} == ADAPTERS
 
 
 def test_an_answer_of_each_model_can_be_bound_to_a_schema(site: Site) -> None:

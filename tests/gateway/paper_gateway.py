@@ -186,7 +186,7 @@ class Gateway:
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(10_000, self.engine.clock),
             encoding=EncodingService({}, self.engine, core, EncodingLimits()),
-            adapters=ServedAdapters(cast(AdapterRegistry, None)),
+            adapters=ServedAdapters(cast(AdapterRegistry, None), ["paper"]),
             seeds=random.Random(0),
         )
         limits = Limits(vocab_size=1024, max_model_len=CONFIG.max_model_len)

@@ -91,7 +91,9 @@ def test_a_configuration_written_by_names_is_read_again() -> None:
                 core = CoreConfig(weights={"a": 2.0}, max_waiting=None, **{choice: value})
                 assert read_core_config(json.loads(json.dumps(core_entry(core)))) == core
     of_adapters = EngineConfig(40, 120, max_adapter_rank=8, adapter_block_seconds=(1e-6, 2e-7, 3e-5))
-    for config in (of_adapters, EngineConfig(40, 120, expert_reads=((0.9, 0.5), (0.0, 0.0)))):
+    of_two = EngineConfig(40, 120, max_adapter_rank=8, adapter_block_seconds=(1e-6, 2e-7, 3e-5, 0.0, 0.0, 0.0))
+    windows = EngineConfig(400, 120, further_windows=((0, 0), (5, 16)))
+    for config in (of_adapters, EngineConfig(40, 120, expert_reads=((0.9, 0.5), (0.0, 0.0))), of_two, windows):
         assert read_engine_config(json.loads(json.dumps(engine_entry(config)))) == config
     policy = SchedulingPolicy({"a": 2.0}, (0.0, 1.0), (QueueBounds(1, 2, 3, 4.0), QueueBounds()), {"": 3})
     assert read_scheduling_policy(policy_entry(policy)) == policy

@@ -2,7 +2,6 @@
 
 import json
 import random
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,15 @@ from safetensors.torch import save_file
 from backend.errors import ModelLoadError
 from backend.model.adapter_checkpoint import AdapterWeights, places, read_adapter
 from backend.model.known_shapes import LLAMA_32M
+from backend.model.model_config import ExpertsConfig
 from labs.benchmarks.adapters import adapter_tensors, save_adapter
 from tests.examples import examples
 
 MODEL = replace(LLAMA_32M, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
 RANK, MAX_RANK, BLOCK = 3, 4, 200
 TENSORS = adapter_tensors(MODEL, RANK)
+EXPERTS = replace(MODEL, experts=ExpertsConfig(4, 2, True))
+ATTENTION = {name: tensor for name, tensor in TENSORS.items() if "self_attn" in name}
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
@@ -119,6 +121,13 @@ def test_tensors_that_do_not_belong_to_the_model_are_refused_by_their_names(
     assert told in str(refused.value)
 
 
+def test_an_adapter_of_experts_is_refused_and_one_of_attention_is_read(tmp_path: Path) -> None:
+    read_adapter(save_adapter(tmp_path, ATTENTION, RANK), EXPERTS, torch.float32, MAX_RANK, BLOCK)
+    expert = {"base_model.model.model.layers.0.mlp.experts.1.gate_proj.lora_A.weight": torch.zeros(RANK, 32)}
+    with pytest.raises(ModelLoadError, match=r"experts\.1\.gate_proj.*q, k, v or o_proj, as adapters of a model with"):
+        read_adapter(save_adapter(tmp_path, ATTENTION | expert, RANK), EXPERTS, torch.float32, MAX_RANK, BLOCK)
+
+
 def test_files_that_are_missing_too_large_or_no_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"adapter_config\.json does not exist"):
         read(tmp_path)
@@ -147,8 +156,9 @@ def test_numbers_that_the_type_of_the_model_cannot_hold_are_refused(tmp_path: Pa
 
 
 def test_a_damaged_adapter_is_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
-    """Bytes of both files changed, cut and repeated at random."""
-    save_adapter(tmp_path, TENSORS, RANK)
+    """Bytes of both files changed, cut and repeated at random, for a dense model and for one with experts."""
+    save_adapter(tmp_path, ATTENTION, RANK)
+    models = MODEL, EXPERTS
     files = [tmp_path / name for name in ("adapter_config.json", "adapter_model.safetensors")]
     whole, generator = [file.read_bytes() for file in files], random.Random(7)
     for _ in range(examples(60, at_night=5000)):
@@ -164,8 +174,12 @@ def test_a_damaged_adapter_is_read_or_refused_and_nothing_else(tmp_path: Path) -
                 case 2:
                     content[at:at] = content[at : at + generator.randrange(1, 40)]
         files[which].write_bytes(content)
-        with suppress(ModelLoadError):
-            read(tmp_path)
+        said = ""
+        try:
+            read_adapter(tmp_path, generator.choice(models), torch.float32, MAX_RANK, BLOCK)
+        except ModelLoadError as error:
+            said = str(error)
+        assert not said or str(tmp_path / "adapter_") in said, "the file is named"
         files[which].write_bytes(whole[which])
 
 

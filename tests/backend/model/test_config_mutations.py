@@ -1,6 +1,7 @@
 """Configs of the families with experts, sinks, windows and MXFP4, with fields that nobody would write."""
 
 import json
+import re
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ from backend.errors import BackendError
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.weights import empty_weights
 from backend.roofline import Footprint
-from backend.sizing import size_engine
+from backend.sizing import Demand, size_engine
 from tests.backend.families import FAMILIES
 from tests.examples import examples
 
@@ -44,7 +45,7 @@ def use(config: ModelConfig) -> None:
     """Do with a config what is done before weights are read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("backend.sizing.free_memory", lambda: 2**40)
-        engine = size_engine(EngineOptions(max_model_len=None), config, torch.bfloat16, 2**40)
+        engine = size_engine(Demand(EngineOptions(max_model_len=None), config, torch.bfloat16), 2**40)
     assert engine.kv_blocks(engine.max_model_len) <= engine.num_blocks
     assert Footprint(config, "bfloat16").kv_bytes(4096) > 0
     if config.num_layers < 100 and config.vocab_size * config.hidden_size < 2**40:
@@ -81,6 +82,9 @@ def test_an_odd_config_is_read_or_refused_by_its_file_and_field(
         refused.append(str(error))
     if refused:
         assert "config" in refused[0], "the file is named"
+        inner = [key for value in config.values() if isinstance(value, dict) for key in value]
+        names = (*configs()[family], *inner)
+        assert re.search(r"config\.json: \S+ is ", refused[0]) or any(key in refused[0] for key in names), "and a field"
         return
     with suppress(BackendError):
         use(read)

@@ -72,14 +72,22 @@ def lead(
     config: EngineConfig,
     run: Callable[[LeadingRunner], Result],
     make_stream: Callable[[], DeviceStream | None] = lambda: None,
+    make_decoder: Callable[[Parallel], Decoder] | None = None,
+    model: ModelConfig = MODEL,
 ) -> Result:
-    """What `run` returns of the leading runner of the random model of `runners`, on as many ranks as `size`."""
+    """What `run` returns of the leading runner of a model, on as many ranks as `size`. `make_decoder` makes the part of
+    a rank; without it the model is the random one of `runners`.
+    """
     others = OtherThreads(size - 1)
 
     def run_rank(parallel: Parallel) -> Result | None:
-        weights, ops = _part(random_weights(MODEL, torch.float32), parallel.shard), PaddedOps()
-        decoder = Decoder(MODEL, weights, ops, config.max_model_len, parallel)
-        kv = KVCache(decoder.config, config.num_blocks + 1, config.block_size, torch.float32, torch.device("cpu"))
+        if make_decoder is not None:
+            decoder = make_decoder(parallel)
+        else:
+            weights, ops = _part(random_weights(MODEL, torch.float32), parallel.shard), PaddedOps()
+            decoder = Decoder(MODEL, weights, ops, config.max_model_len, parallel)
+        num_blocks, cpu, layers = config.num_blocks + 1, torch.device("cpu"), decoder.groups.size
+        kv = KVCache(decoder.config, num_blocks, config.block_size, torch.float32, cpu, num_layers=layers)
         rank = parallel.shard.rank
         if rank:
             _follow(FollowingRunner(decoder, kv, config, make_stream()), others.inboxes[rank - 1])
@@ -89,7 +97,7 @@ def lead(
         finally:
             others.tell(STOP)
 
-    result = on_ranks(MODEL, size, folder, run_rank)[0]
+    result = on_ranks(model, size, folder, run_rank)[0]
     assert result is not None
     return result
 

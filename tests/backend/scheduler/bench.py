@@ -53,7 +53,7 @@ class Bench:
         self.now = 0.0
         self.names = BlockNames(b"secret", self.config.block_size)
         self.scheduler.name_blocks_by(self.names)
-        self.device = PaperDevices(self.config.block_size, models, self.config if self.config.window_groups else None)
+        self.device = PaperDevices(self.config.block_size, models, self.config)
         self.in_flight: deque[Batch] = deque()
         self.batches: list[Batch] = []
         self._arrivals = count()

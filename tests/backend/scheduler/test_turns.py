@@ -166,9 +166,21 @@ def test_a_line_of_a_batch_is_not_kept_waiting_by_a_head_of_another_model() -> N
 class ModelMachine(LossyMachine):
     """Requests of two tenants for three models over one memory, with shared prompts, swaps and lost steps."""
 
-    @initialize(host=st.sampled_from([0, 4, 16]), depth=st.integers(1, 2), caches=st.booleans())
-    def start(self, host: int, depth: int, caches: bool) -> None:
-        self.begin(models=3, num_host_blocks=host * caches, steps_in_flight=depth, prefix_cache=caches)
+    @initialize(
+        host=st.sampled_from([0, 4, 16]),
+        depth=st.integers(1, 2),
+        caches=st.booleans(),
+        windows=st.sampled_from([{}, {0: 2}, {1: 1}, {0: 1, 2: 3}]),
+    )
+    def start(self, host: int, depth: int, caches: bool, windows: dict[int, int]) -> None:
+        """`windows`: by model, the groups of layers that see a few tokens."""
+        groups = [(windows.get(model, 0), 3 + model if model in windows else 0) for model in range(3)]
+        (own, seen), *others = groups
+        fields: dict[str, object] = dict(num_host_blocks=host * caches, steps_in_flight=depth, prefix_cache=caches)
+        if windows:
+            fields |= dict(window_groups=own, window_tokens=seen, window_alignment=4, further_windows=tuple(others))
+            fields |= dict(num_blocks=42)
+        self.begin(models=3, **fields)
 
     @rule(
         prompt=st.integers(0, 2),
@@ -191,9 +203,10 @@ class ModelMachine(LossyMachine):
     def plan(self) -> None:
         self.bench.plan()
 
-    @rule(tenant=st.sampled_from("ab"), blocks=st.sampled_from([None, 11, 13]))
-    def allow(self, tenant: str, blocks: int | None) -> None:
-        self.bench.scheduler.allow(tenant, blocks, self.bench.now)
+    @rule(tenant=st.sampled_from("ab"), more=st.sampled_from([None, 3, 5]))
+    def allow(self, tenant: str, more: int | None) -> None:
+        longest = max(self.bench.config.kv_blocks(32, model) for model in range(3))
+        self.bench.scheduler.allow(tenant, None if more is None else longest + more, self.bench.now)
 
 
 TestModels = ModelMachine.TestCase

@@ -2,17 +2,22 @@
 
 from random import Random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
+from backend.scheduler.hooks import DefaultHooks
 from backend.scheduler.kv_accounts import KVAccounts
+from backend.scheduler.scheduled_step import PrefillBudget
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
+from backend.scheduler.swapping import RETURN_RATE_WEIGHT_PER_BLOCK
 from tests.backend.paged_kv.test_prefix_cache import SharingMachine
 from tests.backend.scheduler.bench import Bench, expected
 from tests.examples import examples
 
 TEXT = [10 + index % 7 for index in range(200)]
+BUDGET = {"max_num_batched_tokens": 24, "prefill_chunk": 24}
 
 
 def windowed(**changes: object) -> Bench:
@@ -40,7 +45,7 @@ def test_a_sequence_holds_the_blocks_of_its_window_and_those_of_its_whole_text()
         bench.step()
         most = max(most, held(bench))
         if len(sequence.output) == 4:
-            table = sequence.window_table
+            table = sequence.block_table.window
             assert table is not None and (table.first, len(table.blocks)) == (23, 3 * 2)
             assert sequence.num_blocks == held(bench) == bench.scheduler.kv_manager.allowances.held["t"] == 26 + 6
     assert most <= bench.config.kv_blocks(112) < 3 * 28, "never what three groups without a window hold"
@@ -144,7 +149,7 @@ def test_blocks_of_a_failed_sequence_are_found_no_more_and_stay_pinned_once_comp
     failed = bench.say(TEXT[:64], 4)
     while not failed.output:
         bench.step()
-    assert failed.window_table is not None and failed.window_table.first
+    assert failed.block_table.window is not None and failed.block_table.window.first
     bench.scheduler.finish_sequence(failed, FinishReason.FAILED)
     named = bench.scheduler.kv_manager.cache.named
     names = [one for name in failed.block_names for one in (name, *[known() for known in name.windows])]
@@ -194,7 +199,7 @@ def test_a_hit_that_ends_before_what_is_being_computed_is_not_awaited() -> None:
     leader = bench.say(TEXT[:64], 2)
     bench.plan()
     bench.plan()
-    cache, table = bench.scheduler.kv_manager.cache, leader.window_table
+    cache, table = bench.scheduler.kv_manager.cache, leader.block_table.window
     assert table is not None
     follower = bench.say([*TEXT[:64], 1], 2)
     assert bench.scheduler.kv_manager.blocks.find(follower, 1).is_being_computed
@@ -231,7 +236,7 @@ def test_answers_to_one_prompt_share_its_window() -> None:
     answers = [bench.say(TEXT[:50], 6, prompt_group="g") for _ in range(3)]
     while any(len(one.output) < 2 for one in answers):
         bench.step()
-    tables = [one.window_table for one in answers]
+    tables = [one.block_table.window for one in answers]
     assert all(table is not None and table.num_shared for table in tables)
     assert bench.scheduler.counters.prompt_tokens == 50
     bench.drain()
@@ -246,6 +251,81 @@ def test_a_window_is_swapped_and_comes_back() -> None:
     again = bench.say([*TEXT[:64], 9], 4)
     bench.drain()
     assert again.num_cached_tokens == 64 and bench.scheduler.counters.swapped_in > before
+
+
+def test_window_blocks_that_come_back_are_not_counted_as_text() -> None:
+    ends = list[tuple[int, int]]()
+
+    class Budget(PrefillBudget):
+        def fits_back(self, end: int, blocks: int) -> int:
+            ends.append((end, blocks))
+            return blocks
+
+    class Hooks(DefaultHooks):
+        def prefill_budget(self, *_: object) -> PrefillBudget:
+            return Budget(24)
+
+    bench = windowed(make_hooks=Hooks, num_blocks=100, max_model_len=80, num_host_blocks=100, **BUDGET)
+    bench.say(TEXT[:64], 4)
+    bench.drain()
+    flood(bench)
+    again = bench.say([*TEXT[:64], 9], 4)
+    bench.drain()
+    assert again.num_cached_tokens == 64
+    assert ends[0][0] == 64 and ends[0][1] > 64 // 4, "64 tokens, of which each place has blocks of several groups"
+
+
+def test_declined_blocks_of_a_window_that_are_computed_again_count_as_returned() -> None:
+    told = list[float]()
+
+    class Hooks(DefaultHooks):
+        def swaps(self, probability: float) -> bool:
+            told.append(probability)
+            return False
+
+    bench = windowed(make_hooks=Hooks, num_host_blocks=100)
+    kv = bench.scheduler.kv_manager
+    bench.say(TEXT[:64], 4)
+    bench.drain()
+    kv.limit_cache("t", 0, 0, bench.now)
+    declined = kv.blocks.swapping.declined
+    assert declined > 2 * 64 // 4 // 2, "blocks of the text and of its window"
+    bench.say(TEXT[:64], 4)
+    bench.drain()
+    assert told[-1] == pytest.approx(1 - 0.5 * (1 - RETURN_RATE_WEIGHT_PER_BLOCK) ** declined)
+
+
+def test_the_host_keeps_the_window_before_the_end_of_a_prompt_whose_answer_the_next_turn_leaves_out() -> None:
+    """A template may drop what a model thought, so that the next turn goes on where the prompt ended."""
+    bench = windowed(num_blocks=100, max_model_len=100, num_host_blocks=150, **BUDGET)
+    for length in (48, 49, 51):
+        bench.say(TEXT[:length], 40, ends=())
+        bench.drain()
+        flood(bench)
+        again = bench.say([*TEXT[:length], 9, 9, 9], 4)
+        bench.drain()
+        assert again.num_cached_tokens == 48
+    blocks = bench.scheduler.kv_manager.blocks
+    names = list(blocks.windows.names_of(again.block_names[:9], 2))
+    assert not any(map(blocks.swapping.named, names)), "behind the window of a prompt none is asked for"
+
+
+def test_a_floor_keeps_the_text_of_a_window_though_both_were_cached_apart() -> None:
+    bench = windowed()
+    kv = bench.scheduler.kv_manager
+    bench.say(TEXT[:64], 30, ends=())
+    bench.drain()
+    kv.limit_cache("t", 0, 30, bench.now)
+    kv.limit_cache("t", 20, None, bench.now)
+    bench.say([8] * 40, 2)
+    bench.drain()
+    turn = bench.say([*TEXT[:64], 9, 9], 2, ends=())
+    bench.drain()
+    assert turn.num_cached_tokens == 0, "all of its text is cached, and no window before its end"
+    flood(bench)
+    again = bench.say([*turn.request.prompt, *turn.output, 5], 1)
+    bench.drain()
+    assert again.num_cached_tokens == 64
 
 
 class WindowMachine(SharingMachine):

@@ -96,7 +96,7 @@ def test_a_bad_value_is_told_in_our_own_words(flag: str, value: str, rule: str) 
         (["a=x/y", "a=x/z"], "--model: two models have the same name in the API"),
         (["x/y", "hf:x/y"], "--model: two models have the same name in the API"),
         (["x/y", "x/z", "--prefill-chunk=off"], "--prefill-chunk off is for one --model, and 2 are given"),
-        (["x/y", "x/z", "--adapter=a=b"], "--adapter and --adapter-dir is for one --model, and 2 are given"),
+        (["a=x/y", "b=x/z", "--adapter=b=dir"], "--adapter b: the name is that of a model, or of another adapter"),
     ],
 )
 def test_models_have_names_of_their_own(given: list[str], complaint: str) -> None:
@@ -110,6 +110,16 @@ def test_a_model_goes_by_the_name_before_it_or_by_its_own(tmp_path: Path) -> Non
     assert settings.models == {"small": "smollm2", "a=b": f"{tmp_path}/a=b", "x/y": "hf:x/y"}
     assert settings.served_name == "small"
     assert parse("--model=x/y", "--served-model-name=z").models == {"z": "x/y"}
+
+
+def test_an_adapter_is_of_the_model_that_it_names_or_of_the_first() -> None:
+    models = "--model=a=x/y", "--model=b=x/z"
+    settings = parse(*models, "--adapter=one=dir", "--adapter=two=b=dir", "--adapter=three=c=dir")
+    assert settings.named_adapters == {
+        "one": ("a", Path("dir")),
+        "two": ("b", Path("dir")),
+        "three": ("a", Path("c=dir")),
+    }
 
 
 def test_each_pattern_of_a_setting_has_words() -> None:
