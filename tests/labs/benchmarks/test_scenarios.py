@@ -17,7 +17,8 @@ SCENARIOS = (
     "hostile_bodies", "hostile_schemas", "http_workers", "isolation", "log_cost", "long_prompt", "mixes", "overload",
     "overload_live", "pick", "plan_live", "policy_size", "preemption", "prefix_cache", "prices", "promises",
     "quota_burst", "quota_store", "random_strategies", "routing", "routing_live", "row_counts", "speculation",
-    "telemetry_cost", "tune", "tune_live", "what_if_live", "ceilings", "spare", "spare_live", "batch_kills", "embeddings", "noisy_peers",
+    "telemetry_cost", "tune", "tune_live", "what_if_live", "ceilings", "spare", "spare_live", "batch_kills",
+    "embeddings", "noisy_peers",
 )  # fmt: skip
 
 
