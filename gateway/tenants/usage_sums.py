@@ -68,14 +68,13 @@ class UsageSums:
     def add(self, entries: Entries) -> None:
         rows, row, day, counts = entries
         places = np.zeros((len(rows), 2), np.int64)
-        for at in np.unique(row).tolist():
+        for at in row[_starts(row)].tolist():
             places[at] = self._place(*rows[at])
         place, kind = places[row].T
         self._by_place = grown(self._by_place, self._num_places)
         self._by_day = grown(self._by_day, len(self._kinds))
-        np.add.at(self._by_place, place, counts)
-        days = self._by_day.shape[1]
-        np.add.at(self._by_day.reshape(-1, NUM_COUNTS), kind * days + day, counts)  # by one index: a fifth of the time
+        _add(self._by_place, place, counts)
+        _add(self._by_day.reshape(-1, NUM_COUNTS), kind * self._by_day.shape[1] + day, counts)
 
     def _place(self, tenant: str, name: bytes) -> tuple[int, int]:
         """Where a row is added: the places of its owner and of its kind."""
@@ -117,6 +116,19 @@ def _used(kind: Kind, counts: Counts) -> tuple[Price | None, Usage]:
     *told, kv_high = counts.tolist()
     told[KV] += kv_high << KV_LOW_BITS
     return price, usage_of(told, in_batches)
+
+
+def _add(sums: Counts, place: Counts, counts: Counts) -> None:
+    """Add each of the counts at its place, in a fraction of the time of `np.add.at`."""
+    order = np.argsort(place, kind="stable")
+    places = place[order]
+    if len(starts := _starts(places)):
+        sums[places[starts]] += np.add.reduceat(counts[order], starts, axis=0)
+
+
+def _starts(places: Counts) -> Counts:
+    """Where each of the places begins, which are in order."""
+    return np.flatnonzero(np.diff(places, prepend=-1))
 
 
 def grown(counts: Counts, size: int) -> Counts:
