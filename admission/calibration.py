@@ -195,10 +195,11 @@ class EstimateCalibration:
 
     def kind(self, sequence: Sequence) -> Kind:
         """Return the kind by whose errors a sequence's first token is judged: fixed once it is tracked."""
-        if (promise := self._open.get(sequence)) is not None:
-            return promise.given.kind
-        is_pressing = sequence.is_pressing
-        return sequence.request.priority_class, is_pressing, not is_pressing and self._owes(sequence)
+        level = sequence.request.priority_class
+        if sequence.is_pressing:
+            return level, True, False
+        promise = self._open.get(sequence)
+        return (level, False, self._owes(sequence)) if promise is None else promise.given.kind
 
     def likely(self, kind: Kind) -> BoundLine:
         """Return the decisive bounds of first tokens of a kind."""

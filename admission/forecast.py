@@ -10,6 +10,7 @@ need more slots or memory than are free, running sequences have to end first (`d
 forecast too, in the same way.
 """
 
+from bisect import insort
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from math import inf
@@ -45,9 +46,12 @@ class DueRequest(NamedTuple):
     tokens: int  # uncomputed tokens of its prompt
 
 
-Delayed = list[tuple[Sequence, float]]
-"""Requests with deadlines due after a newcomer, in their order, each with the seconds from now until its first token.
-"""
+@dataclass(slots=True)
+class Delayed:
+    """Requests with deadlines due after a newcomer, in their order."""
+
+    sequences: list[Sequence]
+    first_tokens: list[float]  # seconds from now until each one's first token
 
 
 class ForecastOrder(Protocol):
@@ -122,13 +126,13 @@ class Forecaster:
         a_token = step.seconds / step.prefill_tokens
         prompt = sequence.num_prompt_tokens - cached
         prefill = prompt * a_token + self._adapter_time.of_prompt(sequence, prompt)
-        in_progress, later = 0, order.behind(sequence, due)
+        in_progress, waiting, begun = 0, order.behind(sequence, due), list[DueRequest]()
         for running, left in self.prefilling():
             running_due = order.due(running)
             if running_due <= due:
                 in_progress += left
             else:
-                later.append(DueRequest(running_due, 0, running, left))
+                begun.append(DueRequest(running_due, 0, running, left))
         ahead = order.ahead(sequence, due)
         place, decodes = self._until_place(ahead.requests, sequence, step)
         wait = _wait(in_progress + ahead.tokens, place, decodes, step)
@@ -137,44 +141,53 @@ class Forecaster:
         first = soonest + wait + prefill
         output = self._lengths.quantile(sequence.tenant, sequence.request.max_tokens, OUTPUT_QUANTILE)
         last = first + self._decoding(output - 1, in_progress + self._backlog.total.tokens, sequence, step)
-        behind = self._behind(later, in_progress + ahead.tokens + prompt, ahead.requests + 1, soonest, step)
+        behind = self._behind(waiting, begun, in_progress + ahead.tokens + prompt, ahead.requests + 1, soonest, step)
         each = wait / max(1.0, in_progress + ahead.tokens)
         return Forecast(first, last, wait, ahead.own_tokens * each, each, prefill, behind)
 
     def _behind(
-        self, later: list[DueRequest], total: float, requests: float, soonest: float, step: _SharedStep
+        self,
+        later: list[DueRequest],
+        begun: list[DueRequest],
+        total: float,
+        requests: float,
+        soonest: float,
+        step: _SharedStep,
     ) -> Delayed:
-        """Return the times at which requests due later have their first tokens, behind `total` tokens of `requests`.
+        """Return the times at which requests due later, waiting or `begun`, have their first tokens, behind `total`
+        tokens of `requests`.
 
         If they wait for slots or memory, the first and the last are forecast, and the others are assumed to follow
         evenly in between.
         """
-        later.sort(key=itemgetter(0))
-        waiting = [due.sequence for due in later if due.sequence.status is SequenceStatus.WAITING]
         place = each = decodes = 0.0
-        if waiting:
-            last, decodes = self._until_place(requests + len(waiting) - 1, waiting[-1], step)
+        if later:
+            last, decodes = self._until_place(requests + len(later) - 1, later[-1].sequence, step)
             if last:
-                first, _ = self._until_place(requests, waiting[0], step)
-                place, each = float(first), max(0.0, float(last - first)) / max(1, len(waiting) - 1)
-        behind: Delayed = []
+                first, _ = self._until_place(requests, later[0].sequence, step)
+                place, each = float(first), max(0.0, float(last - first)) / max(1, len(later) - 1)
+        for one in begun:
+            insort(later, one, key=itemgetter(0))
+        sequences, first_tokens = list[Sequence](), list[float]()
         a_token = step.seconds / step.prefill_tokens
-        for _, _, sequence, tokens in later:
+        for entry in later:
+            sequence, tokens = entry.sequence, entry.tokens
             waits = sequence.status is SequenceStatus.WAITING
             wait = _wait(total, place if waits else 0.0, decodes, step)
             place += each if waits else 0.0
             total += tokens
             if sequence.request.first_token_by is not None:
                 own = tokens * a_token + self._adapter_time.of_prompt(sequence, tokens)
-                behind.append((sequence, soonest + wait + own))
-        return behind
+                sequences.append(sequence)
+                first_tokens.append(soonest + wait + own)
+        return Delayed(sequences, first_tokens)
 
     def prefilling(self) -> list[tuple[Sequence, int]]:
         """Return the running sequences in prefill, each with its uncomputed tokens: not those of the spare class, which
         wait for others.
         """
-        running = [s for s in self._scheduler.running.values() if not s.is_spare]
-        return [(s, left) for s in running if (left := s.num_admitted_tokens - s.num_computed_tokens) > 0]
+        found = [s for s in self._scheduler.running.values() if s.is_prefilling and not s.is_spare]
+        return [(s, s.num_admitted_tokens - s.num_computed_tokens) for s in found]
 
     def alone(self, sequence: Sequence) -> float:
         """Return the prefill seconds on an otherwise idle machine: a lower bound for every schedule."""

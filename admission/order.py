@@ -474,12 +474,11 @@ class DueOrder:
             work, weight = undated.work(level), undated.account.weight
             tokens, requests, own = float(work.tokens), float(work.count), float(work.tokens)
             due += work.seconds * max(self.share.asking_weight, weight) / weight
-        tenant, held = sequence.tenant, self._held  # the end of a hold cannot be foreseen
-        for _, _, waiting, uncached in self.due_by(due):
-            if waiting.tenant not in held:
-                tokens += uncached
-                requests += 1.0
-                own += uncached if waiting.tenant == tenant else 0
+        tenant, held = sequence.tenant, self._held
+        for entry in self.due_by(due):
+            tokens += entry.tokens
+            requests += 1.0
+            own += entry.tokens if entry.sequence.tenant == tenant else 0
         weight_of_all = self.share.asking_weight
         for undated, times in self._examined(None if is_dated else tenant):
             if undated.account.tenant in held:
@@ -507,12 +506,15 @@ class DueOrder:
         return [(others[int(n * stride)], stride) for n in range(min(len(others), MAX_TENANTS_EXAMINED))]
 
     def behind(self, sequence: Sequence, due: float) -> list[DueRequest]:
-        later = self.dated[bisect_right(self.dated, due, key=_DUE) :]
-        return [entry for entry in later if entry.sequence.tenant not in self._held] if self._held else later
+        return self._offered(self.dated[bisect_right(self.dated, due, key=_DUE) :])
 
     def due_by(self, due: float) -> list[DueRequest]:
-        """Return the waiting requests with deadlines due no later than `due`, in order."""
-        return self.dated[: bisect_right(self.dated, due, key=_DUE)]
+        """Return the waiting requests with deadlines due no later than `due`, in order, of tenants not on hold."""
+        return self._offered(self.dated[: bisect_right(self.dated, due, key=_DUE)])
+
+    def _offered(self, entries: list[DueRequest]) -> list[DueRequest]:
+        """Return the entries of tenants not on hold: the end of a hold cannot be foreseen."""
+        return [entry for entry in entries if entry.sequence.tenant not in self._held] if self._held else entries
 
     def ramp(self, account: Account) -> float:
         """Return a tenant's debt beyond `DEBT_TOLERANCE_S` as a share of `DEBT_RAMP_S`, from 0 to 1."""

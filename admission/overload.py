@@ -9,7 +9,7 @@ its tenant. A debtor's part grows with the debt (`DueOrder.ramp`) up to a guard,
 tenants shares decide, not classes. Guards are learned, one for all debtors, and for lower classes one by tenant and
 class: each rises when a request of a tenant without debt is refused that would be in time without that work, and falls
 when one is admitted, so that `WRONGED_SHARE_OF_REQUESTS` of them are refused for that work. While no request is
-wronged, debtors' guard falls from `FIRST_GUARD_SHARE` to 0 in some 50 admissions, and that of lower classes is 0.
+wronged, debtors' guard falls from `GUARD_STEP_SHARE` to 0 in some 50 admissions, and that of lower classes is 0.
 """
 
 from collections.abc import Callable
@@ -38,8 +38,7 @@ mean, scaled by how much of its time is taken: without it, patient requests woul
 taken, and would hold up all later arrivals.
 """
 WRONGED_SHARE_OF_REQUESTS = 0.02  # of tenants without debt, refused for debtors and their own lower classes
-GUARD_STEP_SHARE = 0.25  # by which the guard moves for a wronged request
-FIRST_GUARD_SHARE = 0.25  # the initial guard of debtors
+GUARD_STEP_SHARE = 0.25  # by which a guard moves for a wronged request; debtors' begins there
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class LearnedGuard:
     """The part of their slack that debtors leave free, and a tenant's lower classes for its higher ones."""
 
     def __init__(self) -> None:
-        self._debtors_part = FIRST_GUARD_SHARE
+        self._debtors_part = GUARD_STEP_SHARE
         # By tenant and class protected, what its lower classes leave, above 0, and when it was learned: within
         # `ASKING_S`, the oldest first.
         self._own_parts: dict[tuple[str, int], tuple[float, float]] = {}
@@ -166,7 +165,7 @@ class AdmissionControl:
         if self.refuses_late:
             self._refuse_late(sequence, forecast, calibrated, now)
         self._learn_patience(sequence, forecast, now)
-        self.calibration.overtaken([one for one, _ in forecast.behind], forecast.prefill)
+        self.calibration.overtaken(forecast.behind.sequences, forecast.prefill)
         knows_length = self.lengths.knows(sequence.tenant, sequence.request.max_tokens)
         self.calibration.track(sequence, calibrated, knows_length)
         target = sequence.request.first_token_target
@@ -258,7 +257,7 @@ class AdmissionControl:
         """
         worst, of = 0.0, (0, True, False)
         likely = self.calibration.likely(of)
-        for sequence, first_token in behind:
+        for sequence, first_token in zip(behind.sequences, behind.first_tokens):  # noqa: B905 - as in `Ledger`
             due, kind = sequence.request.first_token_by, self.calibration.kind(sequence)
             assert due is not None, "it has a deadline"
             if of != kind:

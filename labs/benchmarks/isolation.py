@@ -5,7 +5,7 @@ Llama-3-8B on an A100 (simulated), as in `overload`, on seeds that no constant w
 to 2 times what the machine completes, with three kinds of lengths, or with the times and lengths of a `--trace`; then
 for 2.5 times as much for a minute, with deadlines of 0.7, 2 and 8 s beside each other, and one of them for most of it.
 Light tenants ask for less than their shares beside a flood. A strategist is held against honest tenants who ask for as
-much device time: its own over theirs, in the first 90 s and from the second minute on.
+much device time: its own over theirs, in the first 90 s, from the second minute on, and what lasts of that (`Gains`).
 """
 
 import sys
@@ -33,7 +33,7 @@ from labs.benchmarks.overload_loads import (
 )
 from labs.benchmarks.overload_runs import GOOD, Run, simulate
 from labs.benchmarks.report import Report, Spread, scenario_parser
-from labs.benchmarks.strategies import HONEST, STRATEGIST, Leavers, LeavingLoop
+from labs.benchmarks.strategies import HONEST, STRATEGIST, Gains, Leavers, LeavingLoop
 from labs.simulation.arrival import Arrival
 from labs.simulation.policy import parse_simulated_policy
 from labs.simulation.recorder import Objective, Recorder
@@ -213,17 +213,18 @@ def compare_strategies(bench: Bench) -> None:
     for name, (habit, count, least, most) in list(STRATEGIES.items())[: None if bench.shorter == 1.0 else 2]:
         for deadline, words in ((2.0, "2 s"), (None, "none")):
             gains = [_gain(habit, Habit(deadline=deadline), count, seed) for seed in bench.seeds]
-            first, settled = zip(*gains, strict=True)
-            shown = {"first 90 s": Spread.of(first), "from the second minute on": Spread.of(settled)}
-            rows.append({"strategy": name, "others' deadlines": words, **shown})
+            first, later, lasting = zip(*gains, strict=True)
+            shown = {"first 90 s": first, "from the second minute on": later, "lasting": lasting}
+            spreads = {what: Spread.of(each) for what, each in shown.items()}
+            rows.append({"strategy": name, "others' deadlines": words, **spreads})
             what = f"{name}, others with {'' if deadline else 'no '}deadlines: device time over an honest tenant's"
-            bench.report.at_most(what, mean(settled), most)
+            bench.report.at_most(f"{what}, lasting", mean(lasting), most)
             if least and deadline:
-                bench.report.at_least(what, mean(settled), least)
+                bench.report.at_least(what, mean(later), least)
     bench.report.add_table(f"strategies at {STRATEGIES_LOAD:g}x: device time over an honest tenant's", rows)
 
 
-def _gain(habit: Habit, honest: Habit, count: int, seed: int) -> tuple[float, float]:
+def _gain(habit: Habit, honest: Habit, count: int, seed: int) -> Gains:
     simulated = parse_simulated_policy(f"order={FAIR},{ENGINE}", DEVICE)
     core, recorder = simulated.make_core(), Recorder(DEVICE, Objective(), {})
     loop = LeavingLoop(core, DEVICE, recorder, simulated.engine.max_model_len)
@@ -234,12 +235,12 @@ def _gain(habit: Habit, honest: Habit, count: int, seed: int) -> tuple[float, fl
     others = [f"{HONEST[0]}-{number}" for number in range(count)]
     asked += [arrival for name in others for arrival in honest.arrivals(name, share, random)]
     loop.expect(sorted(asked, key=lambda arrival: arrival.time))
-    used = list[dict[str, float]]()
+    own, others_mean = list[float](), list[float]()
     for until in (FIRST_SECONDS, SETTLED_SECONDS, END_SECONDS):
         loop.advance(until)
-        used.append({name: tenant.seconds for name, tenant in recorder.tenants.items()})
-    settled = {name: used[2][name] - used[1][name] for name in used[2]}
-    return tuple(one[STRATEGIST] / mean([one[name] for name in others]) for one in (used[0], settled))  # type: ignore[return-value]
+        own.append(recorder.tenants[STRATEGIST].seconds)
+        others_mean.append(mean([recorder.tenants[name].seconds for name in others]))
+    return Gains.of(own, others_mean)
 
 
 SCENES: dict[str, Callable[[Bench, Namespace], None]] = {

@@ -11,6 +11,7 @@ from functools import partial
 from math import inf
 from random import Random
 from statistics import mean
+from typing import NamedTuple
 
 from admission.observer import CoreObserver
 from backend.scheduler.batch import StepOutput
@@ -86,6 +87,24 @@ STRATEGIES = (
     Strategy("tokens every 30 ms", change=lambda a: a._replace(interval=0.03)),
     Strategy("says that it comes again", change=lambda a: a._replace(expects=30.0)),
 )
+
+
+class Gains(NamedTuple):
+    """The device time of a strategist over an honest tenant's, in three intervals.
+
+    A tenant that was served less than the honest until the second minute has credit, and catches up with them. Its
+    lasting gain leaves that out: (own use - max(own use before, honest use before)) / (honest use - honest use before).
+    """
+
+    first: float  # in the first seconds
+    later: float  # from the second minute on
+    lasting: float
+
+    @classmethod
+    def of(cls, own: Sequence[float], honest: Sequence[float]) -> "Gains":
+        """`own` and `honest`: the seconds used until the end of the first, at the second minute, and at the end."""
+        usual = honest[2] - honest[1]
+        return cls(own[0] / honest[0], (own[2] - own[1]) / usual, (own[2] - max(own[1], honest[1])) / usual)
 
 
 class LeavingLoop(Loop):

@@ -187,9 +187,8 @@ def test_those_due_later_wait_for_slots_too() -> None:
     later = [machine.arrive(SHORT, first_token_by=machine.now + deadline) for deadline in (7, 8, 9)]
     asked = make_sequence("asked", "a", 20, SHORT, first_token_by=machine.now + 6)
     behind = machine.core.control.forecaster.of(asked, 0, machine.now).behind
-    first_tokens = [seconds for _, seconds in behind]
-    assert [one for one, _ in behind] == later and first_tokens == sorted(first_tokens)
-    assert first_tokens[0] > 2, "no slot comes free before"
+    assert behind.sequences == later and behind.first_tokens == sorted(behind.first_tokens)
+    assert behind.first_tokens[0] > 2, "no slot comes free before"
 
 
 def test_cached_prompt_tokens_shorten_its_own_forecast_and_the_wait_of_others() -> None:

@@ -7,6 +7,7 @@ from labs.benchmarks.strategies import (
     HONEST,
     STRATEGIES,
     STRATEGIST,
+    Gains,
     Strategy,
     _arrivals,
     _true_seconds,
@@ -17,6 +18,13 @@ from labs.benchmarks.true_costs import DOCUMENTS
 
 def test_each_strategy_has_a_name_of_its_own() -> None:
     assert len({strategy.name for strategy in STRATEGIES}) == len(STRATEGIES)
+
+
+def test_what_a_tenant_catches_up_with_is_no_lasting_gain() -> None:
+    caught_up = Gains.of(own=(10.0, 20.0, 60.0), honest=(20.0, 30.0, 60.0))
+    assert caught_up == pytest.approx((0.5, 4 / 3, 1.0))
+    ahead_before = Gains.of(own=(30.0, 40.0, 73.0), honest=(20.0, 30.0, 60.0))
+    assert ahead_before == pytest.approx((1.5, 1.1, 1.1)), "its lead of the first seconds is judged by itself"
 
 
 @pytest.mark.nightly
