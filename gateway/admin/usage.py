@@ -76,6 +76,10 @@ class UsagePeriod:
     def ledgers(self) -> tuple[str | None, date, date]:
         return self.tenant, self.first, self.last
 
+    @property
+    def days(self) -> list[date]:
+        return [self.first + timedelta(days=number) for number in range((self.last - self.first).days + 1)]
+
 
 @contextmanager
 def explained(most: int) -> Iterator[None]:
@@ -105,12 +109,14 @@ class KeysInForce(Protocol):
     def in_force(self) -> Mapping[str, KeyRecord]: ...
 
 
-class Sums(Protocol):
-    """Adds up ledgers on the days of a period."""
+class LedgerBill(Protocol):
+    """A bill of a period, from the same ledgers as a report of usage."""
 
     @property
     def period(self) -> UsagePeriod: ...
+    async def begin(self) -> None: ...
     def add(self, entries: Entries) -> None: ...
+    def bill(self) -> Row: ...
 
 
 class UsageReader:
@@ -121,19 +127,23 @@ class UsageReader:
         self._keys = keys
         self._reading, self._reading_budgets = asyncio.Lock(), asyncio.Lock()
 
-    async def report(self, query: Mapping[str, str], words: str = "", beside: Sums | None = None) -> Row:
-        """Usage by tenant or key, of names that contain `words`, and by day, of all. What it reads is added to the sums
-        `beside`, too. Raises `BadRequest` and `QuotaUnverifiable`.
+    async def report(self, query: Mapping[str, str], words: str = "", beside: LedgerBill | None = None) -> Row:
+        """Usage by tenant or key, of names that contain `words`, and by day, of all; and `bill`, for
+        which the bill `beside` is added the same ledgers. Raises `BadRequest` and `QuotaUnverifiable`.
         """
         period = beside.period if beside is not None else UsagePeriod.of(query, datetime.now(UTC).date())
         policy = self._service.policies.current
         sums = UsageSums(policy, await self._grouping(period.by), period.first, period.last)
         async with self._reading:
             with explained(MAX_LEDGERS):
+                if beside is not None:
+                    await beside.begin()
                 async for some in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
                     await asyncio.to_thread(_add, some, period, sums, beside)
                     _check_size(len(sums.owners), MAX_GROUPS, "groups")
-        return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
+            bill = None if beside is None else await asyncio.to_thread(beside.bill)
+            report = await asyncio.to_thread(_report, period, sums, policy, words.lower())
+        return {"model": self._service.model, **report, "bill": bill}
 
     async def csv(self, query: Mapping[str, str]) -> str:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
@@ -254,7 +264,7 @@ def _budget_row(one: BudgetLevel) -> Row:
     }
 
 
-def _add(ledgers: list[LedgerRows], period: UsagePeriod, sums: UsageSums, beside: Sums | None) -> None:
+def _add(ledgers: list[LedgerRows], period: UsagePeriod, sums: UsageSums, beside: LedgerBill | None) -> None:
     entries = entries_within(ledgers, period.first, period.last)
     sums.add(entries)
     if beside is not None:
@@ -265,10 +275,7 @@ def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) ->
     tokens = sums.tokens()
     found = [owner for owner in tokens if words in f"{owner[0] or ''} {owner[1] or ''}".lower()]
     shown = nsmallest(MAX_ROWS, found, key=lambda owner: (-tokens[owner], owner[0] or "", owner[1] or ""))
-    days = [
-        {"day": (period.first + timedelta(days=number)).isoformat(), **_row(*of_day)}
-        for number, of_day in enumerate(sums.of_days())
-    ]
+    days = [{"day": day.isoformat(), **_row(*of_day)} for day, of_day in zip(period.days, sums.of_days(), strict=True)]
     report = {
         "from": period.first.isoformat(),
         "to": period.last.isoformat(),
