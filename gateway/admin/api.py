@@ -4,7 +4,6 @@ Moments are in Unix seconds, durations in seconds, and null means unknown. Lists
 left out. docs/admin.md describes each answer.
 """
 
-import asyncio
 import time
 from datetime import UTC, datetime
 
@@ -267,9 +266,7 @@ class Api:
         return {"refusals": await map_in_slices(self._history.refusals(), refusal_row)}
 
     async def usage(self, request: AdminRequest) -> Json:
-        machine = await self._bill.begun(request.query)
-        report = await self._usage.report(request.query, request.words, machine)
-        return report | {"bill": None if machine is None else await asyncio.to_thread(machine.bill)}
+        return await self._usage.report(request.query, request.words, self._bill.begun(request.query))
 
     async def usage_csv(self, request: AdminRequest) -> Blob:
         return Blob((await self._usage.csv(request.query)).encode(), "text/csv; charset=utf-8")

@@ -1,12 +1,12 @@
 """The machine's bill: its price by the hour, divided among tenants by engine time, and what was idle."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from heapq import nsmallest
-from operator import add
 
 import numpy as np
 
@@ -16,12 +16,13 @@ from gateway.api.service import Service
 from gateway.errors import BadRequest
 from gateway.table import csv_text
 from gateway.tenants.usage import plain, read_ledgers
-from gateway.tenants.usage_sums import ENGINE_MICROS, INPUT, OUTPUT, Counts, Entries, entries_within, grown
-from quotas.store.usage_ledger import LedgerRows
+from gateway.tenants.usage_sums import ENGINE_MICROS, INPUT, OUTPUT, Entries, entries_within
+from quotas.store.usage_ledger import UsageLedger
 
 HOUR = 3_600_000_000  # microseconds
 MILLION = 1_000_000  # money is counted in millionths
 IDLE = "(idle)"
+BUSY = np.dtype([("place", "<u4"), ("day", "<u2"), ("micros", "<i8")])  # engine time of a tenant's row on a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,11 @@ class MachinePrice:
 
 @dataclass(slots=True)
 class MachineDay:
-    """Microseconds of one UTC day: for which machines ran, and of the engine for each tenant."""
+    """Microseconds of one UTC day: for which machines ran, and of the engine for each tenant that had some."""
 
     running: int
     busy: list[int]
+    places: list[int]  # of these tenants
 
     def parts(self, price: MachinePrice) -> list[int]:
         """The day's price in millionths for each tenant, and at last of idle time: together exactly the price of the
@@ -70,47 +72,50 @@ class MachineDay:
 class MachineTime:
     """The time for which machines ran on the days of a period, the engine time of each tenant, and their tokens."""
 
-    def __init__(self, price: MachinePrice, period: UsagePeriod, running: Sequence[float]) -> None:
-        """`running`: the seconds of each day."""
+    def __init__(self, price: MachinePrice, period: UsagePeriod, ledger: UsageLedger) -> None:
         self.period = period
         self._price = price
-        self._running = running
+        self._ledger = ledger
+        self._running: Sequence[float] = ()  # seconds of each day
         self._tokens = 0
         self._places = dict[str, int]()  # by tenant
-        self._busy: Counts = np.zeros((0, len(running)), np.int64)  # [num_tenants, num_days], microseconds
+        self._busy = [np.zeros(0, BUSY)]  # sparse: most of 100,000 tenants compute on few of 366 days
+
+    async def begin(self) -> None:
+        """Read for how long machines ran: beside the ledgers, or engine time could exceed it. Raises `QuotaError`."""
+        self._running = await self._ledger.running(self.period.days)
 
     def add(self, entries: Entries) -> None:
         """Add the engine time and the tokens of some ledgers."""
-        places, num_days = self._places, len(self._running)
+        places, micros = self._places, entries.counts[:, ENGINE_MICROS]
         place = np.array([places.setdefault(tenant, len(places)) for tenant, _ in entries.rows], np.int64)
-        self._busy = grown(self._busy, len(places))
-        at = place[entries.row] * num_days + entries.day
-        np.add.at(self._busy.reshape(-1), at, entries.counts[:, ENGINE_MICROS])
+        used = np.flatnonzero(micros)
+        busy = np.zeros(len(used), BUSY)
+        busy["place"], busy["day"], busy["micros"] = place[entries.row[used]], entries.day[used], micros[used]
+        self._busy.append(busy)
         self._tokens += int(entries.counts[:, [INPUT, OUTPUT]].sum())
 
-    def add_ledgers(self, ledgers: Iterable[LedgerRows]) -> None:
-        self.add(entries_within(ledgers, self.period.first, self.period.last))
-
-    def days(self) -> tuple[list[str], dict[date, MachineDay]]:
-        """The tenants by name, and the days with the time of each of them."""
-        names = sorted(self._places)
-        order = np.array([self._places[name] for name in names], np.int64)
-        found = dict[date, MachineDay]()
-        for number, seconds in enumerate(self._running):
-            of_day = self._busy[order, number].tolist()  # of all days at once, it would keep other threads waiting
-            found[self.period.first + timedelta(days=number)] = MachineDay(round(seconds * 1e6), of_day)
-        return names, found
+    def days(self) -> Iterator[tuple[date, MachineDay]]:
+        busy = np.concatenate(self._busy)
+        busy = busy[np.argsort(busy["day"], kind="stable")]
+        ends = np.searchsorted(busy["day"], np.arange(1, len(self._running)))
+        for day, seconds, of_day in zip(self.period.days, self._running, np.split(busy, ends), strict=True):
+            places, at = np.unique(of_day["place"], return_inverse=True)
+            micros = np.zeros(len(places), np.int64)
+            np.add.at(micros, at, of_day["micros"])
+            yield day, MachineDay(round(seconds * 1e6), micros.tolist(), places.tolist())
 
     def bill(self) -> Row:
         """The bill by tenant and by day."""
-        names, days = self.days()
-        costs, used, rows_of_days = [0] * (len(names) + 1), [0] * len(names), list[Row]()
-        for day, machine in days.items():
+        names = list(self._places)
+        costs, used, idle, running, rows_of_days = [0] * len(names), [0] * len(names), 0, 0, list[Row]()
+        for day, machine in self.days():
             parts = machine.parts(self._price)
             rows_of_days.append(_day_row(day, machine, parts))
-            costs = list(map(add, costs, parts))
-            used = list(map(add, used, machine.busy))
-        idle = costs.pop()
+            running, idle = running + machine.running, idle + parts[-1]
+            for place, micros, cost in zip(machine.places, machine.busy, parts, strict=False):
+                used[place] += micros
+                costs[place] += cost
         busy = sum(costs)
         places = [place for place, micros in enumerate(used) if micros]
         shown = nsmallest(MAX_ROWS, places, key=lambda place: (-used[place], names[place]))
@@ -119,7 +124,7 @@ class MachineTime:
             "to": self.period.last.isoformat(),
             "price_per_hour": plain(self._price.amount),
             "currency": self._price.currency or None,
-            "running_seconds": sum(machine.running for machine in days.values()) / 1e6,
+            "running_seconds": running / 1e6,
             "cost": _money(busy + idle),
             "idle_cost": _money(idle),
             "tokens": self._tokens,
@@ -135,15 +140,16 @@ class MachineTime:
 
     def csv(self) -> str:
         """A row for each day and tenant, and one of the day's idle time."""
-        names, days = self.days()
+        names = list(self._places)
         rows = [["day", "tenant", "engine_seconds", "cost", "currency"]]
-        for day, machine in days.items():
-            idle = max(0, machine.running - sum(machine.busy))
-            told = list(zip((*names, IDLE), (*machine.busy, idle), machine.parts(self._price), strict=True))
-            shown = [*(one for one in told[:-1] if one[1]), told[-1]] if machine.running or any(machine.busy) else []
+        for day, machine in self.days():
+            if not machine.running and not machine.busy:
+                continue
+            *parts, rest = machine.parts(self._price)
+            told = sorted(zip([names[place] for place in machine.places], machine.busy, parts, strict=True))
             rows += [
                 [day.isoformat(), name, f"{used / 1e6:.6f}", _money(cost), self._price.currency]
-                for name, used, cost in shown
+                for name, used, cost in [*told, (IDLE, max(0, machine.running - sum(machine.busy)), rest)]
             ]
         return csv_text(rows)
 
@@ -162,34 +168,38 @@ class BillReader:
 
     async def bill(self, query: Mapping[str, str]) -> Row:
         """The bill of a period: by tenant and by day. Raises `BadRequest` and `QuotaUnverifiable`."""
-        return await asyncio.to_thread((await self._read(query)).bill)
+        async with self._read(query) as machine:
+            return await asyncio.to_thread(machine.bill)
 
     async def csv(self, query: Mapping[str, str]) -> str:
         """A row for each day and tenant, and one of the day's idle time. Raises as `bill` does."""
-        return await asyncio.to_thread((await self._read(query)).csv)
+        async with self._read(query) as machine:
+            return await asyncio.to_thread(machine.csv)
 
-    async def begun(self, query: Mapping[str, str]) -> MachineTime | None:
+    def begun(self, query: Mapping[str, str]) -> MachineTime | None:
         """The bill of a period, to which a report of usage adds the ledgers that it reads; None if there is no price of
-        the machine, or the report is of one tenant: idle time is of none. Raises as `bill` does.
+        the machine, or the report is of one tenant: idle time is of none. Raises `BadRequest`.
         """
         if self._price is None or query.get("tenant"):
             return None
         period = UsagePeriod.of(query, datetime.now(UTC).date())
-        days = [period.first + timedelta(days=number) for number in range((period.last - period.first).days + 1)]
-        with explained(MAX_LEDGERS):
-            return MachineTime(self._price, period, await self._service.quotas.store.ledger.running(days))
+        return MachineTime(self._price, period, self._service.quotas.store.ledger)
 
-    async def _read(self, query: Mapping[str, str]) -> MachineTime:
+    @asynccontextmanager
+    async def _read(self, query: Mapping[str, str]) -> AsyncIterator[MachineTime]:
         if self._price is None:
             raise BadRequest("The price of the machine is not known: start with --machine-price, such as 3.50/h.")
-        machine = await self.begun(query)
+        machine = self.begun(query)
         if machine is None:
             raise BadRequest("A bill is of all tenants, since idle time is of none: leave tenant out.", "tenant")
+        period = machine.period
         async with self._reading:
             with explained(MAX_LEDGERS):
-                async for some in read_ledgers(self._service.quotas.store, *machine.period.ledgers, MAX_LEDGERS):
-                    await asyncio.to_thread(machine.add_ledgers, some)
-        return machine
+                await machine.begin()
+                async for some in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
+                    entries = await asyncio.to_thread(entries_within, some, period.first, period.last)
+                    await asyncio.to_thread(machine.add, entries)
+            yield machine
 
 
 def _day_row(day: date, machine: MachineDay, parts: Sequence[int]) -> Row:

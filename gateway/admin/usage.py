@@ -37,7 +37,7 @@ from gateway.tenants.usage import (
 from gateway.tenants.usage_sums import Entries, Owner, UsageSums, entries_within
 from quotas.errors import QuotaError
 from quotas.policy.limit import Budget, BudgetPeriod, Limit
-from quotas.policy.policy import Policy, TenantPolicy
+from quotas.policy.policy import Policy
 from quotas.reservation import Usage
 from quotas.store.budget_states import BudgetLevel, BudgetOwner
 from quotas.store.usage_ledger import LedgerRows
@@ -48,7 +48,7 @@ MAX_CSV_ROWS = 500_000
 MAX_BUDGETS = 500  # of one list
 MAX_BUDGET_OWNERS = 20_000  # owners of budgets asked from the store: tenants and keys
 BUDGETS = re.compile(rf'"limits".*/({"|".join(BudgetPeriod)})', re.DOTALL)  # in the settings of a key
-OWNERS_PER_WRITE = 128  # of budgets: their answers take the event loop less than a millisecond
+OWNERS_PER_WRITE = 64  # of budgets: their answers take the event loop about half a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,10 @@ class UsagePeriod:
     @property
     def ledgers(self) -> tuple[str | None, date, date]:
         return self.tenant, self.first, self.last
+
+    @property
+    def days(self) -> list[date]:
+        return [self.first + timedelta(days=number) for number in range((self.last - self.first).days + 1)]
 
 
 @contextmanager
@@ -105,12 +109,14 @@ class KeysInForce(Protocol):
     def in_force(self) -> Mapping[str, KeyRecord]: ...
 
 
-class Sums(Protocol):
-    """Adds up ledgers on the days of a period."""
+class LedgerBill(Protocol):
+    """A bill of a period, from the same ledgers as a report of usage."""
 
     @property
     def period(self) -> UsagePeriod: ...
+    async def begin(self) -> None: ...
     def add(self, entries: Entries) -> None: ...
+    def bill(self) -> Row: ...
 
 
 class UsageReader:
@@ -121,19 +127,23 @@ class UsageReader:
         self._keys = keys
         self._reading, self._reading_budgets = asyncio.Lock(), asyncio.Lock()
 
-    async def report(self, query: Mapping[str, str], words: str = "", beside: Sums | None = None) -> Row:
-        """Usage by tenant or key, of names that contain `words`, and by day, of all. What it reads is added to the sums
-        `beside`, too. Raises `BadRequest` and `QuotaUnverifiable`.
+    async def report(self, query: Mapping[str, str], words: str = "", beside: LedgerBill | None = None) -> Row:
+        """Usage by tenant or key, of names that contain `words`, and by day, of all; and `bill`, for
+        which the bill `beside` is added the same ledgers. Raises `BadRequest` and `QuotaUnverifiable`.
         """
         period = beside.period if beside is not None else UsagePeriod.of(query, datetime.now(UTC).date())
         policy = self._service.policies.current
         sums = UsageSums(policy, await self._grouping(period.by), period.first, period.last)
         async with self._reading:
             with explained(MAX_LEDGERS):
+                if beside is not None:
+                    await beside.begin()
                 async for some in read_ledgers(self._service.quotas.store, *period.ledgers, MAX_LEDGERS):
                     await asyncio.to_thread(_add, some, period, sums, beside)
                     _check_size(len(sums.owners), MAX_GROUPS, "groups")
-        return {"model": self._service.model, **await asyncio.to_thread(_report, period, sums, policy, words.lower())}
+            bill = None if beside is None else await asyncio.to_thread(beside.bill)
+            report = await asyncio.to_thread(_report, period, sums, policy, words.lower())
+        return {"model": self._service.model, **report, "bill": bill}
 
     async def csv(self, query: Mapping[str, str]) -> str:
         """Return a row for each day, as `sluice usage --csv` writes them. Raises as `report` does."""
@@ -190,10 +200,19 @@ def _owners(
         for one in records
         if one.settings and may_have(one.settings) and words in f"{one.tenant} {one.id} {one.name}".lower()
     ]
-    names = {*policy.tenants, *named} if any(map(_is_budget, policy.default.limits)) else policy.tenants.keys()
+    names = (
+        dict.fromkeys([*policy.tenants, *named])
+        if any(map(_is_budget, policy.default.limits))
+        else policy.tenants.keys()
+    )
     teams = [BudgetOwner.of(None, None, team.name, team.limits) for team in policy.teams.values()]
-    tenants = [one for name in names for one in _of_tenant(name, policy.tenant(name))]
-    owners = [one for one in (*teams, *tenants) if one is not None and (not words or words in _named(one))]
+    tenants = [BudgetOwner.of(name, None, None, policy.tenant(name).limits) for name in names]
+    keys = [
+        BudgetOwner.of(name, key.id, None, key.limits)
+        for name, tenant in policy.tenants.items()
+        for key in tenant.keys.values()
+    ]
+    owners = [one for one in (*teams, *tenants, *keys) if one is not None and (not words or words in _named(one))]
     room = MAX_BUDGET_OWNERS - len(owners)
     of_keys = [owner for record in own[: max(room, 0)] if (owner := _of_key(policy, record)) is not None]
     known = {(owner.tenant, owner.key) for owner in of_keys}
@@ -212,12 +231,6 @@ def _what_is_left(one: BudgetLevel) -> tuple[bool, float, str, str]:
 
 def _named(owner: BudgetOwner) -> str:
     return f"{owner.team or ''} {owner.tenant or ''} {owner.key or ''}".lower()
-
-
-def _of_tenant(name: str, tenant: TenantPolicy) -> Iterator[BudgetOwner | None]:
-    yield BudgetOwner.of(name, None, None, tenant.limits)
-    for key in tenant.keys.values():
-        yield BudgetOwner.of(name, key.id, None, key.limits)
 
 
 def _of_key(policy: Policy, record: KeyRecord) -> BudgetOwner | None:
@@ -260,7 +273,7 @@ def _budget_row(one: BudgetLevel) -> Row:
     }
 
 
-def _add(ledgers: list[LedgerRows], period: UsagePeriod, sums: UsageSums, beside: Sums | None) -> None:
+def _add(ledgers: list[LedgerRows], period: UsagePeriod, sums: UsageSums, beside: LedgerBill | None) -> None:
     entries = entries_within(ledgers, period.first, period.last)
     sums.add(entries)
     if beside is not None:
@@ -271,10 +284,7 @@ def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) ->
     tokens = sums.tokens()
     found = [owner for owner in tokens if words in f"{owner[0] or ''} {owner[1] or ''}".lower()]
     shown = nsmallest(MAX_ROWS, found, key=lambda owner: (-tokens[owner], owner[0] or "", owner[1] or ""))
-    days = [
-        {"day": (period.first + timedelta(days=number)).isoformat(), **_row(*of_day)}
-        for number, of_day in enumerate(sums.of_days())
-    ]
+    days = [{"day": day.isoformat(), **_row(*of_day)} for day, of_day in zip(period.days, sums.of_days(), strict=True)]
     report = {
         "from": period.first.isoformat(),
         "to": period.last.isoformat(),

@@ -32,7 +32,8 @@ Prepare = Callable[[RedisLink], Awaitable[None]]
 
 
 class RedisClient:
-    """One pipelined connection, remade when it breaks. A call takes `timeout` seconds at most.
+    """One pipelined connection, remade when it breaks. A call of one command takes `timeout` seconds at
+    most, one of several (`send_all`) so long for each answer.
 
     When one gets no answer within them, the circuit opens: calls fail at once until a connection in the background has
     answered a PING. When the connection breaks, calls wait, no longer than `timeout`, for the one immediate attempt to
@@ -100,7 +101,9 @@ class RedisClient:
             raise reason from error
 
     async def send_all(self, packed: Sequence[bytes]) -> list[Any]:
-        """Return the answers to commands that go out together. Raises as `send` does, the first error of them."""
+        """Return the answers to commands that share writes. Raises as `send` does, the first error of them. `timeout`
+        bounds the wait for each answer, not that for all.
+        """
         link = self._link or await self._reconnected()
         answers = await link.submit_all(packed)
         error = next((one for one in answers if isinstance(one, ResponseError)), None)

@@ -72,8 +72,11 @@ class RedisLink(asyncio.Protocol):
         return self._submit((packed,), None)
 
     def submit_all(self, packed: Sequence[bytes]) -> asyncio.Future[list[Any]]:
-        """Send commands together, and return the future of their answers, each a `ResponseError` where there was one;
-        or of `StoreUnavailable`. A future and a callback for each would take more time than the answers.
+        """Send commands in this order, and return the future of their answers, each a `ResponseError` where there was
+        one; or of `StoreUnavailable`. They share writes with other commands of the turn, of about
+        `MAX_COMMANDS_PER_WRITE` each. `timeout` bounds the attended time to the first answer, and from then on the
+        wait for each next one, not that for all. A future and a callback for each would take more time than the
+        answers.
         """
         return self._submit(packed, [])
 

@@ -298,15 +298,23 @@ class RedisStore:
         return account.states(await self._replica.levels(account))
 
     async def budgets(self, owners: Sequence[BudgetOwner]) -> list[BudgetLevel]:
-        """The level of each budget of some owners; it is read in a thread."""
+        """The level of each budget of some owners; it is read in a thread. `used` is None for an owner whose state
+        cannot be settled. Raises `StoreUnavailable`.
+        """
         levels, held = await self._budgets(owners)
+        settled, found = list[BudgetOwner](), [one for one in levels if one.owner not in held]
         for owner in held:  # the scripts settle what a lost replica holds
-            if owner.tenant is None:
-                await self.states_of_team(owner.team or "", owner.budgets)
+            try:
+                if owner.tenant is None:
+                    await self.states_of_team(owner.team or "", owner.budgets)
+                else:
+                    await self.states(owner.tenant, owner.key, owner.budgets)
+            except QuotaError:
+                found += [BudgetLevel(owner, limit, None, {}, 0) for limit in owner.budgets]
             else:
-                await self.states(owner.tenant, owner.key, owner.budgets)
-        again, _ = await self._budgets(held) if held else ([], held)
-        return [one for one in levels if one.owner not in held] + again
+                settled.append(owner)
+        again, _ = await self._budgets(settled) if settled else ([], settled)
+        return found + again
 
     async def _budgets(self, owners: Sequence[BudgetOwner]) -> tuple[list[BudgetLevel], list[BudgetOwner]]:
         hashes = await BudgetHashes.of(self._runner.client, owners)

@@ -198,27 +198,47 @@ def test_budgets_are_shown_where_the_usage_is_not_answered(gateway: FakeGateway,
     del gateway.answers["usage"]
     page = open_board("usage")
     page.until_shown("#usage-budgets tbody tr")
-    assert "Not answered" in page.text("#usage-problem")
+    page.until_reads("#usage-problem", "Not answered: usage is broken.")
+
+
+def test_what_is_not_answered_is_told_at_once_and_old_answers_are_said_to_be(
+    gateway: FakeGateway, open_board: PageMaker
+) -> None:
+    del gateway.answers["budgets"]
+    page = open_board("usage")
+    page.until_reads("#usage-table", "acme")
+    page.until_reads("#usage-problem", "Not answered: budgets is broken.")
+    assert page.text("#usage-other") == ""
+    is_read = gateway.held["usage"] = threading.Event()
+    page.click("[name=usage-by][value=class]")
+    page.until_reads("#usage-other", "Below is what was asked for before.")
+    eventually(lambda: "usage" not in gateway.held)
+    del gateway.answers["usage"]
+    page.click("[name=usage-by][value=model]")
+    page.until_reads("#usage-problem", "Not answered: usage is broken. Not answered: budgets is broken.")
+    assert page.text("#usage-other") == "Below is what was asked for before."
+    is_read.set()
 
 
 def test_a_late_answer_does_not_replace_a_newer_one(gateway: FakeGateway, open_board: PageMaker) -> None:
-    budgets = gateway.answers["budgets"]
+    usage = gateway.answers["usage"]
     is_read = gateway.held["budgets"] = threading.Event()
     page = open_board("usage")
     page.until_reads("#usage-table", "acme")
     assert page.text("#usage-budgets .foot").strip() == "Being read …", "and no button without words"
+    is_late = gateway.held["usage"] = threading.Event()
+    gateway.answers["usage"] = usage | {"rows": named(usage["rows"], "older")}
+    page.click("[name=usage-by][value=class]")
+    eventually(lambda: "usage" not in gateway.held)
+    gateway.answers["usage"] = usage | {"rows": named(usage["rows"], "newer")}
+    page.click("[name=usage-by][value=tenant]")
+    page.until_reads("#usage-table", "newer")
+    is_late.set()
+    page.until("performance.getEntriesByType('resource').filter(({ name }) => name.includes('v1/usage?')).length === 3")
+    assert "newer" in page.text("#usage-table")
+    assert page.text("#usage-budgets .foot").strip() == "Being read …", "asked once: they are of no period"
     is_read.set()
     page.until_shown("#usage-budgets tbody tr")
-    is_late = gateway.held["budgets"] = threading.Event()
-    gateway.answers["budgets"] = budgets | {"budgets": named(budgets["budgets"], "older")}
-    page.click("[name=usage-by][value=class]")
-    eventually(lambda: "budgets" not in gateway.held)
-    gateway.answers["budgets"] = budgets | {"budgets": named(budgets["budgets"], "newer")}
-    page.click("[name=usage-by][value=tenant]")
-    page.until_reads("#usage-budgets", "newer")
-    is_late.set()
-    page.until("performance.getEntriesByType('resource').filter(({ name }) => name.includes('budgets')).length === 3")
-    assert "newer" in page.text("#usage-budgets")
 
 
 @pytest.mark.nightly

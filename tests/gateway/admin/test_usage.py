@@ -210,6 +210,20 @@ async def test_budgets_tell_what_is_left_the_least_first(reader: UsageReader, re
     assert [(row["key"], row["left"]) for row in told["budgets"]] == [("k9", 7)]
 
 
+def test_owners_of_budgets_are_teams_then_tenants_then_keys() -> None:
+    own = KeyRecord("k0", "acme", b"", datetime.now(UTC), settings='{"limits": {"requests": "7/day"}}')
+    policy = parse_policy({"policy.yaml": f"{POLICY}defaults: {{limits: {{tokens: 2k/day}}}}".encode()})
+    owners, _ = usage._owners(policy, ["carol"], [own], "")
+    assert [owner.team or owner.key or owner.tenant for owner in owners] == [
+        "research",
+        "acme",
+        "beta",
+        "carol",
+        "k2",
+        "k0",
+    ]
+
+
 async def test_a_store_that_is_away_is_said_to_be(redis_url: str) -> None:
     reader = reader_of(RedisStore.at(redis_url, 0.1), 0.1)  # to which nobody has connected
     with pytest.raises(QuotaUnverifiable):

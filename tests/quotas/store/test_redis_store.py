@@ -366,6 +366,19 @@ async def test_a_list_of_budgets_counts_nothing_that_a_dead_replica_holds(
     assert await remaining() == [850]
 
 
+async def test_an_owner_whose_state_cannot_be_settled_leaves_the_budgets_of_others_known(
+    other: RedisStore, redis: Redis, tenant: str
+) -> None:
+    limits = (Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.DAY)),)
+    owners = [BudgetOwner.of(name, None, None, limits) for name in (f"{tenant}-sick", f"{tenant}-well")]
+    found = [owner for owner in owners if owner is not None]
+    for owner in found:
+        await redis.hset(owner.state.decode(), mapping={"p:dead": 1, "lease": 1, "t:held": 1})
+    await redis.hset(found[0].state.decode(), "r:dead.1", "no reservation")
+    levels = await other.budgets(found)
+    assert {level.owner.tenant: level.used for level in levels} == {f"{tenant}-sick": None, f"{tenant}-well": 0}
+
+
 async def test_state_expires_once_it_is_full_again(store: RedisStore, redis: Redis, tenant: str) -> None:
     limits = (Limit(Resource.REQUESTS, 10, Rate(60, 10)), KEY_TOKENS)
     await store.settle(await store.reserve(tenant, "k1", limits, Ask()), Usage())

@@ -1,30 +1,25 @@
 // The view of usage and spend: by tenant or key, by day, over a period; what is left of budgets; all of it as CSV.
 
-import { failure } from "../api.js";
 import { byId, el, fillChildren, setText } from "../dom.js";
-import { Search } from "../search.js";
 import { shown } from "../text.js";
 import { compact, number } from "../units.js";
 import { Bill } from "./bill.js";
 import { Days } from "./days.js";
 import { gauge } from "./parts.js";
 import { Period } from "./period.js";
+import { Question } from "./question.js";
 import { budgetsTable, costInWords, usageTable } from "./tables.js";
 
-const PERIOD = 15000; // milliseconds between two looks at what may be thousands of ledgers
-const PAUSE = 20; // times as long as an answer took, before the next is asked for
-const PATIENCE = 60000;
-const LATE = new Error("another question was asked since");
+const PATIENCE = 60000; // milliseconds for a download
 
 export class UsageView {
   #api = null;
-  #due = -Infinity;
-  #asked = 0; // questions so far: an answer to another than the last comes too late
-  #rows = new Search();
-  #budgets = new Search();
+  #query = ""; // of the period, once it is chosen
+  #used = new Question((report) => this.#showUsage(report), () => this.#tell());
+  #left = new Question(({ budgets, truncated }) => this.budgets.update(budgets, truncated), () => this.#tell());
 
   constructor() {
-    this.period = new Period(() => this.#ask());
+    this.period = new Period(() => this.#choose());
     this.days = new Days(byId("usage-days"), byId("usage-legend"), "Tokens by day", ["input", "output"], compact);
     this.costs = new Days(byId("usage-costs"), byId("usage-costs-legend"), "Cost by day", ["cost"], amount);
     this.bill = new Bill();
@@ -37,43 +32,33 @@ export class UsageView {
 
   /** Returns at once: no other view waits for what may be thousands of ledgers. */
   refresh(api) {
-    const isOther = this.#rows.isOther || this.#budgets.isOther;
-    if (api === this.#api && !isOther && performance.now() < this.#due) return;
     this.#api = api;
+    if (this.#used.isDue) this.#choose();
+    else this.#ask();
+  }
+
+  #choose() {
+    this.period.renew();
+    if (!this.period.isNameless) this.#query = this.period.query;
     this.#ask();
   }
 
-  async #ask() {
-    const began = performance.now();
-    this.period.renew();
-    const api = this.#api;
-    if (api === null || this.period.isNameless) return;
-    const number = ++this.#asked;
-    const answer = async (path) => {
-      const answered = await api.get(path, PATIENCE);
-      if (number !== this.#asked) throw LATE;
-      return answered;
-    };
-    this.#due = Infinity; // until all is answered
-    const failures = await Promise.all([this.#askUsage(answer), this.#askBudgets(answer)].map(failure));
-    if (number !== this.#asked) return;
-    setText(byId("usage-problem"), "");
-    failures.filter((error) => error !== null).forEach((error) => this.#explain(error));
-    this.#due = performance.now() + Math.max(PERIOD, PAUSE * (performance.now() - began));
+  /** Budgets are of now: another period leaves their question as it is. */
+  #ask() {
+    if (this.#api === null) return;
+    if (this.#query) this.#used.ask(this.#api, `usage${this.#query}`, "&");
+    this.#left.ask(this.#api, "budgets", "?");
   }
 
-  async #askUsage(answer) {
-    const report = await answer(`usage${this.period.query}${this.#rows.ask("&")}`);
-    this.#rows.answered(report.truncated);
+  #tell() {
+    setText(byId("usage-problem"), [this.#used.problem, this.#left.problem].filter(Boolean).join(" "));
+    setText(byId("usage-other"), this.#used.isOther ? "Below is what was asked for before." : "");
+  }
+
+  #showUsage(report) {
     this.#show(report);
     byId("bill-panel").hidden = report.bill === null;
     if (report.bill !== null) this.bill.update(report.bill);
-  }
-
-  async #askBudgets(answer) {
-    const { budgets, truncated } = await answer(`budgets${this.#budgets.ask()}`);
-    this.#budgets.answered(truncated);
-    this.budgets.update(budgets, truncated);
   }
 
   #show({ total, rows, truncated, days, model, by }) {
@@ -100,10 +85,6 @@ export class UsageView {
     this.usage.update(rows, truncated);
   }
 
-  #explain(error) {
-    setText(byId("usage-problem"), `Not answered: ${shown(error.message, 300)}.`);
-  }
-
   /** A link could not carry the key. */
   async #download(path, what) {
     try {
@@ -112,7 +93,7 @@ export class UsageView {
       el("a", { href: address, download: this.period.nameOf(what) }).click();
       setTimeout(() => URL.revokeObjectURL(address), 10_000);
     } catch (error) {
-      this.#explain(error);
+      setText(byId("usage-problem"), `Not answered: ${shown(error.message, 300)}.`);
     }
   }
 }
