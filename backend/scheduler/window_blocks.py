@@ -151,7 +151,7 @@ class WindowBlocks:
         names = list(self.names_of(sequence.block_names[first:last], groups))
         blocks = table.blocks[(first - table.first) * groups : (last - table.first) * groups]
         if replaces:
-            self._cache.replace_idle(names, blocks)
+            self._cache.replace_idle(names, blocks, table.tenant)
         self._cache.publish_all(names, blocks, step, table)
         return names
 
