@@ -145,6 +145,9 @@ class WindowBlocks:
         the names. `replaces`: idle blocks of these names are freed.
         """
         table, groups = sequence.block_table.of_window, self.groups_of(sequence)
+        for name in sequence.block_names[first : min(last, table.first)]:
+            if not name.windows:  # named behind its window: who computes it fills as many blocks all the same
+                list(self.names_of((name,), groups))
         first = max(first, table.first)
         if first >= last or not table.blocks:
             return []

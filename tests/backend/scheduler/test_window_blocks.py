@@ -276,11 +276,12 @@ def test_window_blocks_that_come_back_are_not_counted_as_text() -> None:
 
 
 def test_declined_blocks_of_a_window_that_are_computed_again_count_as_returned() -> None:
-    told = list[float]()
+    told, places = list[float](), set[int]()
 
     class Hooks(DefaultHooks):
-        def swaps(self, probability: float) -> bool:
+        def swaps(self, probability: float, blocks_per_place: int) -> bool:
             told.append(probability)
+            places.add(blocks_per_place)
             return False
 
     bench = windowed(make_hooks=Hooks, num_host_blocks=100)
@@ -290,6 +291,7 @@ def test_declined_blocks_of_a_window_that_are_computed_again_count_as_returned()
     kv.limit_cache("t", 0, 0, bench.now)
     declined = kv.blocks.swapping.declined
     assert declined > 2 * 64 // 4 // 2, "blocks of the text and of its window"
+    assert places == {3}
     bench.say(TEXT[:64], 4)
     bench.drain()
     assert told[-1] == pytest.approx(1 - 0.5 * (1 - RETURN_RATE_WEIGHT_PER_BLOCK) ** declined)
