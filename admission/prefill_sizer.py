@@ -40,10 +40,11 @@ class TimedPrefillBudget(PrefillBudget):
         most: int,
         copy_time: CopyTime,
         block_size: int,
+        blocks_per_place: int,
     ) -> None:
         super().__init__(most)
         self._step, self._seconds, self._times, self._least = step, seconds, times, least
-        self._copy_time, self._block_size = copy_time, block_size
+        self._copy_time, self._block_size, self._blocks_per_place = copy_time, block_size, blocks_per_place
         self._copies: tuple[float, int, float] | None = None  # due, free and rate of `copies`; None: none are made
 
     def fits(self, start: int, length: int) -> int:
@@ -83,7 +84,7 @@ class TimedPrefillBudget(PrefillBudget):
     def _is_in_time(self, start: int, length: int) -> bool:
         seconds = self._times.seconds(self._step.with_prefill(start, length))
         if self._copies is not None:
-            seconds += self._copying(-(-length // self._block_size))
+            seconds += self._copying(-(-length // self._block_size) * self._blocks_per_place)
         return seconds <= self._seconds
 
 
@@ -106,6 +107,7 @@ class PrefillSizer:
         """`others`: the step times of further models, behind those of the first."""
         if not 0 < prefill_share <= 1:
             raise ValueError(f"prefill_share must be above 0 and at most 1, got {prefill_share}")
+        self._config = config
         self.block_size, self.is_chunked = config.block_size, config.prefill_chunk is not None
         self.most_tokens = max(config.block_size, int(prefill_share * config.max_num_batched_tokens))
         self.models = [model, *others]
@@ -122,8 +124,12 @@ class PrefillSizer:
             seconds = LONGEST_STEP_S
         else:
             most, seconds = tokens, self.seconds_within(interval, times.seconds(decodes), model)
-        size = self.block_size
-        return TimedPrefillBudget(decodes, seconds, times, size, most, self.copy_time, size)
+        return self.timed(decodes, seconds, self.block_size, most, model)
+
+    def timed(self, step: StepWork, seconds: float, least: int, most: int, model: int) -> TimedPrefillBudget:
+        """Return a budget for a step of a model."""
+        times, blocks_per_place = self.models[model].fitted, 1 + self._config.windows_of(model)[0]
+        return TimedPrefillBudget(step, seconds, times, least, most, self.copy_time, self.block_size, blocks_per_place)
 
     def decode_seconds(self, num_decodes: int, decode_context: int, model: int = 0) -> float:
         return self.models[model].fitted.seconds(StepWork(decode_tokens=num_decodes, decode_context=decode_context))

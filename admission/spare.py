@@ -5,8 +5,8 @@ from collections.abc import Sequence as Listed
 from itertools import accumulate
 
 from admission.order import DueOrder, WaitingOrder
-from admission.prefill_sizer import PrefillSizer, TimedPrefillBudget
-from admission.step_times.step_time import StepTime, StepWork
+from admission.prefill_sizer import PrefillSizer
+from admission.step_times.step_time import StepWork
 from backend.scheduler.scheduled_step import PrefillBudget
 from backend.scheduler.sequence import Sequence
 
@@ -79,19 +79,20 @@ class SpareSizer:
         times = self._sizer.models[model].fitted
         if not num_others:
             seconds = min(SPARE_STEP_S, times.seconds(StepWork(decode_tokens=1)) / SPARE_FIXED_SHARE)
-            return TimedSpareStep(self._sizer, others, seconds, times)
+            return TimedSpareStep(self._sizer, others, seconds, model)
         alone = times.seconds(others)
         seconds = min((1 + self._share) * alone, times.seconds(others.with_prefill(0, self._sizer.most_tokens)))
         if interval is not None:
             seconds = min(seconds, max(alone, self._sizer.seconds_within(interval, alone, model)))
-        return TimedSpareStep(self._sizer, others, seconds, times)
+        return TimedSpareStep(self._sizer, others, seconds, model)
 
 
 class TimedSpareStep:
     """The part of a step of `seconds` that is left beside the decodes of others."""
 
-    def __init__(self, sizer: PrefillSizer, others: StepWork, seconds: float, times: StepTime) -> None:
-        self._sizer, self._others, self._seconds, self._times = sizer, others, seconds, times
+    def __init__(self, sizer: PrefillSizer, others: StepWork, seconds: float, model: int) -> None:
+        self._sizer, self._others, self._seconds, self._model = sizer, others, seconds, model
+        self._times = sizer.models[model].fitted
 
     def num_decodes(self, contexts: Listed[int]) -> int:
         sums = [0, *accumulate(contexts)]
@@ -112,5 +113,4 @@ class TimedSpareStep:
         if not (self._sizer.is_chunked or decodes.decode_tokens):
             return PrefillBudget(tokens)  # a whole prompt takes as long as it does
         least = 0 if decodes.decode_tokens else self._sizer.block_size
-        copy_time, size = self._sizer.copy_time, self._sizer.block_size
-        return TimedPrefillBudget(decodes, self._seconds, self._times, least, tokens, copy_time, size)
+        return self._sizer.timed(decodes, self._seconds, least, tokens, self._model)

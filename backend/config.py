@@ -268,8 +268,10 @@ class EngineConfig:
         return int(whole * self.max_model_len / self.window_need.tokens(self.max_model_len, self.block_size))
 
     def short_tokens(self, blocks: int) -> int:
-        """Return the tokens of texts no longer than a window that blocks hold: of longer ones they hold more."""
-        return blocks * self.block_size // (1 + self.window_groups)
+        """Return the tokens of texts no longer than a window that blocks hold, of the model that needs most: of longer
+        ones, and of other models, they hold more.
+        """
+        return blocks * self.block_size // (1 + self.most_window_groups)
 
     def first_seen(self, num_tokens: int, model: int = 0) -> int:
         """Return the first place in a block table that tokens behind `num_tokens` see in layers with a window."""

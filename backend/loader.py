@@ -18,7 +18,7 @@ from backend.paged_kv.block_names import BlockNames
 from backend.paged_kv.kv_cache import block_bytes
 from backend.parallel.loading import load_leading
 from backend.parallel.shard import Shard, pooled
-from backend.placement import check_size, place_beside, place_model, select_device, select_dtype
+from backend.placement import check_size, place_beside, place_model, select_device, select_dtype, size_beside
 from backend.sizing import Demand
 from backend.structured_output.masks import TokenMasks
 from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
@@ -95,8 +95,8 @@ def load_model(
     precision = select_dtype(dtype, config, target)
     shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
     demand = Demand(options, config, precision, shard, least_block_bytes)
-    if beside is None:
-        check_size(demand, target)  # contradictions show before the long load
+    # contradictions show before the long load
+    limits = check_size(demand, target) if beside is None else size_beside(beside, demand, directory.name)
     if target.type == "cuda" or options.kv_cache_dtype != "auto" or options.quantization not in ("auto", "none"):
         # and so does a lack of kernels
         select_ops(target, precision, kernels, demand.kv_dtype, options.quantization)
@@ -111,7 +111,7 @@ def load_model(
             weights = load_weights(directory, config, precision, target, advance, keeps_integers=keeps_integers)
             num_parameters = weights.num_parameters
             if beside is not None:
-                runner = place_beside(beside, demand, weights, kernels)
+                runner = place_beside(beside, limits, demand, weights, kernels)
             else:
                 runner = place_model(demand, weights, target, kernels)
     constrain(runner, directory, config, structured_output or StructuredOutputOptions())

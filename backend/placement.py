@@ -16,7 +16,7 @@ from backend.model.model_config import ModelConfig
 from backend.model.weights import Weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.parallel.rank_group import Parallel
-from backend.roofline import recorded_bytes
+from backend.roofline import Footprint, recorded_bytes, show_bytes
 from backend.sizing import DEVICE_TOKEN_BUDGET, Demand, free_memory, size_engine
 from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
 from backend.worker.model_runner import ModelRunner
@@ -59,16 +59,38 @@ def place_model(demand: Demand, weights: Weights, device: torch.device, kernels:
     return place_part(demand, weights, device, kernels, None, ModelRunner)
 
 
-def place_beside(first: ModelRunner, demand: Demand, weights: Weights, kernels: str = "auto") -> ModelRunner:
-    """Return a runner of a further model, in the KV memory and with the limits of the first; its sequences may be as
-    long as the model allows.
+def size_beside(first: ModelRunner, demand: Demand, name: str) -> EngineConfig:
+    """Return the limits of a further model in the KV memory of the first; its sequences may be as long as the model
+    allows. Raises `ConfigError` for one of that name which does not fit.
     """
-    model, options, groups = demand.model, demand.options, demand.groups
-    limits = replace(first.config, max_model_len=1, window_groups=groups.num_windows, window_tokens=demand.window)
-    num_blocks, block_size = limits.num_blocks, limits.block_size
-    capacity = limits.window_need.places(num_blocks) * block_size
+    model, options, groups, config = demand.model, demand.options, demand.groups, first.config
+    num_blocks, needed = config.num_blocks, 1 + groups.num_windows
+    if needed > num_blocks:
+        each = first.kv.memory.shape[1]
+        raise ConfigError(
+            f"the model {name} does not fit: a sequence takes {needed} blocks of KV memory at least, "
+            f"{show_bytes(needed * each)}, and there are {show_bytes(num_blocks * each)}: raise kv_memory_bytes"
+        )
+    if first.device.type == "cuda":
+        weights = Footprint(model, str(demand.dtype).removeprefix("torch.")).weight_bytes
+        free, _ = free_and_total(first.device)
+        if weights > free:
+            raise ConfigError(
+                f"the model {name} does not fit: its weights take {show_bytes(weights)}, and {show_bytes(free)} of "
+                f"{first.device} are free: lower kv_memory_bytes, or choose smaller models"
+            )
+    limits = replace(config, max_model_len=1, window_groups=groups.num_windows, window_tokens=demand.window)
+    capacity = limits.window_need.places(num_blocks) * limits.block_size
     longest = min(model.max_position, options.max_model_len or model.max_position, capacity)
-    limits = replace(limits, max_model_len=longest)
+    return replace(limits, max_model_len=longest)
+
+
+def place_beside(
+    first: ModelRunner, limits: EngineConfig, demand: Demand, weights: Weights, kernels: str = "auto"
+) -> ModelRunner:
+    """Return a runner of a further model, with the limits of `size_beside`."""
+    model, options, groups, longest = demand.model, demand.options, demand.groups, limits.max_model_len
+    num_blocks, block_size = limits.num_blocks, limits.block_size
     ops = select_ops(first.device, demand.dtype, kernels, demand.kv_dtype, options.quantization)
     decoder = Decoder(model, weights, ops, longest, groups=groups)
     memory, layers = first.kv.memory, groups.size

@@ -192,7 +192,8 @@ def window_table_bytes(groups: LayerGroups, seqs: int, longest: int, block_size:
     """Return the bytes of the block tables of layers with a window on a device, for texts of up to `longest` tokens: of
     all slots and of a step's rows. The other layers' lie within the reserve.
     """
-    return groups.num_windows * 2 * seqs * -(-longest // block_size) * BYTES_PER_TABLE_ENTRY
+    tables, places = seqs + (seqs + graph_shapes.MAX_PROMPTS), -(-longest // block_size)
+    return groups.num_windows * tables * places * BYTES_PER_TABLE_ENTRY
 
 
 def _dense_weights(model: ModelConfig) -> int:

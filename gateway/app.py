@@ -127,8 +127,9 @@ async def open_service(
     """
     limits = model.engine_config
     kv_shape = KVShape(limits.block_size, model.kv_bytes // limits.num_blocks, limits.window_need)
-    longest = [one.engine_config.longest_blocks for one in (model, *others.values())]
-    kv_pool = replace(KVPool.of(limits, kv_shape.block_bytes), longest=max(longest))
+    longest = max([one.engine_config for one in (model, *others.values())], key=lambda one: one.longest_blocks)
+    kv_pool = KVPool.of(limits, kv_shape.block_bytes)
+    kv_pool = replace(kv_pool, longest=longest.longest_blocks, max_model_len=longest.max_model_len)
     pinned_prompts = PinnedPrompts(model.tokenizer, kv_shape.block_tokens)
 
     def problems(policy: Policy, adapter: int) -> Iterator[tuple[str, str]]:
@@ -266,7 +267,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
         if taken := [name for name in settings.models if name in encoders]:
             raise ConfigError(f"--model {taken[0]}: an embedding or score model has that name; give the model another")
         executor = SeveralRunners([one.runner for one in (model, *further)]) if further else model.runner
-        ready = _ready(settings, model, socks[0], keys.demo_key, admin)
+        ready = _ready(settings, [model, *further], socks[0], keys.demo_key, admin)
 
         def started() -> None:
             offer = f"interpreted core ({compiled_core.how_to_compile()}: it decides in half of the time)"
@@ -487,8 +488,13 @@ def _show_device(model: LoadedModel) -> str:
 
 
 def _ready(
-    settings: Settings, model: LoadedModel, sock: socket.socket, demo_key: str | None, admin: AdminPort | None
+    settings: Settings,
+    models: Sequence[LoadedModel],
+    sock: socket.socket,
+    demo_key: str | None,
+    admin: AdminPort | None,
 ) -> Ready:
+    model = models[0]
     config = model.engine_config
     return Ready(
         version=VERSION,
@@ -500,7 +506,7 @@ def _ready(
         dtype=str(model.dtype).removeprefix("torch."),
         device=_show_device(model),
         num_blocks=config.num_blocks,
-        kv_tokens=config.kv_tokens,
+        kv_tokens=min(one.engine_config.kv_tokens for one in models),
         kv_bytes=model.kv_bytes,
         max_model_len=config.max_model_len,
         batch_invariant=model.runner.decoder.ops.batch_invariant,

@@ -23,12 +23,13 @@ class SwapChoice:
         self._rule = rule
         self._copy = config.block_copy_seconds
         self._block_size = config.block_size
-        self._blocks_per_place = 1 + config.window_groups  # which one computation fills
         self._model = model
 
-    def swaps(self, probability: float) -> bool:
-        """Return True if an evicted block with this probability of reuse is to be swapped out."""
+    def swaps(self, probability: float, blocks_per_place: int) -> bool:
+        """Return True if an evicted block with this probability of reuse is to be swapped out, one of as many that one
+        computation fills.
+        """
         if self._rule is not SwapRule.MEASURED:
             return self._rule is SwapRule.ALWAYS
-        computing = self._model.fitted.of_prefill(0, self._block_size) / self._blocks_per_place
+        computing = self._model.fitted.of_prefill(0, self._block_size) / blocks_per_place
         return self._copy * (1 + probability) < probability * computing

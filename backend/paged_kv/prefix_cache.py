@@ -189,11 +189,15 @@ class PrefixCache:
         if step > self.completed_step:
             self._uncomputed += new
 
-    def replace_idle(self, names: Iterable[BlockName], blocks: Iterable[int]) -> None:
-        """Free the idle blocks of these names whose content was computed anew in these blocks, which get the names."""
+    def replace_idle(self, names: Iterable[BlockName], blocks: Iterable[int], tenant: str) -> None:
+        """Free the idle blocks of these names whose content was computed anew in these blocks of the tenant, which get
+        the names; those of another tenant with a floor stay.
+        """
         for name, block in zip(names, blocks, strict=True):
             cached = self._by_name.get(name)
-            if cached is not None and not (cached.holders or cached.pinned_for or block in self._by_block):
+            if cached is None or cached.holders or cached.pinned_for or block in self._by_block:
+                continue
+            if cached.tenant == tenant or cached.tenant not in self._floors:
                 self._no_longer_idle(cached)
                 del self._by_name[name], self._by_block[cached.block]
                 self._pool.release([cached.block])

@@ -379,15 +379,16 @@ class BlockTables:
         last = min(full, len(names))
         table = sequence.block_table
         if self.windows.groups_of(sequence):
-            # what was cached without its window was computed again: it is as new as the window
-            self.cache.replace_idle(names[:last], table.blocks[:last])
-            self.windows.publish(sequence, 0, last, sequence.last_step, replaces=True)
+            # what was cached without its window was computed again: as new as the window, once no step can be lost
+            if replaces := sequence.last_step <= self.cache.completed_step:
+                self.cache.replace_idle(names[:last], table.blocks[:last], table.tenant)
+            self.windows.publish(sequence, 0, last, sequence.last_step, replaces)
         self.cache.publish_all(names[:last], table.blocks[:last], sequence.last_step, table)
         return True
 
     def free(self, sequence: Sequence, *, is_published: bool = False) -> None:
         """Free all blocks of a sequence with no step in flight."""
-        if not is_published:
+        if not is_published or self.windows.groups_of(sequence):  # again, to replace what a step in flight could not
             self.publish_all(sequence)
         self.holdings.count_seconds(sequence.block_table)
         self.between_turns.leaves(sequence, is_named=self.shares_blocks)

@@ -74,9 +74,9 @@ class SchedulerHooks(Protocol):
         """
         ...
 
-    def swaps(self, probability: float) -> bool:
+    def swaps(self, probability: float, blocks_per_place: int) -> bool:
         """Return True if an evicted block is worth a copy to the host, and one back in case of reuse, at this
-        probability of reuse.
+        probability of reuse. It is one of `blocks_per_place`, with those of groups of layers with a window.
         """
         ...
 
@@ -128,5 +128,5 @@ class DefaultHooks:
     def admitted(self, sequence: Sequence, *, follows: bool) -> None:
         pass
 
-    def swaps(self, probability: float) -> bool:
+    def swaps(self, probability: float, blocks_per_place: int) -> bool:
         return True

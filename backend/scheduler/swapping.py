@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from backend.adapter import AdapterBlockName
 from backend.config import EngineConfig
-from backend.paged_kv.block_names import BlockName
+from backend.paged_kv.block_names import BlockName, WindowName
 from backend.paged_kv.host_pool import UNPLANNED, HostBlock, HostPool
 from backend.paged_kv.prefix_cache import CachedBlock, PrefixCache
 from backend.scheduler.batch import Batch, Counters
@@ -122,9 +122,9 @@ class Swapping:
         if name is None or self.host.named(name) is not None:
             self.out_rate -= RETURN_RATE_WEIGHT_PER_BLOCK * self.out_rate
             return
-        probability = self._probability(cached)
+        probability, text = self._probability(cached), name.beside if isinstance(name, WindowName) else name
         host_block = None
-        if self._hooks.swaps(probability):
+        if self._hooks.swaps(probability, 1 + len(text.windows)):
             host_block, given_up = self.host.store(name, cached.tenant, self._cache.completed_step)
             if given_up is not None:
                 self._learn(given_up.tenant, 0.0)

@@ -145,13 +145,16 @@ class WindowBlocks:
         the names. `replaces`: idle blocks of these names are freed.
         """
         table, groups = sequence.block_table.of_window, self.groups_of(sequence)
+        for name in sequence.block_names[first : min(last, table.first)]:
+            if not name.windows:  # named behind its window: who computes it fills as many blocks all the same
+                list(self.names_of((name,), groups))
         first = max(first, table.first)
         if first >= last or not table.blocks:
             return []
         names = list(self.names_of(sequence.block_names[first:last], groups))
         blocks = table.blocks[(first - table.first) * groups : (last - table.first) * groups]
         if replaces:
-            self._cache.replace_idle(names, blocks)
+            self._cache.replace_idle(names, blocks, table.tenant)
         self._cache.publish_all(names, blocks, step, table)
         return names
 

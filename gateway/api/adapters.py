@@ -35,11 +35,16 @@ class ServedAdapters:
         self._loading = asyncio.Lock()
 
     async def load(self, name: str, path: Path, model: str) -> LoadedAdapter:
-        """Load the adapter of a directory for the model of that name, in the place of another adapter. Raises
+        """Load the adapter of a directory for the model of that name, in the place of another adapter of it. Raises
         `ModelLoadError`.
         """
         number = self.models.index(model)
         async with self._loading:  # one in memory at a time that may turn out to be unfit
+            if name in self.cards and (held := self.cards[name].model) != model:
+                raise ModelLoadError(
+                    f"{quoted(name, 200)} is an adapter of the model {held!r}: unload it first, or give the adapter of "
+                    f"{model!r} another name"
+                )
             weights = await asyncio.to_thread(self.registry.read, path, number)
             if (problem := self._problem(len(weights.blocks))) is not None:
                 raise ModelLoadError(f"{path}: {problem}")
@@ -66,12 +71,14 @@ class ServedAdapters:
         card = self.cards.get(name)
         return self.registry.get(name) if card is not None and card.model == self.models[0] else None
 
-    def named(self, name: str | None) -> Adapter | None:
-        """Return the adapter of a request. Raises `ModelNotFound` if it was unloaded since the request was read."""
+    def named(self, name: str | None, number: int) -> Adapter | None:
+        """Return the adapter of a request for the model of that number. Raises `ModelNotFound` if it was unloaded since
+        the request was read, and perhaps another model's loaded.
+        """
         if name is None:
             return None
         adapter = self.registry.get(name)
-        if adapter is None:
+        if adapter is None or self.cards[name].model != self.models[number]:
             raise ModelNotFound(f"The model {quoted(name, 200)} does not exist any more.", "model")
         return adapter
 

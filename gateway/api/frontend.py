@@ -252,9 +252,9 @@ class Frontend:
         if (name := policy.tenant.default_adapter) is None:
             return None
         card = self.adapters.get(name)
-        if card is None and model not in self.others:
+        if card is None:  # perhaps of this model
             raise ModelNotFound(f"The adapter {quoted(name, 200)}, your tenant's default, is not loaded.", "model")
-        return card if card is not None and card.model == (model or self.model.name) else None
+        return card if card.model == (model or self.model.name) else None
 
     async def render(self, tenant: str, conversation: Conversation, is_cut: bool = False) -> str:
         """Returns the prompt text of a conversation, which is truncated afterwards if `is_cut`.

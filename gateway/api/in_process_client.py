@@ -184,7 +184,7 @@ class InProcessClient:
         Announces the tenant, and its longest sequence if its KV memory is limited or was at its last request.
         """
         service = self.service
-        adapter, draw = service.adapters.named(request.adapter), partial(service.seeds.getrandbits, 63)
+        adapter, draw = service.adapters.named(request.adapter, model.number), partial(service.seeds.getrandbits, 63)
         sequences = request.sequences(model.end_tokens, draw, adapter, model.number)
         if request.sampling.max_tokens is None:
             priced = request.adapter or request.model

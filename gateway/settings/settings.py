@@ -271,7 +271,19 @@ def _adapters_have_names(settings: Settings) -> str | None:
     if len(names) < len(settings.adapter) or not all(re.fullmatch(MODEL, name) and len(name) <= 256 for name in names):
         return "--adapter (SLUICE_ADAPTER): must be a name of at most 256 characters and a directory, as in sql=dir/sql"
     taken = [name for name in names if names.count(name) > 1 or name in settings.models]
-    return f"--adapter {taken[0]}: the name is that of a model, or of another adapter" if taken else None
+    if taken:
+        return f"--adapter {taken[0]}: the name is that of a model, or of another adapter"
+    for name, rest in (given.split("=", 1) for given in settings.adapter):
+        model, given, path = rest.partition("=")
+        if given and model in settings.models and not path:
+            return f"--adapter {name}={rest}: name the adapter's directory behind its model"
+        if given and model not in settings.models and "/" not in model:
+            known = ", ".join(map(repr, settings.models))
+            return (
+                f"--adapter {name}={rest}: {model!r} is no model of this server, which has {known}; a directory with "
+                f"a = in its name is given as ./{rest}"
+            )
+    return None
 
 
 def _adapters_have_one_rank(settings: Settings) -> str | None:

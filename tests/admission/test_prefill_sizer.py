@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +88,15 @@ def test_tokens_taken_shrink_the_budget_of_the_next_prompts() -> None:
     whole = budget.fits(0, 4096)
     budget.spend(0, 100)
     assert whole - 101 <= budget.fits(0, 4096) <= whole - 99
+
+
+def test_a_chunk_makes_room_for_the_groups_of_its_own_model() -> None:
+    config = replace(CONFIG, block_copy_seconds=1e-3, further_windows=((3, 64),))
+    sizer = PrefillSizer(config, MODEL, CopyTime(config, Pipeline()), others=[MODEL])
+
+    def fits(model: int, each: float) -> int:
+        budget = sizer.prefill_budget(4, 400, 0.05, 512, model)
+        budget.copies(0.0, 0, each)
+        return budget.fits(0, 512)
+
+    assert 0 < fits(1, 1.0) == fits(0, 4.0) < fits(0, 1.0), "a block for the text and one for each group"

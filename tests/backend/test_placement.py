@@ -1,5 +1,8 @@
 """Placing a model: what fits a device, and what is said where it does not."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 
@@ -8,9 +11,10 @@ from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
 from backend.parallel.shard import Shard
-from backend.placement import _size_measured, check_size, select_device, select_dtype
+from backend.placement import _size_measured, check_size, select_device, select_dtype, size_beside
 from backend.sizing import Demand
 from backend.worker.device_memory import DeviceMemory
+from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import MODEL, make_runner
 
 GIB = 2**30
@@ -24,6 +28,24 @@ def test_impossible_options_are_refused_before_the_weights_are_loaded(monkeypatc
     options = EngineOptions(max_num_seqs=16, max_model_len=8192)
     with pytest.raises(ConfigError, match="max_model_len 8192 needs 512 blocks"):
         check_size(Demand(options, LLAMA_3_8B, torch.bfloat16), torch.device("cuda:0"))
+
+
+def test_a_further_model_that_does_not_fit_is_named_before_its_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 80 * GIB))
+    small, demand = make_runner(), Demand(EngineOptions(), LLAMA_3_8B, torch.bfloat16)
+    kv = SimpleNamespace(memory=torch.empty(small.config.num_blocks, 2**10, device="meta"))
+    first = cast(ModelRunner, SimpleNamespace(config=small.config, kv=kv, device=torch.device("cuda:0")))
+    with pytest.raises(ConfigError, match=r"the model big does not fit: its weights take 14\.96 GiB, and 3\.00 GiB of"):
+        size_beside(first, demand, "big")
+    groups = SimpleNamespace(num_windows=small.config.num_blocks)
+    windowed = cast(Demand, SimpleNamespace(model=MODEL, options=EngineOptions(), groups=groups, window=16))
+    blocks = small.config.num_blocks
+    with pytest.raises(
+        ConfigError, match=f"the model m does not fit: a sequence takes {blocks + 1} blocks of KV memory"
+    ):
+        size_beside(first, windowed, "m")
 
 
 def test_limits_that_do_not_fit_what_was_measured_are_refused_with_the_arithmetic(

@@ -33,8 +33,8 @@ class Site(TenantSite):
     folders: dict[str, str]
     adapters: Path
 
-    def load(self, name: str, model: str) -> httpx.Response:
-        return self.server.ask_admin("adapters", "POST", json={"name": name, "path": name, "model": model})
+    def load(self, name: str, model: str, path: str | None = None) -> httpx.Response:
+        return self.server.ask_admin("adapters", "POST", json={"name": name, "path": path or name, "model": model})
 
     def ask(self, tenant: str, model: str | None, question: str, **body: object) -> httpx.Response:
         named = {} if model is None else {"model": model}
@@ -128,11 +128,19 @@ def test_the_default_adapter_of_a_tenant_is_that_of_its_model_alone(
 ) -> None:
     assert site.text("two", "second", QUESTIONS[0]) == alone["sharp", QUESTIONS[0]] != alone["second", QUESTIONS[0]]
     assert site.text("two", "third", QUESTIONS[0]) == alone["third", QUESTIONS[0]]
+    assert site.server.ask_admin("adapters/sharp/unload", "POST").status_code == 200
+    for model in ("second", "third"):  # nobody knows which model it was of
+        missing = error_of(site.ask("two", model, QUESTIONS[0]))
+        assert missing["message"] == "The adapter 'sharp', your tenant's default, is not loaded."
+    assert site.load("sharp", "second").status_code == 200
+    assert site.text("two", "second", QUESTIONS[0]) == alone["sharp", QUESTIONS[0]]
 
 
 def test_an_adapter_is_loaded_for_the_model_that_it_fits_and_is_refused_for_another(site: Site) -> None:
-    other = site.load("tuned", "second")
+    other = site.load("unfit", "second", path="tuned")
     assert other.status_code == 400 and "in one of this model's 5 layers" in other.text
+    taken = site.load("tuned", "second", path="sharp")
+    assert taken.status_code == 400 and "'tuned' is an adapter of the model 'first': unload it first" in taken.text
     unknown = site.load("sharp", "fourth")
     assert unknown.status_code == 400 and "'fourth' is no model that has adapters: 'first', 'second'" in unknown.text
     assert {one["name"]: one["model"] for one in site.server.admin("adapters")["adapters"]} == ADAPTERS

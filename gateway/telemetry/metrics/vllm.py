@@ -34,7 +34,7 @@ class VllmMetrics:
         for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
             registry.gauge(name, "KV blocks used; 1 is all.", lambda: kv.num_held / config.num_blocks)
         info = Family("vllm:cache_config_info", Kind.GAUGE, "", "The KV pool.", ("block_size", "num_gpu_blocks"))
-        num_blocks = config.num_blocks // (1 + config.window_groups)  # a reader multiplies them with the tokens of each
+        num_blocks = config.short_tokens(config.num_blocks) // config.block_size  # a reader multiplies them again
         registry.read(info, lambda: [((str(config.block_size), str(num_blocks)), 1)])
 
     def _show_totals(self, registry: Registry, scheduler: Scheduler) -> None:

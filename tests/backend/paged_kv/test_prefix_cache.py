@@ -223,7 +223,7 @@ class Unwilling(DefaultHooks):
         super().__init__(config)
         self.asked: list[float] = []
 
-    def swaps(self, probability: float) -> bool:
+    def swaps(self, probability: float, blocks_per_place: int) -> bool:
         self.asked.append(probability)
         return False
 

@@ -276,11 +276,12 @@ def test_window_blocks_that_come_back_are_not_counted_as_text() -> None:
 
 
 def test_declined_blocks_of_a_window_that_are_computed_again_count_as_returned() -> None:
-    told = list[float]()
+    told, places = list[float](), set[int]()
 
     class Hooks(DefaultHooks):
-        def swaps(self, probability: float) -> bool:
+        def swaps(self, probability: float, blocks_per_place: int) -> bool:
             told.append(probability)
+            places.add(blocks_per_place)
             return False
 
     bench = windowed(make_hooks=Hooks, num_host_blocks=100)
@@ -290,6 +291,7 @@ def test_declined_blocks_of_a_window_that_are_computed_again_count_as_returned()
     kv.limit_cache("t", 0, 0, bench.now)
     declined = kv.blocks.swapping.declined
     assert declined > 2 * 64 // 4 // 2, "blocks of the text and of its window"
+    assert places == {3}
     bench.say(TEXT[:64], 4)
     bench.drain()
     assert told[-1] == pytest.approx(1 - 0.5 * (1 - RETURN_RATE_WEIGHT_PER_BLOCK) ** declined)
@@ -326,6 +328,42 @@ def test_a_floor_keeps_the_text_of_a_window_though_both_were_cached_apart() -> N
     again = bench.say([*turn.request.prompt, *turn.output, 5], 1)
     bench.drain()
     assert again.num_cached_tokens == 64
+
+
+def test_a_lost_step_takes_nothing_from_the_floor_of_a_text_that_it_computed_again() -> None:
+    bench = windowed()
+    kv = bench.scheduler.kv_manager
+    turn = bench.say(TEXT[:64], 6, ends=())
+    bench.drain()
+    kv.limit_cache("t", 0, 28, bench.now)
+    kv.limit_cache("t", 28, None, bench.now)
+    other = bench.say([*TEXT[:48], *([6] * 16)], 20, ends=())
+    while len(other.output) < 2:
+        bench.step()
+    while bench.plan():
+        pass
+    bench.scheduler.finish_sequence(other, FinishReason.CANCELLED, bench.now)
+    bench.lose()
+    bench.drain()
+    again = bench.say([*turn.request.prompt, *turn.output, 9], 1)
+    bench.drain()
+    assert again.num_cached_tokens == 68
+
+
+def test_what_was_computed_again_replaces_nothing_of_another_tenants_floor() -> None:
+    bench = windowed()
+    kv = bench.scheduler.kv_manager
+    turn = bench.say([*TEXT[:48], *([7] * 16)], 6, "a", "g", ends=())
+    bench.drain()
+    kv.limit_cache("a", 0, 28, bench.now)
+    kv.limit_cache("a", 28, None, bench.now)
+    other = bench.say([*TEXT[:48], *([6] * 16)], 6, "b", "g", ends=())
+    bench.drain()
+    assert other.num_cached_tokens == 0, "the window before their common end is not kept"
+    flood(bench)
+    again = bench.say([*turn.request.prompt, *turn.output, 9], 1, "a", "g")
+    bench.drain()
+    assert again.num_cached_tokens == 68
 
 
 class WindowMachine(SharingMachine):

@@ -33,10 +33,10 @@ def test_block_tables_of_layers_with_a_window_are_counted_before_anything_is_loa
     windowed = replace(LLAMA_3_8B, sliding_window=512, full_attention_layers=frozenset(range(16)))
     demand = Demand(EngineOptions(max_num_seqs=256), windowed, torch.bfloat16)
     found = expected_memory("cuda:0", 79 * GIB, 80 * GIB, demand, 2048)
-    assert found.slots == slot_bytes(windowed, 256) + 2 * 256 * (windowed.max_position // 16) * 4
+    assert found.slots == slot_bytes(windowed, 256) + (256 + 256 + 16) * (windowed.max_position // 16) * 4
     plan = MemoryPlan.make(Footprint(windowed, "bfloat16"), 80 * GIB, None, 256, 2048)
     tables = replace(plan, footprint=Footprint(LLAMA_3_8B, "bfloat16")).kv_bytes - plan.kv_bytes
-    assert tables == 2 * 256 * (windowed.max_position // 16) * 4
+    assert tables == (256 + 256 + 16) * (windowed.max_position // 16) * 4
 
 
 def test_the_arithmetic_adds_up_to_the_memory() -> None:
@@ -86,7 +86,7 @@ def test_memory_is_measured_around_a_step_with_nothing_cached(monkeypatch: pytes
     assert memory.slots == slot_bytes(MODEL, 3)
     decoder.groups = LayerGroups(2, ((0, 0), (0, 1), (1, 0), (2, 0)))
     grouped = measured_memory(decoder, cpu, weights=500, tokens=20, seqs=3, block_size=4)
-    assert grouped.slots == memory.slots + 2 * 2 * 3 * places * 4, "block tables of two groups"
+    assert grouped.slots == memory.slots + 2 * (3 + 3 + 16) * places * 4, "block tables of two groups"
     del calls[len(calls) // 2 :]
     step = ["empty_cache", "reset_peak_memory_stats", "memory_reserved", "synchronize", "max_memory_reserved"]
     assert calls == ["synchronize", *step, "empty_cache", "mem_get_info"]

@@ -97,6 +97,8 @@ def test_a_bad_value_is_told_in_our_own_words(flag: str, value: str, rule: str) 
         (["x/y", "hf:x/y"], "--model: two models have the same name in the API"),
         (["x/y", "x/z", "--prefill-chunk=off"], "--prefill-chunk off is for one --model, and 2 are given"),
         (["a=x/y", "b=x/z", "--adapter=b=dir"], "--adapter b: the name is that of a model, or of another adapter"),
+        (["a=x/y", "b=x/z", "--adapter=c=b="], "--adapter c=b=: name the adapter's directory behind its model"),
+        (["a=x/y", "b=x/z", "--adapter=c=d=e"], "--adapter c=d=e: 'd' is no model of this server, which has 'a', 'b'"),
     ],
 )
 def test_models_have_names_of_their_own(given: list[str], complaint: str) -> None:
@@ -114,7 +116,7 @@ def test_a_model_goes_by_the_name_before_it_or_by_its_own(tmp_path: Path) -> Non
 
 def test_an_adapter_is_of_the_model_that_it_names_or_of_the_first() -> None:
     models = "--model=a=x/y", "--model=b=x/z"
-    settings = parse(*models, "--adapter=one=dir", "--adapter=two=b=dir", "--adapter=three=c=dir")
+    settings = parse(*models, "--adapter=one=dir", "--adapter=two=b=dir", "--adapter=three=./c=dir")
     assert settings.named_adapters == {
         "one": ("a", Path("dir")),
         "two": ("b", Path("dir")),

@@ -20,6 +20,9 @@ def test_of_layers_with_a_window_tokens_are_told_that_fit_all_groups() -> None:
     rig = Rig(num_blocks=128, window_groups=3, window_tokens=16)
     assert rig.metrics.replica.state(draining=False).kv.total == 128
     assert rig.page().value("vllm:cache_config_info", block_size="4", num_gpu_blocks="32") == 1
+    several = Rig(num_blocks=128, further_windows=((3, 16), (1, 8)))
+    told = several.page().value("vllm:cache_config_info", block_size="4", num_gpu_blocks="32")
+    assert told == 1, "of the model that needs most"
     rig.arrive("a", prompt=8)
     rig.plan()
     assert rig.metrics.replica.totals().held_tokens == 8
