@@ -30,10 +30,10 @@ class Guesses(Drafting):
     """Drafts of random lengths, whose tokens are mostly those that come."""
 
     def __init__(self, bench: Bench, seed: int) -> None:
-        super().__init__(bench.config, bench.hooks)
+        super().__init__(bench.config, bench.hooks, bench.scheduler.kv_manager.texts)
         self.random = Random(seed)
 
-    def _worth(self, sequence: Sequence) -> int:
+    def _worth(self, sequence: Sequence, room: int) -> int:
         return self.random.choice((0, 1, 2, 5))
 
     def _tokens(self, sequence: Sequence, length: int) -> list[int]:
@@ -126,7 +126,7 @@ def naive(tokens: list[int], place: int, run: int) -> tuple[int, int]:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=120), st.integers(0, 20))
 def test_the_index_finds_what_a_search_through_the_text_finds(tokens: list[int], prompt: int) -> None:
-    lookup, place, run, rates = PromptLookup(0, len(tokens)), 0, 0, list(FIRST_RATES)
+    lookup, place, run, rates = PromptLookup(len(tokens)), 0, 0, list(FIRST_RATES)
     lookup.read(tokens[:prompt])
     for end in range(prompt + 1, len(tokens) + 1):
         lookup.follow(tokens[end - 1 : end], rates)
@@ -179,9 +179,9 @@ def test_rates_are_kept_by_the_length_of_the_run() -> None:
 
 def test_a_tenant_whose_looked_up_tokens_never_come_is_drafted_for_no_more() -> None:
     """The second token of each pair is another every time."""
-    lookup, rates = PromptLookup(0, 4096), list(FIRST_RATES)
-    for n in range(600):
-        lookup.follow((1, 2, 100 + n), rates)
+    lookup, rates = PromptLookup(4096), list(FIRST_RATES)
+    for token in [token for n in range(600) for token in (1, 2, 100 + n)]:
+        lookup.follow((token,), rates)
     assert rates[0] < 0.01
     assert draft_length(rates[0], 1, [0.01 * (1 + 0.05 * n) for n in range(16)], 1, 1) == 0
 
