@@ -257,7 +257,7 @@ class Drafting:
         if request.token_interval is not None:
             waits = (steps - 1) * seconds[0]
             seconds = [each for each in seconds if not self._has_prompts and waits + each <= request.token_interval]
-        if len(seconds) < 2:
+        if len(seconds) < 2 or self._unread <= 0:
             return 0
         rates = self.rates.get(sequence.tenant)
         if rates is None:
@@ -297,7 +297,7 @@ class Drafting:
         if lookup is None:
             lookup = self._texts[sequence.slot] = PromptLookup(request.most_tokens)
         known, num_prompt = len(lookup.tokens), len(request.prompt)
-        if known < num_prompt and self._unread > 0:
+        if known < num_prompt:
             lookup.read(request.prompt[known : known + self._unread])
             self._unread -= len(lookup.tokens) - known
         known = len(lookup.tokens)

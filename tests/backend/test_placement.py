@@ -26,6 +26,14 @@ def test_impossible_options_are_refused_before_the_weights_are_loaded(monkeypatc
         check_size(Demand(options, LLAMA_3_8B, torch.bfloat16), torch.device("cuda:0"))
 
 
+def test_drafts_are_refused_on_a_gpu() -> None:
+    demand = Demand(EngineOptions(speculate="lookup"), LLAMA_3_8B, torch.bfloat16)
+    with pytest.raises(
+        ConfigError, match="speculate lookup is for CPUs, and the device is cuda:0: leave it off on a GPU"
+    ):
+        check_size(demand, torch.device("cuda:0"))
+
+
 def test_limits_that_do_not_fit_what_was_measured_are_refused_with_the_arithmetic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
