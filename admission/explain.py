@@ -250,6 +250,7 @@ class _LogReader:
         cached: dict[str, Any] | None = None,
     ) -> None:
         cached = cached or {}
+        drafted: dict[str, int] = cached.get("drafted", {})
         self._held = self._held if held is None else held
         why_given_up = dict(given_up)
         began = [name for name, _ in chunks if name in self._not_begun]
@@ -273,7 +274,7 @@ class _LogReader:
                     now, f"starts from its prompt, which {leader} computes in step {step} for all answers to it"
                 )
             for name, length in chunks:
-                if name == history.name:
+                if name == history.name and length != 1 + drafted.get(name, -1):
                     history.admitted(now)
                     history.say(now, f"prefill of {length} tokens in step {step}{_evicted(cached)}")
             if history.name in preempted:

@@ -206,8 +206,8 @@ class Forecaster:
         if len(self._models) > 1:
             decodes, context, others = self._beside(model)
         elif scheduled:
-            decodes = scheduled.batch.num_decodes - scheduled.spare_decodes
-            context = scheduled.decode_context - scheduled.spare_context
+            decodes, context = scheduled.decoding
+            decodes, context = decodes - scheduled.spare_decodes, context - scheduled.spare_context
         running = scheduler.running.values()
         interval = min([each for s in running if (each := s.request.token_interval) is not None], default=None)
         mean_context = (sequence.num_prompt_tokens + cached) // 2

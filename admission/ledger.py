@@ -26,19 +26,25 @@ class EngineTimeTariff:
         self._beyond = 0.0  # the running mean of the share of a step's tokens beyond the knee
 
     def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
-        batch, decodes = scheduled.batch, scheduled.batch.num_decodes
+        batch, decodes, each = scheduled.batch, scheduled.batch.num_decodes, 0.0
         model = self.model.fitted
         _, _, decode, context, _, _, beyond = model.coefficients
         if beyond and self.model.is_calibrated:
             tokens = sum(batch.lengths)
             share = (tokens - model.knee) / tokens if tokens > model.knee else 0.0
             self._beyond += (0.02 if self._parts else 1.0) * (share - self._beyond)
-            marginal = self._with_hinge(batch, beyond * share)
+            each = beyond * share
+            marginal = self._with_hinge(batch, each)
         else:
             marginal = [decode + context * (start + 1) for start in batch.starts[:decodes]]
             if decodes < len(batch.starts):
                 chunks = zip(batch.starts[decodes:], batch.lengths[decodes:], strict=True)
                 marginal += [model.of_prefill(start, length) for start, length in chunks]
+        if scheduled.drafts:  # as `work_of` counts them
+            for row in range(decodes, len(batch.starts)):
+                if scheduled.sequences[row] in scheduled.drafts:
+                    length = batch.lengths[row]
+                    marginal[row] = (decode + each) * length + context * (batch.starts[row] + length)
         parts = plain_sum(marginal)
         if parts <= 0:
             return [seconds / len(marginal)] * len(marginal)

@@ -141,8 +141,12 @@ def size_for_device(demand: Demand, device: torch.device) -> EngineConfig:
     """Return the limits of a model that is to be loaded on CUDA devices, a shard on this one. Raises `ConfigError`,
     with the arithmetic.
     """
-    free, total = free_and_total(device)
     options, part = demand.options, demand.part
+    if options.speculate != "off":  # a step with drafts runs without a CUDA graph, which no price of a draft knows
+        raise ConfigError(
+            f"speculate {options.speculate} is for CPUs, and the device is {device}: leave it off on a GPU"
+        )
+    free, total = free_and_total(device)
     tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
     memory = expected_memory(str(device), free, total, demand, tokens)
     check_fits(memory)

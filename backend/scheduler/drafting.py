@@ -23,7 +23,7 @@ STEP_GAP_S = 1e-3  # between two steps, for a step that is planned only once the
 MAX_PLACES = 16  # that are compared in a search
 MAX_RUN = 16  # tokens before a place that are compared
 MAX_BUCKETS = 1 << 16  # of the last two tokens
-TOKENS_READ_AT_ONCE = 2048  # of one text, in one plan: half a millisecond of the event loop
+TOKENS_READ_PER_PLAN = 2048  # of all texts: half a millisecond of the event loop
 FIRST_RATES = (0.3, 0.5, 0.7, 0.85)
 """The share of looked-up tokens that come, behind runs of 2, 4, 8 and 16 tokens, before a tenant's own are known."""
 RATE_MEMORY_TOKENS = 64  # after which a token counts 1/e
@@ -64,12 +64,12 @@ class PromptLookup:
 
     The place is followed as long as it tells each next token. Then another is searched among the `MAX_PLACES` newest
     places of the last two tokens: the one with the longest run of equal tokens before it, the newest of equals. A token
-    takes constant time, and 12 bytes of memory.
+    takes constant time and 8 bytes of memory, beside a table of 4 to 8 bytes for each that the text may come to have,
+    at most 256 KiB.
     """
 
-    def __init__(self, owner: int, most_tokens: int) -> None:
-        self.owner = owner
-        self.tokens: list[int] = []
+    def __init__(self, most_tokens: int) -> None:
+        self.tokens = array("i")
         self.place = 0  # of the token that comes next if the text goes on as there; 0: there is none
         self.run = 0  # equal tokens before the place and at the end of the text, as far as they were compared
         self._buckets = min(MAX_BUCKETS, 1 << most_tokens.bit_length())  # a power of two
@@ -83,7 +83,7 @@ class PromptLookup:
             self._append(token)
 
     def follow(self, tokens: Iterable[int], rates: list[float]) -> None:
-        """Append tokens, look up what follows, and learn in `rates`, by `rate_of`, how often that comes."""
+        """Append tokens, look up what follows the last, and learn in `rates`, by `rate_of`, how often that comes."""
         for token in tokens:
             if self.place:
                 kind, comes = rate_of(self.run), self.tokens[self.place] == token
@@ -91,8 +91,8 @@ class PromptLookup:
                 self.place = self.place + 1 if comes else 0
                 self.run += 1
             self._append(token)
-            if not self.place:
-                self._search()
+        if not self.place:
+            self._search()
 
     def draft(self, count: int) -> list[int]:
         """Return what followed the place, and again what follows that where the place is within the last tokens."""
@@ -116,6 +116,8 @@ class PromptLookup:
             if not place or self.run >= MAX_RUN:
                 return
             run, most = 0, min(MAX_RUN, place)
+            if most <= self.run or tokens[place - 1 - self.run] != tokens[end - 1 - self.run]:
+                most = 0  # its run is no longer, which most texts of few symbols need not be compared for
             while run < most and tokens[place - 1 - run] == tokens[end - 1 - run]:
                 run += 1
             if run > self.run:
@@ -135,69 +137,105 @@ class Drafting:
     has completed the sequence has no other row. A draft stays within the block of the row's last token, and counts for
     nothing in its sequence until its tokens are accepted.
 
+    A plan decides for all decodes of a model at once, each time beginning with another, and reserves the places of
+    their drafts: of a row that waits for its token, for the next plan too. An answer with a promised interval has
+    drafts only while no prompt runs or waits, and if the steps between its tokens are expected to fit the interval.
+
     Decisions depend on tokens, which an event log has not: a replay is told them (`told`).
     """
 
-    def __init__(self, config: EngineConfig, hooks: SchedulerHooks) -> None:
+    def __init__(self, config: EngineConfig, hooks: SchedulerHooks, texts: dict[int, PromptLookup]) -> None:
         self.told: Mapping[str, int] | None = None  # by sequence id, as `drafted`; None: drafts are looked up
         self.drafted: dict[Sequence, int] = {}  # in this plan, of each that is drafted for; 0: it waits for its token
         self.counts: dict[str, tuple[int, int]] = {}  # tokens drafted and accepted since the start, by tenant
         self.rates: dict[str, list[float]] = {}  # of accepted tokens, by tenant and `rate_of`
         self._config, self._hooks = config, hooks
-        self._lookups: list[PromptLookup | None] = [None] * config.max_num_seqs
+        self._texts = texts  # by slot: the KV manager drops each with its slot
+        self._num_plans = 0
+        self._left = 0  # tokens that the step may draft
         # of this plan
-        self._lengths: dict[Sequence, int] = {}
-        self._open: Mapping[Sequence, int] = {}  # rows with drafts in flight
+        self._decodes: list[Sequence] = []
+        self._is_alone = self._has_prompts = False
+        self._lengths: dict[Sequence, int] = {}  # of drafts, and 1 of rows with drafts in flight
+        self._reserved: dict[Sequence, int] = {}  # by the last plan, for rows that waited
+        self._late: set[Sequence] = set()  # with a promised interval, and without a row in the last step
         self._loads: dict[int, tuple[int, int]] = {}  # by model, decodes and their contexts
         self._seconds: dict[int, list[float]] = {}  # by model, of a step with each number of drafted tokens
         self._interval = inf  # seconds between tokens, the shortest that was promised to a running sequence
-        self._left = 0  # tokens that the step may draft
+        self._unread = 0  # tokens that the plan may read
 
-    def begin_plan(self, running: Iterable[Sequence], in_flight: Mapping[Sequence, int]) -> None:
-        """Begin a plan beside the drafts of the step in flight."""
+    def begin_plan(self, running: list[Sequence], is_asked: bool, step: int, in_flight: Mapping[Sequence, int]) -> None:
+        """Begin the plan of a step beside the drafts of the one in flight. `is_asked`: other sequences wait."""
+        waited = [sequence for sequence, count in self.drafted.items() if not count]
+        self._reserved = {sequence: self._lengths.get(sequence, 0) for sequence in waited}
         self.drafted.clear()
-        self._lengths.clear()
-        self._seconds.clear()
+        self._decodes = [s for s in running if not s.is_prefilling or s.jumps]
+        promised = [s for s in self._decodes if s.request.token_interval is not None]
+        self._late = {s for s in promised if s.last_step < step - 1}
+        self._lengths = {sequence: 1 for sequence, count in in_flight.items() if count}
+        if self.told is not None:
+            return
+        self._num_plans += 1
+        self._unread = TOKENS_READ_PER_PLAN
+        self._is_alone = len(running) == 1 and not is_asked
+        self._has_prompts = is_asked or len(self._decodes) < len(running)
+        self._interval = min(self._intervals(promised), default=inf)
+        self._seconds, self._loads = {}, {}
         self._left = min(DRAFTED_TOKENS_PER_STEP, self._config.max_num_batched_tokens // 4)  # prompts have the rest
-        self._open, self._loads, self._interval = in_flight, {}, inf
-        for sequence in running if self.told is None else ():
-            request = sequence.request
-            if not sequence.is_prefilling or sequence.jumps:
-                rows, context = self._loads.get(request.model, (0, 0))
-                self._loads[request.model] = rows + 1, context + sequence.num_tokens
-            if request.token_interval is not None and request.token_interval < self._interval:
-                self._interval = request.token_interval
+        self._decodes = [s for s in self._decodes if not s.is_spare]
+        for sequence in self._decodes:
+            rows, context = self._loads.get(sequence.request.model, (0, 0))
+            self._loads[sequence.request.model] = rows + 1, context + sequence.num_tokens
 
     def may_take(self, model: int) -> bool:
         """Return False if no row of a model is drafted for in this plan."""
-        return bool(self._open or self._prices(model)) if self.told is None else bool(self.told)
+        if self.told is not None:
+            return bool(self.told)
+        if model not in self._seconds and self._prices(model):
+            rows = [s for s in self._decodes if s.request.model == model]
+            self._left -= sum([self._reserved.get(sequence, 0) for sequence in rows])
+            first = self._num_plans % len(rows)
+            for sequence in (*rows[first:], *rows[:first]):
+                if sequence not in self._lengths:
+                    self._decide(sequence)
+        return bool(self._lengths)
+
+    def _decide(self, sequence: Sequence) -> None:
+        self._left += self._reserved.pop(sequence, 0)
+        room = min(self._left, sequence.token_limit - sequence.num_tokens - 1)
+        if room > 0 and (length := min(room, self._worth(sequence, room))):
+            self._lengths[sequence] = length
+            self._left -= length
 
     def takes(self, sequence: Sequence) -> bool:
         """Return True if the next row of a decode waits for its newest token, to have a draft behind it."""
-        length = self._lengths.get(sequence)
-        if length is None:
-            if self.told is not None:
-                length = DRAFT_TOKENS if sequence.id in self.told else 0
-            else:
-                length = 1 if self._open.get(sequence) else self._worth(sequence)
-            self._lengths[sequence] = length
-            if length:
-                self.drafted[sequence] = 0
-        return length > 0
+        if (sequence in self._lengths) if self.told is None else (sequence.id in self.told):
+            self.drafted.setdefault(sequence, 0)
+            return True
+        return False
+
+    def intervals(self, rows: Iterable[Sequence]) -> list[float]:
+        """Return the intervals promised to these rows and to those that wait for a draft, in which the step has to end:
+        half of one if two steps have to fit, because its row waits in this one or waited in the last.
+        """
+        waiting = self.drafted.keys() - set(rows)
+        return self._intervals(rows) + [each / 2 for s in waiting if (each := s.request.token_interval) is not None]
+
+    def _intervals(self, rows: Iterable[Sequence]) -> list[float]:
+        promised = [(s, each) for s in rows if (each := s.request.token_interval) is not None]
+        return [each / 2 if s in self._late else each for s, each in promised]
 
     def draft(self, sequence: Sequence, room: int) -> list[int]:
         """Return a draft of at most `room` tokens behind the row just planned."""
         if not self.takes(sequence):
             return []
         in_block = len(sequence.block_table.blocks) * self._config.block_size - sequence.num_computed_tokens
-        room = min(room, in_block, sequence.token_limit - sequence.num_tokens, self._left)
-        length = max(0, min(self._lengths[sequence], room))
+        room = max(0, min(room, in_block, sequence.token_limit - sequence.num_tokens))
         if self.told is not None:
-            tokens = [0] * min(length, self.told[sequence.id])
+            tokens = [0] * min(room, self.told[sequence.id])
         else:
-            tokens = self._tokens(sequence, length)
+            tokens = self._tokens(sequence, min(room, self._lengths[sequence]))
         self.drafted[sequence] = len(tokens)
-        self._left -= len(tokens)
         return tokens
 
     def completed(self, scheduled: ScheduledStep) -> None:
@@ -208,16 +246,18 @@ class Drafting:
             self.counts[sequence.tenant] = drafted + count, accepted
 
     def _tokens(self, sequence: Sequence, length: int) -> list[int]:
-        lookup = self._lookups[sequence.slot]
-        assert lookup is not None
-        return lookup.draft(length)
+        return self._texts[sequence.slot].draft(length)
 
-    def _worth(self, sequence: Sequence) -> int:
-        """Return how many tokens to draft for a sequence; 0: none."""
-        if sequence.is_spare or sequence.request.sampling.depends_on_output:
+    def _worth(self, sequence: Sequence, room: int) -> int:
+        """Return how many tokens to draft for a sequence, where there is room; 0: none."""
+        request, size, steps = sequence.request, self._config.block_size, self._steps
+        if request.sampling.depends_on_output:
             return 0
-        model = sequence.request.model
-        if not (seconds := self._prices(model)):
+        seconds = self._prices(request.model)[: 1 + min(room, size - 1 - (sequence.num_tokens - 1) % size)]
+        if request.token_interval is not None:
+            waits = (steps - 1) * seconds[0]
+            seconds = [each for each in seconds if not self._has_prompts and waits + each <= request.token_interval]
+        if len(seconds) < 2 or self._unread <= 0:
             return 0
         rates = self.rates.get(sequence.tenant)
         if rates is None:
@@ -225,9 +265,8 @@ class Drafting:
         lookup, known = self._read(sequence, rates), sequence.num_prompt_tokens + len(sequence.output)
         if not lookup.place or len(lookup.tokens) < known:
             return 0
-        rate, rows, size = rates[rate_of(lookup.run)], self._loads[model][0], self._config.block_size
-        seconds = seconds[: size - (sequence.num_tokens - 1) % size]  # with the newest token within one block
-        return draft_length(rate, 1.0 if sequence.num_tokens == known else rate, seconds, rows, self._steps(rows))
+        rate, rows = rates[rate_of(lookup.run)], self._loads[request.model][0]
+        return draft_length(rate, 1.0 if sequence.num_tokens == known else rate, seconds, rows, steps)
 
     def _prices(self, model: int) -> list[float]:
         """Return the seconds of a model's step with each number of drafted tokens; none where even certain ones would
@@ -240,26 +279,29 @@ class Drafting:
             seconds = [
                 predict(rows + count, context + count, model) for count in range(DRAFT_TOKENS + 1 if rows else 0)
             ]
-            if rows and not draft_length(1.0, 1.0, seconds, rows, self._steps(rows)):
+            if rows and not draft_length(1.0, 1.0, seconds, rows, self._steps):
                 seconds = []
-            while seconds and self._left and predict(rows + self._left, context, model) > self._interval:
+            while seconds and self._left > 0 and predict(rows + self._left, context, model) > self._interval:
                 self._left //= 2
             self._seconds[model] = seconds
         return seconds
 
-    def _steps(self, rows: int) -> int:
-        return 1 if rows == 1 else self._config.steps_in_flight
+    @property
+    def _steps(self) -> int:
+        """One of how many steps has a row of a sequence that is drafted for."""
+        return 1 if self._is_alone else self._config.steps_in_flight
 
     def _read(self, sequence: Sequence, rates: list[float]) -> PromptLookup:
-        """Return the sequence's text, up to its newest known token or as far as one plan reads it."""
-        request, lookup = sequence.request, self._lookups[sequence.slot]
-        if lookup is None or lookup.owner != sequence.admission_number:
-            lookup = PromptLookup(sequence.admission_number, request.most_tokens)
-            self._lookups[sequence.slot] = lookup
+        """Return the sequence's text, up to its newest known token or as far as the plan may read."""
+        request, lookup = sequence.request, self._texts.get(sequence.slot)
+        if lookup is None:
+            lookup = self._texts[sequence.slot] = PromptLookup(request.most_tokens)
         known, num_prompt = len(lookup.tokens), len(request.prompt)
         if known < num_prompt:
-            lookup.read(request.prompt[known : known + TOKENS_READ_AT_ONCE])
-        if len(lookup.tokens) >= num_prompt:
-            first = len(lookup.tokens) - num_prompt
-            lookup.follow(sequence.output[first : first + TOKENS_READ_AT_ONCE], rates)
+            lookup.read(request.prompt[known : known + self._unread])
+            self._unread -= len(lookup.tokens) - known
+        known = len(lookup.tokens)
+        if known >= num_prompt and self._unread > 0:
+            lookup.follow(sequence.output[known - num_prompt : known - num_prompt + self._unread], rates)
+            self._unread -= len(lookup.tokens) - known + (0 if lookup.place else MAX_PLACES)
         return lookup

@@ -10,6 +10,7 @@ from backend.paged_kv.block_names import BlockName
 from backend.scheduler.allowances import HeldTenants
 from backend.scheduler.batch import Counters
 from backend.scheduler.block_tables import BlockTables
+from backend.scheduler.drafting import PromptLookup
 from backend.scheduler.hooks import SchedulerHooks
 from backend.scheduler.scheduled_step import Fork, ScheduledStep
 from backend.scheduler.sequence import FinishReason, Sequence, SequenceStatus
@@ -41,6 +42,7 @@ class KVManager:
         self.freeing: dict[str, Sequence] = {}  # preempted sequences that leave
         self._config = config
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self.texts: dict[int, PromptLookup] = {}  # by slot, as far as `Drafting` has read them
         self._leaving: dict[Sequence, bool] = {}
         """Ended or preempted sequences that steps in flight name; True if all blocks were published at the end."""
         self._waiting = waiting
@@ -161,6 +163,7 @@ class KVManager:
         is_published = self._leaving.pop(sequence, False)
         self.blocks.free(sequence, is_published=is_published)
         self.free_slots.append(sequence.slot)
+        self.texts.pop(sequence.slot, None)
         sequence.slot = -1
         self._held_tenants.resume(sequence.tenant)
         if sequence.status is _PREEMPTED:

@@ -105,6 +105,15 @@ class ScheduledStep:
         return sum(self.batch.lengths)
 
     @property
+    def decoding(self) -> tuple[int, int]:
+        """The decodes, rows with drafts included, and the tokens that they attend to, in total."""
+        count, context, batch = self.batch.num_decodes, self.decode_context, self.batch
+        for row in range(count, len(batch.slots)) if self.drafts else ():
+            if self.sequences[row] in self.drafts:
+                count, context = count + 1, context + batch.starts[row] + batch.lengths[row]
+        return count, context
+
+    @property
     def named(self) -> list[Sequence]:
         """The sequences of its rows and its forks."""
         return [*self.sequences, *[sequence for sequence, _, _ in self.forks]] if self.forks else self.sequences

@@ -69,7 +69,7 @@ class Scheduler:
         self.preempted = self._preemption.preempted  # by the last plan, or by the last lost step
         self.ended: list[Sequence] = []  # by planning, until `take_ended`
         self._joining = Joining(config, self.kv_manager, self.limits, self._preemption, self.hooks)
-        self.drafting = None if config.speculate == "off" else Drafting(config, self.hooks)
+        self.drafting = None if config.speculate == "off" else Drafting(config, self.hooks, self.kv_manager.texts)
         self._rows = StepRows(self.kv_manager, self._preemption, self.drafting)
         self._forking = Forking(config, self.kv_manager)
         self._accounting = Accounting(self.kv_manager, self.counters)
@@ -231,7 +231,8 @@ class Scheduler:
         self.wait_reason, self.waiting_head = None, None
         self.preempted.clear()
         if self.drafting is not None:
-            self.drafting.begin_plan(self.running.values(), self.in_flight[-1].drafts if self.in_flight else {})
+            drafts = self.in_flight[-1].drafts if self.in_flight else {}
+            self.drafting.begin_plan([*self.running.values()], bool(self.waiting), self._next_step, drafts)
 
     def _is_waiting(self, scheduled: ScheduledStep) -> bool:
         """Return True if an empty plan may become one with rows without a victim: a step ends, or a limit is raised."""
@@ -346,7 +347,7 @@ class Scheduler:
         if num_spare == len(self.running) and self.in_flight and self.in_flight[-1].sequences[0].is_spare:
             return []  # or an arrival would wait for two steps
         others, head = [s for s in running if not s.is_spare], self.waiting.head()
-        if not (head is None or head.is_spare) or any(s.is_prefilling for s in others):
+        if not (head is None or head.is_spare) or any(s.is_prefilling and not s.jumps for s in others):
             return others
         spare, step = [s for s in running if s.is_spare], self._open_spare(others, model)
         if not step.num_decodes([1]) and not all(s.is_prefilling for s in spare):
@@ -372,7 +373,10 @@ class Scheduler:
         make every prompt wait for every other. A prompt's due time is fixed as it begins, so none is passed over for
         ever. Decodes have no part in it: a decode takes one token of a step, a prefill all remaining ones.
         """
-        promised = [each for s in scheduled.sequences if (each := s.request.token_interval) is not None]
+        if self.drafting is None:
+            promised = [each for s in scheduled.sequences if (each := s.request.token_interval) is not None]
+        else:
+            promised = self.drafting.intervals(scheduled.sequences)
         interval = min(promised, default=None)
         batch, decodes = scheduled.batch, scheduled.batch.num_decodes
         jumps = range(decodes, len(batch.slots))

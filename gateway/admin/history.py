@@ -124,9 +124,8 @@ class History:
 
     def step_completed(self, step: CompletedStep) -> None:
         gap, self._last_step = step.completed - self._last_step, step.completed
-        num_decodes = step.scheduled.batch.num_decodes
-        self.series.step(step.elapsed, gap, num_decodes)
-        for sequence in step.scheduled.sampled[num_decodes:]:
+        self.series.step(step.elapsed, gap, step.num_decodes)
+        for sequence in step.scheduled.sampled[step.scheduled.batch.num_decodes :]:
             if step.scheduled.has_brought_first(sequence):
                 self.series.first_token(step.completed - sequence.arrival)
 

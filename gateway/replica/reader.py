@@ -133,7 +133,7 @@ class ReplicaReader:
         """
         scheduler = self._core.scheduler
         newest = scheduler.in_flight[-1] if scheduler.in_flight else None
-        decodes, context = (newest.batch.num_decodes, newest.decode_context) if newest else (0, 0)
+        decodes, context = newest.decoding if newest else (0, 0)
         tokens = max(1, scheduler.budget.tokens - decodes)
         return self._core.step_time.fitted.seconds(StepWork(tokens, decodes, context)) / tokens
 

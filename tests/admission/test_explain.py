@@ -323,3 +323,10 @@ def test_a_tenant_above_its_share_of_slots_is_told_who_took_one() -> None:
     assert len(waited) == 1 and waited[0].endswith(
         "1 request of b was served first; max_num_seqs sequences were running"
     )
+
+
+def test_a_row_with_a_draft_is_no_prefill() -> None:
+    drafted = ["plan", 2.0, 1, 3, 0, [["r", 4]], [], None, None, [], {"drafted": {"r": 3}}]
+    log = [HEADER, arrival(0.0, "r", "t", 20), plan(1.0, "r"), drafted]
+    told = [line for line in explain(map(json.dumps, log), "r") if "prefill of" in line]
+    assert told == ["    1.000 s  prefill of 20 tokens in step 0"]

@@ -93,6 +93,23 @@ def test_step_time_beyond_the_knee_is_divided_among_all_tokens() -> None:
     assert sum(costs) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("has_knee", [False, True])
+def test_a_row_with_a_draft_costs_what_its_work_takes(has_knee: bool) -> None:
+    """Beside ten decodes, sixteen tokens behind a hundred: all are decoded, and their context is read once."""
+    tariff = knee_tariff() if has_knee else EngineTimeTariff(StepTimeModel(KNEE))
+    row = make_sequence("drafted", "t", 100, 50)
+    batch = Batch(0, 10, list(range(11)), [100] * 11, [1] * 10 + [16])
+    others = [make_sequence(f"{n}", "t", 100, 50) for n in range(10)]
+    step = ScheduledStep(batch, sequences=[*others, row], decode_context=1010, drafts={row: 15})
+    _, _, decode, context, _, _, beyond = tariff.model.fitted.coefficients
+    each = beyond * (1 - tariff.model.fitted.knee / 26) if has_knee else 0.0
+    costs = tariff.costs(step, 1.0)
+    assert costs[-1] / costs[0] == pytest.approx(
+        (16 * (decode + each) + 116 * context) / (decode + each + 101 * context)
+    )
+    assert sum(costs) == pytest.approx(1.0)
+
+
 def test_a_request_beyond_the_knee_is_expected_to_cost_what_its_tokens_are_charged() -> None:
     tariff = knee_tariff()
     step = ScheduledStep(Batch(0, 12, list(range(12)), [9] * 12, [1] * 12, [], list(range(12))))

@@ -48,6 +48,14 @@ def test_a_further_model_that_does_not_fit_is_named_before_its_weights_are_read(
         size_beside(first, windowed, "m")
 
 
+def test_drafts_are_refused_on_a_gpu() -> None:
+    demand = Demand(EngineOptions(speculate="lookup"), LLAMA_3_8B, torch.bfloat16)
+    with pytest.raises(
+        ConfigError, match="speculate lookup is for CPUs, and the device is cuda:0: leave it off on a GPU"
+    ):
+        check_size(demand, torch.device("cuda:0"))
+
+
 def test_limits_that_do_not_fit_what_was_measured_are_refused_with_the_arithmetic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -265,7 +265,11 @@ def test_a_slot_is_free_again_when_its_answer_is_there_or_its_client_is_not(site
         assert site.post("single").status_code == 200
     with site.client("single") as client:
         with client.chat.completions.create(
-            model="embedded", messages=[{"role": "user", "content": LONG}], stream=True, max_tokens=1500
+            model="embedded",
+            messages=[{"role": "user", "content": LONG}],
+            stream=True,
+            max_tokens=1500,
+            extra_body={"ignore_eos": True},
         ) as stream:
             next(iter(stream))
             refused = site.post("single")

@@ -8,7 +8,6 @@ from admission.ledger import work_of
 from admission.outcome import Outcome
 from admission.step_times.step_time import StepTimeModel, StepWork
 from backend.roofline import Roofline
-from backend.scheduler.batch import Batch
 from backend.scheduler.kv_accounts import KVAccounts
 from backend.scheduler.scheduler import Scheduler
 from gateway.replica.reader import ReplicaReader
@@ -100,22 +99,22 @@ class EngineMetrics:
             (self._mixed if decodes else self._prefill).observe(elapsed)
             self._chunks.value += rows - decodes
             self._prefill_tokens.value += step.prefill_tokens
-        self._count_work(batch, work_of(step.scheduled), elapsed)
+        self._count_work(step, work_of(step.scheduled))
         if decodes:
             self._note_gap(step.completed, decodes)
         else:  # rows that sat out a step of prefills alone have the longer gap
             self._decodes = max(0, min(self._decodes, len(self._scheduler.running) - rows))
 
-    def _count_work(self, batch: Batch, work: StepWork, elapsed: float) -> None:
+    def _count_work(self, step: CompletedStep, work: StepWork) -> None:
         """Add the step's floor, and divide a mixed step's time by what its prompts and its answers cost apart."""
-        decodes = batch.num_decodes
+        batch, elapsed = step.scheduled.batch, step.elapsed
         if self._roofline is not None:
             tokens, context = work.prefill_tokens + work.decode_tokens, work.decode_context + work.prefill_context
-            prefills = islice(zip(batch.starts, batch.lengths, strict=True), decodes, None)
-            beyond = self._roofline.beyond_window(islice(batch.starts, decodes), prefills)
+            prefills = islice(zip(batch.starts, batch.lengths, strict=True), batch.num_decodes, None)
+            beyond = self._roofline.beyond_window(islice(batch.starts, batch.num_decodes), prefills)
             drawn = len(batch.sampled) + sum([len(draft) for _, draft in batch.drafts])
             self._floor += self._roofline.step(tokens, drawn, context, work.prefill_pairs, beyond)
-        if 0 < decodes < len(batch.slots):
+        if 0 < step.num_decodes < len(batch.slots):
             seconds, decoding = self._step_times[batch.model].fitted.seconds, work.decode_tokens
             whole, fixed = seconds(work), seconds(StepWork())
             alone = seconds(StepWork(0, decoding, work.decode_context))

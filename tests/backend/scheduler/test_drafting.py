@@ -8,11 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
+from admission.core import CoreConfig, make_core
+from admission.ledger import work_of
+from admission.step_times.step_time import StepTime, StepTimeModel
+from backend.config import EngineConfig, Speculate
+from backend.scheduler.batch import StepOutput
 from backend.scheduler.drafting import (
     FIRST_RATES,
     MAX_PLACES,
     MAX_RUN,
     STEP_GAP_S,
+    TOKENS_READ_PER_PLAN,
     Drafting,
     PromptLookup,
     draft_length,
@@ -20,9 +26,13 @@ from backend.scheduler.drafting import (
     rate_of,
 )
 from backend.scheduler.hooks import DefaultHooks
+from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
+from backend.scheduler.waiting_queue import FirstComeFirstServed
+from tests.admission.clocked_core import ClockedCore
 from tests.backend.paper_device import next_token
 from tests.backend.scheduler.bench import Bench, LossyMachine, expected
+from tests.backend.sequences import TOKEN, make_sequence
 from tests.examples import examples
 
 
@@ -30,10 +40,10 @@ class Guesses(Drafting):
     """Drafts of random lengths, whose tokens are mostly those that come."""
 
     def __init__(self, bench: Bench, seed: int) -> None:
-        super().__init__(bench.config, bench.hooks)
+        super().__init__(bench.config, bench.hooks, bench.scheduler.kv_manager.texts)
         self.random = Random(seed)
 
-    def _worth(self, sequence: Sequence) -> int:
+    def _worth(self, sequence: Sequence, room: int) -> int:
         return self.random.choice((0, 1, 2, 5))
 
     def _tokens(self, sequence: Sequence, length: int) -> list[int]:
@@ -126,7 +136,7 @@ def naive(tokens: list[int], place: int, run: int) -> tuple[int, int]:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=120), st.integers(0, 20))
 def test_the_index_finds_what_a_search_through_the_text_finds(tokens: list[int], prompt: int) -> None:
-    lookup, place, run, rates = PromptLookup(0, len(tokens)), 0, 0, list(FIRST_RATES)
+    lookup, place, run, rates = PromptLookup(len(tokens)), 0, 0, list(FIRST_RATES)
     lookup.read(tokens[:prompt])
     for end in range(prompt + 1, len(tokens) + 1):
         lookup.follow(tokens[end - 1 : end], rates)
@@ -179,9 +189,9 @@ def test_rates_are_kept_by_the_length_of_the_run() -> None:
 
 def test_a_tenant_whose_looked_up_tokens_never_come_is_drafted_for_no_more() -> None:
     """The second token of each pair is another every time."""
-    lookup, rates = PromptLookup(0, 4096), list(FIRST_RATES)
-    for n in range(600):
-        lookup.follow((1, 2, 100 + n), rates)
+    lookup, rates = PromptLookup(4096), list(FIRST_RATES)
+    for token in [token for n in range(600) for token in (1, 2, 100 + n)]:
+        lookup.follow((token,), rates)
     assert rates[0] < 0.01
     assert draft_length(rates[0], 1, [0.01 * (1 + 0.05 * n) for n in range(16)], 1, 1) == 0
 
@@ -207,6 +217,72 @@ class Timed(DefaultHooks):
 
     def decode_seconds(self, num_decodes: int, decode_context: int, model: int = 0) -> float:
         return 0.01 + 0.001 * num_decodes
+
+
+def test_a_promised_interval_is_kept_as_prompts_arrive_beside_drafts() -> None:
+    """Every token of both answers is certain to be drafted; a step with a whole chunk takes 106 ms."""
+    engine = EngineConfig(4000, max_model_len=9000, max_num_seqs=8, max_num_batched_tokens=2048, speculate="lookup")
+    model = StepTimeModel(StepTime((4e-3, 5e-5, 2e-5, 1e-8, 1e-8, 1e-10, 0.0)), 64.0)
+    stage = ClockedCore(
+        make_core(CoreConfig(), engine, model), lambda step: stage.core.step_time.fitted.seconds(work_of(step))
+    )
+    promised = stage.add(make_sequence("promised", "a", 78, 4000, token_interval=0.03))
+    stage.add(make_sequence("beside", "b", 78, 4000))
+    known, last, gaps = 0, 0.0, []
+    for n in range(150):
+        if n > 60 and n % 8 == 0:
+            stage.add(make_sequence(f"prompt{n}", "c", [n * 9000 + each for each in range(8900)], 1))
+        stage.step()
+        if len(promised.output) > known:
+            gaps += [stage.now - last] if known else []
+            known, last = len(promised.output), stage.now
+    assert known > 400 and max(gaps) < 0.03 < 1.1 * max(gaps)
+
+
+class Flat(DefaultHooks):
+    """Rows cost next to nothing."""
+
+    def decode_seconds(self, num_decodes: int, decode_context: int, model: int = 0) -> float:
+        return 0.01 + 1e-5 * num_decodes
+
+
+def answered(speculate: Speculate) -> list[int]:
+    """The tokens of forty answers after 200 steps, of which every one is certain to be drafted."""
+    engine = EngineConfig(4000, max_model_len=4000, max_num_seqs=64, max_num_batched_tokens=256, speculate=speculate)
+    scheduler = Scheduler(engine, FirstComeFirstServed(), Flat(engine))
+    answers = [make_sequence(f"s{n}", f"t{n}", 60, 3000) for n in range(40)]
+    for sequence in answers:
+        scheduler.add(sequence)
+    for _ in range(200):
+        while scheduler.schedule() is not None:
+            pass
+        batch = scheduler.in_flight[0].batch
+        forced = {index: [TOKEN] * len(draft) for index, draft in batch.drafts}
+        scheduler.update_from_output(StepOutput(batch.step, [TOKEN] * len(batch.sampled), 0.01, forced=forced or None))
+    return [len(sequence.output) for sequence in answers]
+
+
+def test_answers_take_turns_where_a_step_has_too_few_places_for_drafts() -> None:
+    plain, drafted = answered("off"), answered("lookup")
+    assert all(more > few for more, few in zip(drafted, plain, strict=True))
+    assert max(drafted) < 2 * min(drafted)
+
+
+def test_a_plan_reads_a_bounded_part_of_all_texts_and_a_finished_one_is_forgotten() -> None:
+    engine = EngineConfig(4000, max_model_len=4000, max_num_seqs=8, max_num_batched_tokens=4096, speculate="lookup")
+    scheduler = Scheduler(engine, FirstComeFirstServed(), Flat(engine))
+    answers = [make_sequence(f"s{n}", "t", 1000, 9) for n in range(4)]
+    for sequence in answers:
+        scheduler.add(sequence)
+    texts, read = scheduler.kv_manager.texts, 0
+    while scheduler.has_work:
+        while scheduler.schedule() is not None:
+            now_read = sum(len(text.tokens) for text in texts.values())
+            assert now_read - read <= TOKENS_READ_PER_PLAN
+            read = now_read
+        batch = scheduler.in_flight[0].batch
+        scheduler.update_from_output(StepOutput(batch.step, [TOKEN] * len(batch.sampled), 0.01))
+    assert read > TOKENS_READ_PER_PLAN and not texts
 
 
 def test_drafts_keep_a_promised_interval_and_leave_prompts_most_of_a_step() -> None:
