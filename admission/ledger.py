@@ -28,7 +28,7 @@ class EngineTimeTariff:
     def costs(self, scheduled: ScheduledStep, seconds: float) -> list[float]:
         batch, decodes, each = scheduled.batch, scheduled.batch.num_decodes, 0.0
         model = self.model.fitted
-        _, _, decode, context, _, _, beyond = model.coefficients
+        _, _, decode, context, read, pairs, beyond = model.coefficients
         if beyond and self.model.is_calibrated:
             tokens = sum(batch.lengths)
             share = (tokens - model.knee) / tokens if tokens > model.knee else 0.0
@@ -43,8 +43,8 @@ class EngineTimeTariff:
         if scheduled.drafts:  # as `work_of` counts them
             for row in range(decodes, len(batch.starts)):
                 if scheduled.sequences[row] in scheduled.drafts:
-                    length = batch.lengths[row]
-                    marginal[row] = (decode + each) * length + context * (batch.starts[row] + length)
+                    start, length = batch.starts[row], batch.lengths[row]
+                    marginal[row] = (decode + each) * length + read * start + pairs * prefill_pairs(start, length)
         parts = plain_sum(marginal)
         if parts <= 0:
             return [seconds / len(marginal)] * len(marginal)
@@ -96,8 +96,8 @@ def work_of(scheduled: ScheduledStep) -> StepWork:
     work, drafts = StepWork(0, decodes, scheduled.decode_context), scheduled.drafts
     for row in range(decodes, len(batch.starts)):
         start, length = batch.starts[row], batch.lengths[row]
-        if drafts and scheduled.sequences[row] in drafts:  # its context is read once
-            work += StepWork(0, length, start + length)
+        if drafts and scheduled.sequences[row] in drafts:  # it attends as a prompt does
+            work += StepWork(0, length, 0, start, prefill_pairs(start, length))
         else:
             work = work.with_prefill(start, length)
     for _, start, length in batch.padding:

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from admission.step_times.step_time import CopyTime, StepTime, StepTimeModel, StepWork
+from admission.step_times.step_time import CopyTime, StepTime, StepTimeModel, StepWork, prefill_pairs
 from backend.config import EngineConfig
 from backend.scheduler.scheduled_step import PrefillBudget
 
@@ -133,6 +133,10 @@ class PrefillSizer:
 
     def decode_seconds(self, num_decodes: int, decode_context: int, model: int = 0) -> float:
         return self.models[model].fitted.seconds(StepWork(decode_tokens=num_decodes, decode_context=decode_context))
+
+    def draft_seconds(self, start: int, length: int, model: int = 0) -> float:
+        _, _, _, context, prefill_context, pairs, _ = self.models[model].fitted.coefficients
+        return prefill_context * start + pairs * prefill_pairs(start, length) - context * (start + length)
 
     def seconds_within(self, interval: float, alone: float, model: int = 0) -> float:
         """Return the predicted seconds of a step that keeps a promised interval, `alone` being those of its decodes."""

@@ -31,6 +31,7 @@ class TenantHooks:
         self.due = due
         self.prefill_budget = sizer.prefill_budget
         self.decode_seconds = sizer.decode_seconds
+        self.draft_seconds = sizer.draft_seconds
         self.spare_step = spare.step
         self.swaps = swap_choice.swaps
         self.retention = retention

@@ -162,6 +162,7 @@ class Drafting:
         self._loads: dict[int, tuple[int, int]] = {}  # by model, decodes and their contexts
         self._seconds: dict[int, list[float]] = {}  # by model, of a step with each number of drafted tokens
         self._interval = inf  # seconds between tokens, the shortest that was promised to a running sequence
+        self._slack = inf  # seconds that drafts may add to the step within that interval
         self._unread = 0  # tokens that the plan may read
 
     def begin_plan(self, running: list[Sequence], is_asked: bool, step: int, in_flight: Mapping[Sequence, int]) -> None:
@@ -253,11 +254,8 @@ class Drafting:
         request, size, steps = sequence.request, self._config.block_size, self._steps
         if request.sampling.depends_on_output:
             return 0
-        seconds = self._prices(request.model)[: 1 + min(room, size - 1 - (sequence.num_tokens - 1) % size)]
-        if request.token_interval is not None:
-            waits = (steps - 1) * seconds[0]
-            seconds = [each for each in seconds if not self._has_prompts and waits + each <= request.token_interval]
-        if len(seconds) < 2 or self._unread <= 0:
+        room = min(room, size - 1 - (sequence.num_tokens - 1) % size)
+        if not room or self._unread <= 0 or (request.token_interval is not None and self._has_prompts):
             return 0
         rates = self.rates.get(sequence.tenant)
         if rates is None:
@@ -265,8 +263,17 @@ class Drafting:
         lookup, known = self._read(sequence, rates), sequence.num_prompt_tokens + len(sequence.output)
         if not lookup.place or len(lookup.tokens) < known:
             return 0
-        rate, rows = rates[rate_of(lookup.run)], self._loads[request.model][0]
-        return draft_length(rate, 1.0 if sequence.num_tokens == known else rate, seconds, rows, steps)
+        rate, (rows, _) = rates[rate_of(lookup.run)], self._loads[request.model]
+        alone, *seconds = self._prices(request.model)[: 1 + room]
+        reading, start = self._hooks.draft_seconds, sequence.num_tokens - 1
+        most = alone + self._slack
+        if request.token_interval is not None:
+            most = min(most, request.token_interval - (steps - 1) * alone)
+        seconds = [each + reading(start, length, request.model) for length, each in enumerate(seconds, 2)]
+        seconds = [alone, *[each for each in seconds if each <= most]]
+        length = draft_length(rate, 1.0 if sequence.num_tokens == known else rate, seconds, rows, steps)
+        self._slack -= max(0.0, seconds[length] - alone)
+        return length
 
     def _prices(self, model: int) -> list[float]:
         """Return the seconds of a model's step with each number of drafted tokens; none where even certain ones would
@@ -281,6 +288,8 @@ class Drafting:
             ]
             if rows and not draft_length(1.0, 1.0, seconds, rows, self._steps):
                 seconds = []
+            if seconds:
+                self._slack = self._interval - seconds[0]
             while seconds and self._left > 0 and predict(rows + self._left, context, model) > self._interval:
                 self._left //= 2
             self._seconds[model] = seconds

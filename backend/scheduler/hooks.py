@@ -26,6 +26,12 @@ class SchedulerHooks(Protocol):
         """Return the seconds of a model's step with these decodes, by which drafts are priced."""
         ...
 
+    def draft_seconds(self, start: int, length: int, model: int = 0) -> float:
+        """Return the seconds by which one row of `length` tokens with a draft takes longer than as many decodes that
+        read the context of `start` tokens once: the device computes it as a prompt.
+        """
+        ...
+
     def spare_step(self, num_others: int, others_context: int, interval: float | None, model: int = 0) -> SpareStep:
         """Return what a model's step has for the spare class beside the decodes of others, over `others_context`
         tokens.
@@ -97,6 +103,9 @@ class DefaultHooks:
 
     def decode_seconds(self, num_decodes: int, decode_context: int, model: int = 0) -> float:
         return 0.01 + 0.0025 * num_decodes  # a row takes a quarter of what every step takes, as on a small CPU
+
+    def draft_seconds(self, start: int, length: int, model: int = 0) -> float:
+        return 0.0
 
     def spare_step(self, num_others: int, others_context: int, interval: float | None, model: int = 0) -> SpareStep:
         return FixedSpareStep()

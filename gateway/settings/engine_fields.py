@@ -283,7 +283,8 @@ class ExecutionFields(SettingRecord):
         "HOW",
         OPTIONS.speculate,
         "lookup: where an answer repeats its prompt or itself, the tokens that followed there are drafted and computed "
-        "together, as many as are expected to pay; texts stay the same; off: a step brings one token of an answer",
+        "together, as many as are expected to pay, on a CPU; texts that do not depend on the batch stay the same; off: "
+        "a step brings one token of an answer",
     )
     quantization: Quantization = setting(
         "engine",

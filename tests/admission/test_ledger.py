@@ -95,19 +95,27 @@ def test_step_time_beyond_the_knee_is_divided_among_all_tokens() -> None:
 
 @pytest.mark.parametrize("has_knee", [False, True])
 def test_a_row_with_a_draft_costs_what_its_work_takes(has_knee: bool) -> None:
-    """Beside ten decodes, sixteen tokens behind a hundred: all are decoded, and their context is read once."""
+    """Beside ten decodes, sixteen tokens behind a hundred: all are decoded, and attend as a prompt does."""
     tariff = knee_tariff() if has_knee else EngineTimeTariff(StepTimeModel(KNEE))
     row = make_sequence("drafted", "t", 100, 50)
     batch = Batch(0, 10, list(range(11)), [100] * 11, [1] * 10 + [16])
     others = [make_sequence(f"{n}", "t", 100, 50) for n in range(10)]
     step = ScheduledStep(batch, sequences=[*others, row], decode_context=1010, drafts={row: 15})
-    _, _, decode, context, _, _, beyond = tariff.model.fitted.coefficients
+    _, _, decode, context, read, pairs, beyond = tariff.model.fitted.coefficients
     each = beyond * (1 - tariff.model.fitted.knee / 26) if has_knee else 0.0
+    drafted = 16 * (decode + each) + read * 100 + pairs * sum(range(101, 117))
     costs = tariff.costs(step, 1.0)
-    assert costs[-1] / costs[0] == pytest.approx(
-        (16 * (decode + each) + 116 * context) / (decode + each + 101 * context)
-    )
+    assert costs[-1] / costs[0] == pytest.approx(drafted / (decode + each + 101 * context))
     assert sum(costs) == pytest.approx(1.0)
+
+
+def test_a_draft_is_priced_as_its_step_is_counted() -> None:
+    hooks = make_core(CoreConfig(), ENGINE, StepTimeModel(KNEE)).scheduler.hooks
+    row, other = make_sequence("drafted", "t", 100, 50), make_sequence("other", "t", 40, 50)
+    batch = Batch(0, 1, [0, 1], [39, 99], [1, 6])
+    step = ScheduledStep(batch, sequences=[other, row], decode_context=40, drafts={row: 5})
+    priced = hooks.decode_seconds(1 + 6, 40 + 105) + hooks.draft_seconds(99, 6)
+    assert priced == pytest.approx(KNEE.seconds(work_of(step)))
 
 
 def test_a_request_beyond_the_knee_is_expected_to_cost_what_its_tokens_are_charged() -> None:
