@@ -221,6 +221,8 @@ def main() -> int:
     if binary is None:
         raise SystemExit("there is no Chromium: apt-get install chromium")
     with running_chromium(binary) as chromium:
+        if options.pictures:
+            options.pictures.mkdir(parents=True, exist_ok=True)
         result = measure(options.tenants, options.keys, options.days, options.rows, chromium, options.pictures)
     print(json.dumps(result, indent=1))
     if options.record:
