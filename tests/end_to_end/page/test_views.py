@@ -178,12 +178,14 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     page.click("[name=usage-by][value=key]")
     page.until_asked("by=key")
     gateway.answers["usage"] |= {"by": "metadata.project", "rows": page_data.groups(("search", "", None))}
+    gateway.answers["usage"] |= {"bill": page_data.bill() | {"currency": None}}
     page.click("[name=usage-by][value=metadata]")
     page.type("project")
     page.press("Enter")
     page.until_reads("#usage-table thead", "metadata: project")
     page.until("document.querySelector('#usage-table tbody').innerText.includes('all others')")
     assert sorted(page.column("#usage-table", 2)) == ["all others", "none", "search"]
+    page.until_reads("#bill-totals", "At 3.50 an hour\n1,764.00")
 
     page.fill("#usage-from", "2026-09-01")
     page.until_asked("from=2026-09-01")

@@ -24,7 +24,7 @@ export class Bill {
   }
 
   update({ rows, truncated, ...bill }) {
-    this.currency = shown(bill.currency ?? "", 8);
+    this.currency = bill.currency ? shown(bill.currency, 8) : "";
     const each = (cost) => (cost === null ? "no tokens" : this.#money(Number(cost)));
     const totals = [
       ["Machines ran", duration(bill.running_seconds)],
