@@ -19,7 +19,7 @@ from backend.paged_kv.kv_cache import block_bytes
 from backend.parallel.loading import load_leading
 from backend.parallel.shard import Shard, pooled
 from backend.placement import check_size, place_beside, place_model, select_device, select_dtype, size_beside
-from backend.sizing import Demand
+from backend.sizing import ModelDemand
 from backend.structured_output.masks import TokenMasks
 from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
 from backend.structured_output.processes import GrammarProcesses
@@ -94,7 +94,7 @@ def load_model(
     target = select_device(device, tensor_parallel)
     precision = select_dtype(dtype, config, target)
     shard = Shard.of(config, 0, tensor_parallel) if tensor_parallel > 1 else None
-    demand = Demand(options, config, precision, shard, least_block_bytes)
+    demand = ModelDemand(options, config, precision, shard, least_block_bytes)
     # contradictions show before the long load
     limits = check_size(demand, target) if beside is None else size_beside(beside, demand, directory.name)
     if target.type == "cuda" or options.kv_cache_dtype != "auto" or options.quantization not in ("auto", "none"):
@@ -129,7 +129,7 @@ def shared_block_bytes(directories: Sequence[Path], options: EngineOptions, dtyp
             "model would else take all that is free"
         )
     configs = [read_model_config(directory) for directory in directories]
-    each = [Demand(options, config, select_dtype(dtype, config, target)).own_block_bytes for config in configs]
+    each = [ModelDemand(options, config, select_dtype(dtype, config, target)).own_block_bytes for config in configs]
     return -(-max(each) // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
 
 

@@ -17,7 +17,7 @@ from backend.model.weights import Weights
 from backend.paged_kv.kv_cache import KVCache
 from backend.parallel.rank_group import Parallel
 from backend.roofline import Footprint, recorded_bytes, show_bytes
-from backend.sizing import DEVICE_TOKEN_BUDGET, Demand, free_memory, size_engine
+from backend.sizing import DEVICE_TOKEN_BUDGET, ModelDemand, free_memory, size_engine
 from backend.worker.device_memory import check_fits, expected_memory, free_and_total, measured_memory
 from backend.worker.model_runner import ModelRunner
 
@@ -54,12 +54,12 @@ def select_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.
     return DTYPES[name]
 
 
-def place_model(demand: Demand, weights: Weights, device: torch.device, kernels: str = "auto") -> ModelRunner:
+def place_model(demand: ModelDemand, weights: Weights, device: torch.device, kernels: str = "auto") -> ModelRunner:
     """Return a runner that takes the weights over."""
     return place_part(demand, weights, device, kernels, None, ModelRunner)
 
 
-def size_beside(first: ModelRunner, demand: Demand, name: str) -> EngineConfig:
+def size_beside(first: ModelRunner, demand: ModelDemand, name: str) -> EngineConfig:
     """Return the limits of a further model in the KV memory of the first; its sequences may be as long as the model
     allows. Raises `ConfigError` for one of that name which does not fit.
     """
@@ -86,7 +86,7 @@ def size_beside(first: ModelRunner, demand: Demand, name: str) -> EngineConfig:
 
 
 def place_beside(
-    first: ModelRunner, limits: EngineConfig, demand: Demand, weights: Weights, kernels: str = "auto"
+    first: ModelRunner, limits: EngineConfig, demand: ModelDemand, weights: Weights, kernels: str = "auto"
 ) -> ModelRunner:
     """Return a runner of a further model, with the limits of `size_beside`."""
     model, options, groups, longest = demand.model, demand.options, demand.groups, limits.max_model_len
@@ -101,7 +101,7 @@ def place_beside(
 
 
 def place_part(
-    demand: Demand,
+    demand: ModelDemand,
     weights: Weights,
     device: torch.device,
     kernels: str,
@@ -132,12 +132,12 @@ def place_part(
     return runner
 
 
-def check_size(demand: Demand, device: torch.device) -> EngineConfig:
+def check_size(demand: ModelDemand, device: torch.device) -> EngineConfig:
     """Return the expected limits. Raises `ConfigError` for options that cannot work."""
     return size_for_device(demand, device) if device.type == "cuda" else size_engine(demand, free_memory())
 
 
-def size_for_device(demand: Demand, device: torch.device) -> EngineConfig:
+def size_for_device(demand: ModelDemand, device: torch.device) -> EngineConfig:
     """Return the limits of a model that is to be loaded on CUDA devices, a shard on this one. Raises `ConfigError`,
     with the arithmetic.
     """
@@ -154,7 +154,7 @@ def size_for_device(demand: Demand, device: torch.device) -> EngineConfig:
     return size_engine(demand, _pool_bytes(free, part, demand.whole), True)
 
 
-def _size_measured(demand: Demand, decoder: Decoder, weight_bytes: int, device: torch.device) -> EngineConfig:
+def _size_measured(demand: ModelDemand, decoder: Decoder, weight_bytes: int, device: torch.device) -> EngineConfig:
     """Return the limits by the bytes that are free beside the weights and beside a step of the most tokens; with
     several ranks, on the rank that has the least.
     """
@@ -178,7 +178,7 @@ def _size_measured(demand: Demand, decoder: Decoder, weight_bytes: int, device: 
         raise ConfigError(f"{error}; {memory}") from None
 
 
-def _adapter_bytes(demand: Demand, model: ModelConfig, tokens: int) -> int:
+def _adapter_bytes(demand: ModelDemand, model: ModelConfig, tokens: int) -> int:
     """Return the bytes of a device that adapters take beside their weights: the places of their vectors, and graphs of
     the steps that have some.
     """

@@ -28,7 +28,7 @@ def cache_dtype(options: EngineOptions, dtype: torch.dtype) -> torch.dtype:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ModelDemand:
     """The model to be served from a device's memory, in this precision, and an operator's options."""
 
     options: EngineOptions
@@ -80,7 +80,7 @@ class Demand:
         return groups
 
 
-def size_engine(demand: Demand, free_bytes: int, dedicated: bool = False) -> EngineConfig:
+def size_engine(demand: ModelDemand, free_bytes: int, dedicated: bool = False) -> EngineConfig:
     """Return the engine's limits. Raises `ConfigError`, with the arithmetic, if options contradict model or memory.
 
     `dedicated`: the free bytes are those of a device that does nothing else, and may all hold keys and values.

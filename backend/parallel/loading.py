@@ -18,7 +18,7 @@ from backend.parallel.rank_processes import RankProcesses
 from backend.parallel.runners import FollowingRunner, LeadingRunner
 from backend.parallel.shard import Shard
 from backend.placement import DTYPES, place_part
-from backend.sizing import Demand
+from backend.sizing import ModelDemand
 from backend.worker.device_errors import placing
 
 LOOPBACK = "lo"
@@ -55,7 +55,7 @@ def load_leading(
             others.tell(MEET)
             parallel = Parallel(shards[0], meet(0, size, meeting, device))
             make_runner = partial(LeadingRunner, others=others)
-            demand = Demand(options, config, dtype, shards[0])
+            demand = ModelDemand(options, config, dtype, shards[0])
             runner = place_part(demand, weights, device, kernels, parallel, make_runner)
             others.await_answers()
         except BaseException as error:
@@ -78,7 +78,7 @@ def load_rank(setup: RankSetup, wait_until_all_have_loaded: Callable[[], object]
         weights = load_weights(setup.directory, config, dtype, device, shard=shard)
         wait_until_all_have_loaded()
         parallel = Parallel(shard, meet(setup.rank, setup.size, setup.meeting_place, device))
-        demand = Demand(setup.options, config, dtype, shard)
+        demand = ModelDemand(setup.options, config, dtype, shard)
         return place_part(demand, weights, device, setup.kernels, parallel, FollowingRunner)
 
 

@@ -69,7 +69,7 @@ class Accounting:
         new_tokens: list[NewToken],
     ) -> None:
         """Take the tokens that follow the token just taken, as far as the sequence may have more by now: forced ones,
-        which are the only ones that can, or those that are drawn behind accepted drafts.
+        which are the only ones that can, or the tokens drawn behind accepted drafts.
 
         A step in flight may sample the first of them: it is known before. Forced tokens that no step in flight computes
         are computed together by the next. Of those behind drafts the row has computed all but the last.

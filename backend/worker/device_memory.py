@@ -10,7 +10,7 @@ from backend.model.decoder import Decoder
 from backend.model.model_config import ModelConfig
 from backend.paged_kv.kv_cache import KVCache
 from backend.roofline import RUNTIME_BYTES, Footprint, recorded_bytes, show_bytes, window_table_bytes
-from backend.sizing import Demand
+from backend.sizing import ModelDemand
 from backend.worker import graph_shapes
 from backend.worker.logprobs import COPIES_PER_SLICE, SLICE_BYTES
 
@@ -58,7 +58,7 @@ def free_and_total(device: torch.device) -> tuple[int, int]:
     return torch.cuda.mem_get_info(device)
 
 
-def expected_memory(device: str, free: int, total: int, demand: Demand, tokens: int) -> DeviceMemory:
+def expected_memory(device: str, free: int, total: int, demand: ModelDemand, tokens: int) -> DeviceMemory:
     """Estimate the memory before anything is loaded, from the config, for steps of `tokens`."""
     options, part = demand.options, demand.part
     footprint, seqs = Footprint(part, str(demand.dtype).removeprefix("torch.")), options.max_num_seqs

@@ -128,8 +128,8 @@ class UsageReader:
         self._reading, self._reading_budgets = asyncio.Lock(), asyncio.Lock()
 
     async def report(self, query: Mapping[str, str], words: str = "", beside: LedgerBill | None = None) -> Row:
-        """Usage by tenant or key, of names that contain `words`, and by day, of all; and `bill`, for
-        which the bill `beside` is added the same ledgers. Raises `BadRequest` and `QuotaUnverifiable`.
+        """Usage by tenant or key, of names that contain `words`, and by day, of all; and the `bill`, if there is one
+        `beside`, to which the same ledgers are added. Raises `BadRequest` and `QuotaUnverifiable`.
         """
         period = beside.period if beside is not None else UsagePeriod.of(query, datetime.now(UTC).date())
         policy = self._service.policies.current

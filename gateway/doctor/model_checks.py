@@ -10,7 +10,7 @@ from backend.model.shards import Shards
 from backend.parallel.shard import Shard
 from backend.placement import select_device, select_dtype, size_for_device
 from backend.roofline import Footprint, show_bytes
-from backend.sizing import Demand, free_memory, size_engine
+from backend.sizing import ModelDemand, free_memory, size_engine
 from backend.worker.device_memory import free_and_total
 from gateway.core import engine_options
 from gateway.doctor.check import Check, ok, problem, warning
@@ -83,7 +83,7 @@ def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
     dtype = select_dtype(settings.dtype, config, device)
     shard = Shard.of(config, 0, ranks) if ranks > 1 else None
     weights = Footprint(config, str(dtype).removeprefix("torch.")).weight_bytes
-    demand = Demand(options, config, dtype, shard)
+    demand = ModelDemand(options, config, dtype, shard)
     each = demand.own_block_bytes
     if device.type == "cuda":
         free = ranks * free_and_total(device)[0]

@@ -30,7 +30,7 @@ from backend.paged_kv.block_names import adapter_salt
 from backend.placement import place_model
 from backend.scheduler.sequence import FinishReason, PromptRequest
 from backend.scheduler.sequence import Sequence as Running
-from backend.sizing import Demand
+from backend.sizing import ModelDemand
 from backend.worker.calibration import batch_of
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.memory import MIB
@@ -291,7 +291,7 @@ def cost(name: str, dtype: torch.dtype, rank: int, seconds: float) -> dict[str, 
     options = EngineOptions(max_num_seqs=ROWS, max_model_len=256, max_adapter_rank=rank, kv_memory_bytes=3 << 30)
     weights = random_weights(MODELS[name], dtype)
     found = measure_steps(
-        place_model(Demand(options, MODELS[name], dtype), weights, torch.device("cpu")), rank, seconds
+        place_model(ModelDemand(options, MODELS[name], dtype), weights, torch.device("cpu")), rank, seconds
     )
     return {
         "model": name,

@@ -38,7 +38,7 @@ from backend.model.weights import random_weights
 from backend.placement import place_model
 from backend.sampling_params import SamplingParams
 from backend.scheduler.batch import NewSequence
-from backend.sizing import Demand
+from backend.sizing import ModelDemand
 from backend.structured_output.compile import compile_grammar, make_tokenizer
 from backend.structured_output.frames import RowStatus
 from backend.structured_output.matching import SlotMatcher
@@ -89,7 +89,7 @@ def _larger_llm() -> LLM:
     config = replace(LLAMA_32M, vocab_size=own.vocab_size, eos_token_ids=own.eos_token_ids)
     weights, options = random_weights(config, torch.float32), EngineOptions(max_num_seqs=ROWS, max_model_len=2048)
     parameters = weights.num_parameters
-    runner = place_model(Demand(options, config, torch.float32), weights, torch.device("cpu"))
+    runner = place_model(ModelDemand(options, config, torch.float32), weights, torch.device("cpu"))
     constrain(runner, directory, config, StructuredOutputOptions())
     tokenizer = Tokenizer.from_dir(directory, config.vocab_size)
     model = LoadedModel(directory, config, runner.config, tokenizer, runner, torch.float32, parameters, {})

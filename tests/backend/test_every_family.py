@@ -21,7 +21,7 @@ from backend.model.weights import load_weights
 from backend.parallel.rank_group import Parallel
 from backend.parallel.runners import LeadingRunner
 from backend.scheduler.batch import Counters
-from backend.sizing import Demand, size_engine
+from backend.sizing import ModelDemand, size_engine
 from backend.worker import model_runner
 from backend.worker.executor import Executor
 from backend.worker.model_runner import ModelRunner
@@ -64,7 +64,7 @@ class Checkpoint:
     def scarce(self, adapters: Sequence[str]) -> EngineOptions:
         """Options with memory for the longest text, some of another, and these adapters."""
         options = replace(OPTIONS, kv_memory_bytes=2**26, max_adapter_rank=RANK if adapters else 0)
-        demand = Demand(options, self.config, torch.float32)
+        demand = ModelDemand(options, self.config, torch.float32)
         each, engine = demand.own_block_bytes, size_engine(demand, 2**40)
         blocks = 1 + engine.kv_blocks(LONGEST) * 3 // 2
         for name in adapters:

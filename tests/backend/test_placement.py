@@ -12,7 +12,7 @@ from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
 from backend.parallel.shard import Shard
 from backend.placement import _size_measured, check_size, select_device, select_dtype, size_beside
-from backend.sizing import Demand
+from backend.sizing import ModelDemand
 from backend.worker.device_memory import DeviceMemory
 from backend.worker.model_runner import ModelRunner
 from tests.backend.runners import MODEL, make_runner
@@ -23,24 +23,24 @@ GIB = 2**30
 def test_impossible_options_are_refused_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (15 * GIB, 16 * GIB))
     with pytest.raises(ConfigError, match="the model does not fit"):
-        check_size(Demand(EngineOptions(), LLAMA_3_8B, torch.bfloat16), torch.device("cuda:0"))
+        check_size(ModelDemand(EngineOptions(), LLAMA_3_8B, torch.bfloat16), torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (17 * GIB, 18 * GIB))
     options = EngineOptions(max_num_seqs=16, max_model_len=8192)
     with pytest.raises(ConfigError, match="max_model_len 8192 needs 512 blocks"):
-        check_size(Demand(options, LLAMA_3_8B, torch.bfloat16), torch.device("cuda:0"))
+        check_size(ModelDemand(options, LLAMA_3_8B, torch.bfloat16), torch.device("cuda:0"))
 
 
 def test_a_further_model_that_does_not_fit_is_named_before_its_weights_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 80 * GIB))
-    small, demand = make_runner(), Demand(EngineOptions(), LLAMA_3_8B, torch.bfloat16)
+    small, demand = make_runner(), ModelDemand(EngineOptions(), LLAMA_3_8B, torch.bfloat16)
     kv = SimpleNamespace(memory=torch.empty(small.config.num_blocks, 2**10, device="meta"))
     first = cast(ModelRunner, SimpleNamespace(config=small.config, kv=kv, device=torch.device("cuda:0")))
     with pytest.raises(ConfigError, match=r"the model big does not fit: its weights take 14\.96 GiB, and 3\.00 GiB of"):
         size_beside(first, demand, "big")
     groups = SimpleNamespace(num_windows=small.config.num_blocks)
-    windowed = cast(Demand, SimpleNamespace(model=MODEL, options=EngineOptions(), groups=groups, window=16))
+    windowed = cast(ModelDemand, SimpleNamespace(model=MODEL, options=EngineOptions(), groups=groups, window=16))
     blocks = small.config.num_blocks
     with pytest.raises(
         ConfigError, match=f"the model m does not fit: a sequence takes {blocks + 1} blocks of KV memory"
@@ -49,7 +49,7 @@ def test_a_further_model_that_does_not_fit_is_named_before_its_weights_are_read(
 
 
 def test_drafts_are_refused_on_a_gpu() -> None:
-    demand = Demand(EngineOptions(speculate="lookup"), LLAMA_3_8B, torch.bfloat16)
+    demand = ModelDemand(EngineOptions(speculate="lookup"), LLAMA_3_8B, torch.bfloat16)
     with pytest.raises(
         ConfigError, match="speculate lookup is for CPUs, and the device is cuda:0: leave it off on a GPU"
     ):
@@ -64,7 +64,7 @@ def test_limits_that_do_not_fit_what_was_measured_are_refused_with_the_arithmeti
     monkeypatch.setattr(placement, "measured_memory", lambda *arguments: full)
     decoder, options = make_runner().decoder, EngineOptions(max_num_seqs=2, max_model_len=64)
     with pytest.raises(ConfigError, match=r"needs 4 blocks.*; cuda:0 has 2\.00 GiB - weights 512\.00 MiB"):
-        _size_measured(Demand(options, MODEL, torch.float32), decoder, GIB // 2, torch.device("cuda:0"))
+        _size_measured(ModelDemand(options, MODEL, torch.float32), decoder, GIB // 2, torch.device("cuda:0"))
 
 
 def test_memory_of_a_model_that_was_let_go_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_memory_of_a_model_that_was_let_go_is_free(monkeypatch: pytest.MonkeyPat
     room = DeviceMemory("cuda:0", 2 * GIB, 2 * GIB, 0, 0, 0, 0, GIB)
     monkeypatch.setattr(placement, "measured_memory", lambda *arguments: room)
     decoder, options = make_runner().decoder, EngineOptions(max_num_seqs=2, max_model_len=64)
-    engine = _size_measured(Demand(options, MODEL, torch.float32), decoder, 0, torch.device("cuda:0"))
+    engine = _size_measured(ModelDemand(options, MODEL, torch.float32), decoder, 0, torch.device("cuda:0"))
     assert engine.num_blocks == 2 * 64 // 16
 
 
@@ -94,7 +94,7 @@ def test_a_gpu_serves_what_the_checkpoint_stores_and_a_cpu_float32() -> None:
 def test_each_rank_is_sized_by_its_part_and_all_by_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (15 * GIB, 16 * GIB))
     shard, options = Shard.of(LLAMA_3_8B, 1, 2), EngineOptions(max_num_seqs=64, max_model_len=8192)
-    engine = check_size(Demand(options, LLAMA_3_8B, torch.bfloat16, shard), torch.device("cuda:0"))
+    engine = check_size(ModelDemand(options, LLAMA_3_8B, torch.bfloat16, shard), torch.device("cuda:0"))
     held = engine.num_blocks * engine.block_size * 131_072  # bytes a token, of all heads
     assert 10 * GIB < held < 16 * GIB, "each rank has half of the heads, and some 6 GiB beside half of the weights"
 

@@ -13,7 +13,7 @@ from backend.model.model_config import ExpertsConfig, ModelConfig, read_model_co
 from backend.model.weights import empty_weights
 from backend.paged_kv.kv_cache import block_bytes
 from backend.roofline import GPUS, RUNTIME_BYTES, Footprint, MemoryPlan, Roofline
-from backend.sizing import Demand, size_engine
+from backend.sizing import ModelDemand, size_engine
 from tests.backend.families import FAMILIES
 
 H200 = GPUS["h200"]
@@ -49,14 +49,16 @@ def test_a_plan_fits_what_an_engine_accepts(longest: int | None) -> None:
     for memory in range(18, 24):
         plan = MemoryPlan.make(Footprint(windowed, "bfloat16"), memory * 2**30, longest, 64, 2048)
         options = EngineOptions(max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=longest)
-        config = size_engine(Demand(replace(options, kv_memory_bytes=plan.kv_bytes), windowed, torch.bfloat16), 2**40)
+        config = size_engine(
+            ModelDemand(replace(options, kv_memory_bytes=plan.kv_bytes), windowed, torch.bfloat16), 2**40
+        )
         assert config.max_model_len == plan.max_model_len
         assert config.num_blocks * plan.footprint.block_bytes <= plan.kv_bytes
         needed = config.kv_blocks(config.max_model_len) * plan.footprint.block_bytes
         assert plan.bytes_per_sequence == needed <= plan.kv_bytes
         if longest:
             with pytest.raises(ConfigError):
-                size_engine(Demand(replace(options, kv_memory_bytes=needed - 1), windowed, torch.bfloat16), 2**40)
+                size_engine(ModelDemand(replace(options, kv_memory_bytes=needed - 1), windowed, torch.bfloat16), 2**40)
             left = plan.memory - plan.kv_bytes + needed
             assert MemoryPlan.make(Footprint(windowed, "bfloat16"), left, longest, 64, 2048).kv_bytes == needed
             with pytest.raises(ConfigError):

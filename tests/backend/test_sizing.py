@@ -12,13 +12,13 @@ from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
 from backend.paged_kv.layer_groups import layer_groups
 from backend.placement import check_size
-from backend.sizing import Demand, size_engine
+from backend.sizing import ModelDemand, size_engine
 
 
 def test_a_size_below_one_block_is_answered_with_what_would_do() -> None:
     said = r"less than one block of 16 tokens \(2\.00 MiB\): 1\.00 GiB hold one sequence of 8,192 tokens.*such as 2GiB"
     with pytest.raises(ConfigError, match=said):
-        size_engine(Demand(EngineOptions(kv_memory_bytes=2), LLAMA_3_8B, torch.bfloat16), 2**40)
+        size_engine(ModelDemand(EngineOptions(kv_memory_bytes=2), LLAMA_3_8B, torch.bfloat16), 2**40)
 
 
 def test_pages_of_files_count_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ GEMMA = replace(
 
 def test_layers_with_a_window_have_blocks_of_their_own_of_the_size_of_all_others() -> None:
     options = EngineOptions(kv_memory_bytes=2**30, max_num_seqs=8)
-    config = size_engine(Demand(options, GEMMA, torch.bfloat16), 2**40)
+    config = size_engine(ModelDemand(options, GEMMA, torch.bfloat16), 2**40)
     assert (config.window_groups, config.window_tokens, config.num_blocks) == (5, 512, 2**30 // (3 * 16 * 1024))
     assert config.kv_tokens > 5 * 2**30 // (18 * 1024), "five times the tokens in the same memory"
     places, most = 32_768 // 16, config.window_need.most
@@ -64,7 +64,7 @@ def test_layers_with_a_window_have_blocks_of_their_own_of_the_size_of_all_others
     ],
 )
 def test_all_layers_share_blocks_where_a_window_frees_none(options: EngineOptions, why: str) -> None:
-    demand = Demand(EngineOptions(kv_memory_bytes=2**30), GEMMA, torch.bfloat16)
+    demand = ModelDemand(EngineOptions(kv_memory_bytes=2**30), GEMMA, torch.bfloat16)
     assert replace(demand, options=options).groups.num_windows == 0
     assert replace(demand, options=EngineOptions(max_adapter_rank=8)).groups.num_windows == 5
     assert check_size(replace(demand, least_block_bytes=2**20), torch.device("cpu")).window_groups == 0
@@ -72,7 +72,7 @@ def test_all_layers_share_blocks_where_a_window_frees_none(options: EngineOption
 
 def test_groups_fill_the_blocks_of_another_model() -> None:
     layer = 16 * 1024  # bytes, of 16 tokens
-    demand = Demand(EngineOptions(kv_memory_bytes=2**30), GEMMA, torch.bfloat16)
+    demand = ModelDemand(EngineOptions(kv_memory_bytes=2**30), GEMMA, torch.bfloat16)
     for room, groups in ((2, 5), (3, 5), (4, 4), (9, 1), (17, 1), (18, 0)):
         config = check_size(replace(demand, least_block_bytes=room * layer), torch.device("cpu"))
         assert (config.window_groups, config.num_blocks) == (groups, 2**30 // (max(room, 3) * layer))
@@ -81,14 +81,14 @@ def test_groups_fill_the_blocks_of_another_model() -> None:
 def test_memory_for_fewer_blocks_than_groups_is_refused_with_what_one_place_takes() -> None:
     options = EngineOptions(kv_memory_bytes=3 * 3 * 16 * 1024, max_num_seqs=1)
     with pytest.raises(ConfigError, match=r"less than one block of 16 tokens \(288\.00 KiB\): 119\.91 MiB hold"):
-        size_engine(Demand(options, GEMMA, torch.bfloat16), 2**40)
+        size_engine(ModelDemand(options, GEMMA, torch.bfloat16), 2**40)
 
 
 def test_memory_too_small_for_a_text_and_its_window_is_refused_with_both() -> None:
     options = EngineOptions(kv_memory_bytes=2**26, max_num_seqs=4, max_model_len=32_768)
     with pytest.raises(ConfigError, match=r"needs 2558 blocks = .*lower max_model_len to 13680"):
-        size_engine(Demand(options, GEMMA, torch.bfloat16), 2**40)
-    shorter = size_engine(Demand(replace(options, max_model_len=13_680), GEMMA, torch.bfloat16), 2**40)
+        size_engine(ModelDemand(options, GEMMA, torch.bfloat16), 2**40)
+    shorter = size_engine(ModelDemand(replace(options, max_model_len=13_680), GEMMA, torch.bfloat16), 2**40)
     assert shorter.kv_blocks(13_680) == shorter.num_blocks
 
 

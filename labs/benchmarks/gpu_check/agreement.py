@@ -25,7 +25,7 @@ from backend.sampling_params import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import PromptRequest, Sequence
 from backend.scheduler.waiting_queue import FirstComeFirstServed
-from backend.sizing import Demand, size_engine
+from backend.sizing import ModelDemand, size_engine
 from backend.worker.model_runner import ModelRunner
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import TINY, write_checkpoint
@@ -77,14 +77,14 @@ def _parted(expected: Answer, tokens: list[int]) -> float | None:
 def _runner(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> ModelRunner:
     config = read_model_config(checkpoint)
     weights = load_weights(checkpoint, config, dtype, device)
-    runner = place_model(Demand(OPTIONS, config, dtype), weights, device)
+    runner = place_model(ModelDemand(OPTIONS, config, dtype), weights, device)
     runner.warm_up()
     return runner
 
 
 def _reference_runner(checkpoint: Path) -> ModelRunner:
     config = read_model_config(checkpoint)
-    engine = size_engine(Demand(OPTIONS, config, torch.float32), 2**30)
+    engine = size_engine(ModelDemand(OPTIONS, config, torch.float32), 2**30)
     decoder = Decoder(config, load_weights(checkpoint, config, torch.float32), ReferenceOps(), engine.max_model_len)
     kv = KVCache(config, engine.num_blocks, engine.block_size, torch.float32, torch.device("cpu"))
     return ModelRunner(decoder, kv, engine)

@@ -16,7 +16,7 @@ from backend.model.model_config import ModelConfig
 from backend.model.weights import checkpoint_names, random_weights
 from backend.placement import place_model
 from backend.scheduler.batch import Batch
-from backend.sizing import Demand
+from backend.sizing import ModelDemand
 from backend.worker.model_runner import ModelRunner
 
 TINY = replace(
@@ -62,7 +62,7 @@ def random_runner(model: ModelConfig, options: EngineOptions, device: torch.devi
     options = replace(options, kv_memory_bytes=options.kv_memory_bytes or FALLBACK.kv_bytes)
     captures = nullcontext() if FALLBACK.has_graphs else patch.object(TritonOps, "captures", False)
     with captures:
-        runner = place_model(Demand(options, model, dtype), weights, device, FALLBACK.kernels)
+        runner = place_model(ModelDemand(options, model, dtype), weights, device, FALLBACK.kernels)
     runner.warm_up()
     return runner
 

@@ -16,7 +16,7 @@ from backend.errors import BackendError
 from backend.model.model_config import ModelConfig, read_model_config
 from backend.model.weights import empty_weights
 from backend.roofline import Footprint
-from backend.sizing import Demand, size_engine
+from backend.sizing import ModelDemand, size_engine
 from tests.backend.families import FAMILIES
 from tests.examples import examples
 
@@ -45,7 +45,7 @@ def use(config: ModelConfig) -> None:
     """Do with a config what is done before weights are read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("backend.sizing.free_memory", lambda: 2**40)
-        engine = size_engine(Demand(EngineOptions(max_model_len=None), config, torch.bfloat16), 2**40)
+        engine = size_engine(ModelDemand(EngineOptions(max_model_len=None), config, torch.bfloat16), 2**40)
     assert engine.kv_blocks(engine.max_model_len) <= engine.num_blocks
     assert Footprint(config, "bfloat16").kv_bytes(4096) > 0
     if config.num_layers < 100 and config.vocab_size * config.hidden_size < 2**40:

@@ -93,15 +93,20 @@ def test_the_next_turn_finds_every_full_block_of_the_last() -> None:
         assert following.num_cached_tokens == (length + 5) // 4 * 4
 
 
-def test_a_pinned_prefix_keeps_its_window() -> None:
-    bench = windowed(num_blocks=100, max_model_len=80)
-    bench.pin_prefixes("t", TEXT[:32])
+def found_after_a_flood(bench: Bench) -> int:
+    """Say a text, flood the memory, and return how many tokens of the text's beginning are found again."""
     bench.say([*TEXT[:32], 1], 2)
     bench.drain()
     flood(bench)
     again = bench.say([*TEXT[:32], 2], 2)
     bench.drain()
-    assert again.num_cached_tokens == 32
+    return again.num_cached_tokens
+
+
+def test_a_pinned_prefix_keeps_its_window() -> None:
+    bench = windowed(num_blocks=100, max_model_len=80)
+    bench.pin_prefixes("t", TEXT[:32])
+    assert found_after_a_flood(bench) == 32
 
 
 def test_every_pinned_prefix_keeps_its_windows_in_the_order_in_which_it_gives_way() -> None:
@@ -155,12 +160,7 @@ def test_blocks_of_a_failed_sequence_are_found_no_more_and_stay_pinned_once_comp
     names = [one for name in failed.block_names for one in (name, *[known() for known in name.windows])]
     assert len(names) > len(failed.block_names) and not any(named(one) for one in names if one is not None)
     bench.drain()
-    bench.say([*TEXT[:32], 1], 2)
-    bench.drain()
-    flood(bench)
-    again = bench.say([*TEXT[:32], 2], 2)
-    bench.drain()
-    assert again.num_cached_tokens == 32
+    assert found_after_a_flood(bench) == 32
 
 
 def test_what_is_found_does_not_depend_on_who_keeps_finished_sequences() -> None:

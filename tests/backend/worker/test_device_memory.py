@@ -10,7 +10,7 @@ from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
 from backend.paged_kv.layer_groups import LayerGroups
 from backend.roofline import RUNTIME_BYTES, Footprint, MemoryPlan
-from backend.sizing import Demand, size_engine
+from backend.sizing import ModelDemand, size_engine
 from backend.worker.device_memory import (
     DeviceMemory,
     check_fits,
@@ -26,12 +26,12 @@ GIB = 2**30
 
 
 def memory(total: int) -> DeviceMemory:
-    return expected_memory("cuda:0", total - GIB, total, Demand(EngineOptions(), LLAMA_3_8B, torch.bfloat16), 2048)
+    return expected_memory("cuda:0", total - GIB, total, ModelDemand(EngineOptions(), LLAMA_3_8B, torch.bfloat16), 2048)
 
 
 def test_block_tables_of_layers_with_a_window_are_counted_before_anything_is_loaded() -> None:
     windowed = replace(LLAMA_3_8B, sliding_window=512, full_attention_layers=frozenset(range(16)))
-    demand = Demand(EngineOptions(max_num_seqs=256), windowed, torch.bfloat16)
+    demand = ModelDemand(EngineOptions(max_num_seqs=256), windowed, torch.bfloat16)
     found = expected_memory("cuda:0", 79 * GIB, 80 * GIB, demand, 2048)
     assert found.slots == slot_bytes(windowed, 256) + (256 + 256 + 16) * (windowed.max_position // 16) * 4
     plan = MemoryPlan.make(Footprint(windowed, "bfloat16"), 80 * GIB, None, 256, 2048)
@@ -54,10 +54,12 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
 
 def test_a_device_of_its_own_gives_all_that_its_sequences_can_use() -> None:
     options, kv_bytes = EngineOptions(max_num_seqs=256), memory(80 * GIB).kv_bytes
-    engine = size_engine(Demand(options, LLAMA_3_8B, torch.bfloat16), kv_bytes, dedicated=True)
+    engine = size_engine(ModelDemand(options, LLAMA_3_8B, torch.bfloat16), kv_bytes, dedicated=True)
     assert engine.num_blocks == kv_bytes // (131_072 * 16)
     assert engine.max_num_batched_tokens == 2048
-    few = size_engine(Demand(replace(options, max_num_seqs=4), LLAMA_3_8B, torch.bfloat16), kv_bytes, dedicated=True)
+    few = size_engine(
+        ModelDemand(replace(options, max_num_seqs=4), LLAMA_3_8B, torch.bfloat16), kv_bytes, dedicated=True
+    )
     assert few.num_blocks == 4 * 8192 // 16
 
 
