@@ -94,6 +94,8 @@ class KvLeases:
             lease.wanted_at = now
         limit = max(lease.limit, longest * self._block_bytes)
         wanted = min(round(demand * HEADROOM_RATIO) * self._block_bytes, limit)
+        if (fewer := wanted // self._block_bytes) < lease.blocks:  # given back before others may lease it
+            self._set(tenant, lease, fewer)
         try:
             granted, seconds = await self._store.lease_kv(tenant, limit, wanted)
         except QuotaError as error:

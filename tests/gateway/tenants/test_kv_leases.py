@@ -130,6 +130,22 @@ async def test_a_lease_ends_on_time_whenever_a_renewal_was_tried_last(bench: Ben
     assert await bench.after(1 - tried) == 0
 
 
+async def test_what_is_given_back_is_used_no_more_when_the_store_hears_of_it(bench: Bench) -> None:
+    bench.engine.needs = 40
+    await bench.lease()
+    bench.engine.needs, allowed = 8, list[int | None]()
+
+    async def lease_kv(tenant: str, limit: int, wanted: int) -> tuple[int, float]:
+        allowed.append(bench.engine.allowed[tenant])
+        return await Pool.lease_kv(bench.pool, tenant, limit, wanted)
+
+    bench.pool.lease_kv = lease_kv  # type: ignore[method-assign]
+    assert await bench.after(RENEW_SECONDS) == 10
+    bench.engine.needs = 40
+    assert await bench.after(RENEW_SECONDS) == 50
+    assert allowed == [10, 10]
+
+
 async def test_an_edited_limit_is_taken_up_with_the_next_request(bench: Bench) -> None:
     bench.engine.needs = 40
     await bench.lease()
