@@ -2,7 +2,9 @@
 
 `sluice serve` with the embedded model and its own quota store, and clients that do everything at once: answers whole
 and streamed, streams left halfway, connections cut at any byte, bodies that are malformed or too large, strange keys,
-tenants at their limits, an admin who looks and cancels, edits of the policy, traces to a collector. Now and then the
+tenants at their limits, stored responses, also in the background, conversations, messages, grammars that nobody else
+sends, batches, keys that live for one request, an admin who looks and cancels, edits of the policy, traces to a
+collector. Now and then the
 network between them delays, holds, refuses or cuts every connection for up to a second.
 
 At intervals the load holds still until the gateway has nothing to do, and what it holds is read from its metrics: a row
@@ -31,7 +33,8 @@ from gateway.tenants.key_store import KeyStore
 from labs.benchmarks.report import Report, scenario_parser
 from labs.faults.proxy import Proxy
 from labs.faults.site import logged_errors, summed
-from scripts.soak_load import ANSWER_TIMEOUT_SECONDS, BROKEN, MANNERS, POLICY, TENANTS, Visitor
+from scripts.soak_dialects import DIALECTS
+from scripts.soak_load import ANSWER_TIMEOUT_SECONDS, BROKEN, CHATS, POLICY, TENANTS, Visitor
 from tests.gateway.server_process import ServerProcess, running_server
 from tests.gateway.telemetry.otlp_receiver import Receiver, otlp_receiver
 
@@ -39,7 +42,11 @@ CLIENTS = 16  # at a time; half as many sequences run
 ROWS = 40
 FAULT_SECONDS = 2.0  # between two faults of the network, on average
 SETTLE_SECONDS = 30.0  # in which a gateway without load must have nothing left
-FLAGS = ("--threads", "1", "--max-num-seqs", "8", "--max-waiting", "12", "--trace-sample-ratio", "0.5")
+FLAGS = (
+    *("--threads", "1", "--max-num-seqs", "8", "--max-waiting", "12", "--trace-sample-ratio", "0.5"),
+    *("--speculate", "lookup", "--machine-price", "2 EUR/h"),
+)
+MANNERS = {**CHATS, **DIALECTS}
 
 LEFT = {  # by column: the metric, which is 0 without load
     "live": "sluice_live_requests",

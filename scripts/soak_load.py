@@ -23,16 +23,19 @@ classes:
   interactive: {{service_tiers: [priority], ttft: 2s, when_late: refuse}}
   usual: {{aging: 2s}}
   batch: {{service_tiers: [flex], aging: 20s, queue: {{requests: 4}}}}
-defaults: {{default_class: usual}}
+defaults: {{default_class: usual, price: {{input: 1/1M, output: 2/1M, currency: EUR}}}}
 tenants:
-  steady: {{weight: {weight}}}
+  steady: {{weight: {weight}, limits: {{cost: 1000/month, tokens: 500k/session}}, usage: {{by: [user, session]}}}}
   limited: {{limits: {{requests: {{rate: 2/s, burst: 4}}, tokens: 6k/min}}}}
   narrow: {{limits: {{concurrent_requests: 2, kv_bytes: 8MiB, queued_requests: 2}}}}
   spent: {{limits: {{requests: 1/month}}}}
 """
 TENANTS = ("steady", "limited", "narrow", "spent")
 TIERS = ("auto", "priority", "flex")
-ADMIN = ("overview", "tenants", "tenants/steady", "requests", "queue", "kv", "policy", "refusals", "audit", "diagnosis")
+ADMIN = (
+    *("overview", "tenants", "tenants/steady", "requests", "queue", "kv", "policy", "refusals", "audit", "diagnosis"),
+    *("usage", "budgets", "keys", "request-log"),
+)
 
 SERVED = {200, 429, 503, 504}  # an answer, or the refusal of a busy gateway
 REFUSED = {400, 401, 403, 404, 405, 411, 413, 415, 422, 429, 503}
@@ -53,9 +56,12 @@ class Visitor:
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     wrong: Counter[tuple[str, int]] = field(default_factory=Counter)
 
+    def a_tenant(self) -> str:
+        return self.random.choice(TENANTS)
+
     def headers(self, tenant: str = "") -> dict[str, str]:
         """The headers of a random tenant by default; some with a trace of their own, some with a deadline."""
-        tenant = tenant or self.random.choice(TENANTS)
+        tenant = tenant or self.a_tenant()
         headers = {"authorization": f"Bearer {self.keys[tenant]}"}
         if self.random.random() < 0.3:
             headers["traceparent"] = f"00-{self.random.randbytes(16).hex()}-{self.random.randbytes(8).hex()}-01"
@@ -63,11 +69,13 @@ class Visitor:
             headers["x-sluice-ttft-ms"] = str(self.random.choice((50, 500, 5000)))
         return headers
 
+    def words(self) -> str:
+        return " ".join(self.random.choices(("count", "red", "from", "3", "to", "12", "please"), k=self._length()))
+
     def chat(self, **changes: Any) -> dict[str, Any]:
-        words = " ".join(self.random.choices(("count", "red", "from", "3", "to", "12", "please"), k=self._length()))
         return {
             "model": "embedded",
-            "messages": [{"role": "user", "content": words}],
+            "messages": [{"role": "user", "content": self.words()}],
             "max_tokens": self.random.randint(1, 120),
             "ignore_eos": self.random.random() < 0.5,
             "temperature": self.random.choice((0, 1)),
@@ -206,7 +214,7 @@ async def edit_policy(visitor: Visitor) -> None:
 
 Manner = Callable[[Visitor], Awaitable[None]]
 
-MANNERS: dict[Manner, float] = {  # by how often, in parts of a hundred
+CHATS: dict[Manner, float] = {  # by how often, in parts of a hundred
     whole_stream: 25,
     whole_answer: 20,
     stream_left_halfway: 12,
