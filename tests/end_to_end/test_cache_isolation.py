@@ -3,7 +3,6 @@ was revoked.
 """
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 from gateway.tenants.auth import new_key
 from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import PATIENCE, bearer, eventually
-from tests.gateway.tenant_site import TenantSite, tenant_site
+from tests.gateway.tenant_site import TenantSite, site_fixture
 
 GROUP = "\nprefix_sharing: {family: [acme, acme-eu]}\n"
 TENANTS = "tenants: {acme: {}, acme-eu: {}, victim: {}, attacker: {}}"
@@ -33,11 +32,7 @@ class Site(TenantSite):
         return found
 
 
-@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    flags = ("--http-workers", str(request.param), "--refused-per-second", "10000")
-    with tenant_site(Site, tmp_path_factory.mktemp("isolation"), TENANTS + GROUP, *flags) as site:
-        yield site
+site = site_fixture(Site, TENANTS + GROUP, "--refused-per-second", "10000", workers=NUMBERS_OF_WORKERS)
 
 
 def a_prompt() -> list[int]:

@@ -1,14 +1,11 @@
 """On whose account KV memory is, as Prometheus, the admin page and the doctor of a live gateway are told."""
 
 import random
-from collections.abc import Iterator
-
-import pytest
 
 from gateway.admin.kv_map import Use
 from tests.gateway.server_process import eventually
 from tests.gateway.telemetry.metrics_rig import Page
-from tests.gateway.tenant_site import TenantSite, tenant_site
+from tests.gateway.tenant_site import TenantSite, site_fixture
 
 BLOCK = 16
 POLICY = """
@@ -29,11 +26,7 @@ class Site(TenantSite):
         return Page(self.server.scrape().text)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    flags = ("--kv-memory-bytes", "6MiB", "--max-model-len", "256")
-    with tenant_site(Site, tmp_path_factory.mktemp("accounts"), POLICY, *flags) as site:
-        yield site
+site = site_fixture(Site, POLICY, "--kv-memory-bytes", "6MiB", "--max-model-len", "256")
 
 
 def a_prompt(blocks: int) -> list[int]:

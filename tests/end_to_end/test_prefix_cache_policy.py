@@ -1,11 +1,8 @@
 """What a policy says of cached prefixes, and an edit of it while serving, as tenants find it."""
 
 import random
-from collections.abc import Iterator
 
-import pytest
-
-from tests.gateway.tenant_site import TenantSite, tenant_site
+from tests.gateway.tenant_site import TenantSite, site_fixture
 
 BLOCK = 16
 GROUP = "\nprefix_sharing: {family: [acme, acme-eu, other]}\n"
@@ -32,11 +29,9 @@ class Site(TenantSite):
         return found
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    flags = ("--kv-memory-bytes", "6MiB", "--max-model-len", "256", "--refused-per-second", "10000")
-    with tenant_site(Site, tmp_path_factory.mktemp("policy"), TENANTS + GROUP, *flags) as site:
-        yield site
+site = site_fixture(
+    Site, TENANTS + GROUP, "--kv-memory-bytes", "6MiB", "--max-model-len", "256", "--refused-per-second", "10000"
+)
 
 
 def a_prompt() -> list[int]:

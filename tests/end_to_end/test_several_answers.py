@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -10,7 +9,7 @@ import pytest
 
 from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import eventually
-from tests.gateway.tenant_site import TenantSite, tenant_site
+from tests.gateway.tenant_site import TenantSite, site_fixture
 
 MODEL = "embedded"
 BLOCK = 16
@@ -36,11 +35,7 @@ class Site(TenantSite):
         return {resource: entry["remaining"] for resource, entry in self.limits(tenant).items()}
 
 
-@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder, flags = tmp_path_factory.mktemp("answers"), ("--http-workers", str(request.param))
-    with tenant_site(Site, folder, POLICY, *flags, "--refused-per-second", "10000") as site:
-        yield site
+site = site_fixture(Site, POLICY, "--refused-per-second", "10000", workers=NUMBERS_OF_WORKERS)
 
 
 def a_prompt(length: int) -> list[int]:
