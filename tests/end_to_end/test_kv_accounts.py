@@ -12,15 +12,19 @@ POLICY = """
 tenants:
   floored: {prefix_cache: {floor: 200KiB}}
   plain: {}
+  without: {prefix_cache: {ceiling: 0B}}
 """
 
 
 class Site(TenantSite):
-    def ask(self, tenant: str, prompt: list[int]) -> None:
+    def ask(self, tenant: str, prompt: list[int]) -> int:
+        """Returns how many tokens of the prompt were found."""
         with self.client(tenant) as client:
             extra = {"ignore_eos": True}
-            client.completions.create(model="embedded", prompt=prompt, max_tokens=1, extra_body=extra)
+            reply = client.completions.create(model="embedded", prompt=prompt, max_tokens=1, extra_body=extra)
         eventually(self.server.is_idle)
+        found: int = reply.usage.prompt_tokens_details.cached_tokens  # type: ignore[union-attr,assignment]
+        return found
 
     def page(self) -> Page:
         return Page(self.server.scrape().text)
@@ -65,3 +69,12 @@ def test_the_map_shows_whose_idle_blocks_were(site: Site) -> None:
         == page.value("sluice_kv_blocks_cached")
         == site.server.admin("overview")["engine"]["kv_blocks_cached"]
     )
+
+
+def test_a_ceiling_is_of_what_stays_and_an_edit_of_it_holds_at_once(site: Site) -> None:
+    prompt = a_prompt(6)
+    assert [site.ask("without", prompt) for _ in range(2)] == [0, 0]
+    site.edit(POLICY.replace("ceiling: 0B", "ceiling: 1MiB"))
+    assert [site.ask("without", prompt) for _ in range(2)] == [0, 6 * BLOCK]
+    site.edit(POLICY)
+    assert site.ask("without", prompt) == 0
