@@ -200,7 +200,7 @@ def test_reservations_of_a_killed_gateway_in_its_own_store_are_free_after_its_le
 
 
 def test_a_wedged_device_ends_every_stream_and_the_process(tmp_path: Path, redis_url: str) -> None:
-    given = flags(tmp_path, redis_url=redis_url, step_timeout=10)
+    given = flags(tmp_path, redis_url=redis_url, step_timeout=5)
     with running_server(tmp_path, *given, program="tests.gateway.wedging_server") as server:
         with server.stream("/v1/completions", **completion(ignore_eos=True, max_tokens=500)) as reply:
             events = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
