@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from types import MappingProxyType
 
 import torch
 import uvloop
@@ -56,7 +55,7 @@ from gateway.batches.file_bytes import FileBytes
 from gateway.batches.make_runner import make_batch_runner
 from gateway.batches.records import BatchRecords
 from gateway.core import engine_options, make_grammar_compiler, make_prompt_names, open_core, structured_output_options
-from gateway.encoders import NO_ENCODERS, LoadedEncoder, encoding_limits, load_encoders
+from gateway.encoders import LoadedEncoder, encoding_limits, load_encoders
 from gateway.http.connection_table import ConnectionCounts
 from gateway.http.cors import Cors
 from gateway.http.request_scope import ActiveRequests
@@ -97,8 +96,6 @@ from quotas.policy.policy import Policy
 
 log = logging.getLogger(__name__)
 
-NO_MODELS: Mapping[str, LoadedModel] = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True)
 class TenantSources:
@@ -109,25 +106,42 @@ class TenantSources:
     store_url: str
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a gateway serves, to whom and where."""
+
+    settings: Settings
+    models: Mapping[str, LoadedModel]  # by their names in the API, in the order of `settings.models`
+    tenants: TenantSources
+    socks: Sequence[socket.socket]
+    on_started: Callable[[], object]
+    admin: AdminPort | None
+    encoders: Mapping[str, LoadedEncoder]
+
+    @property
+    def model(self) -> LoadedModel:
+        """The first model."""
+        return next(iter(self.models.values()))
+
+    @property
+    def others(self) -> list[tuple[str, LoadedModel]]:
+        """All models but the first."""
+        return [*self.models.items()][1:]
+
+
 @asynccontextmanager
 async def open_service(
-    settings: Settings,
-    model: LoadedModel,
-    engine: Engine,
-    core_telemetry: CoreTelemetry,
-    tenants: TenantSources,
-    connections: ConnectionCounts,
-    encoders: Mapping[str, LoadedEncoder],
-    others: Mapping[str, LoadedModel] = NO_MODELS,
+    serving: Serving, engine: Engine, core_telemetry: CoreTelemetry, connections: ConnectionCounts
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
     Raises `StoreUnsuitable`, `ModelLoadError` for an adapter, and `PolicyError` for a policy whose floors leave no room
     to serve, or whose pins do not fit.
     """
+    settings, model, tenants = serving.settings, serving.model, serving.tenants
     limits = model.engine_config
     kv_shape = KVShape(limits.block_size, model.kv_bytes // limits.num_blocks, limits.window_need)
-    longest = max([one.engine_config for one in (model, *others.values())], key=lambda one: one.longest_blocks)
+    longest = max([one.engine_config for one in serving.models.values()], key=lambda one: one.longest_blocks)
     kv_pool = KVPool.of(limits, kv_shape.block_bytes)
     kv_pool = replace(kv_pool, longest=longest.longest_blocks, max_model_len=longest.max_model_len)
     pinned_prompts = PinnedPrompts(model.tokenizer, kv_shape.block_tokens)
@@ -139,10 +153,9 @@ async def open_service(
     def problem_of(adapter: int) -> str | None:
         return next((message for _, message in problems(tenants.policies.current, adapter)), None)
 
-    names = [settings.served_name, *others]
-    adapters = ServedAdapters(AdapterRegistry([model, *others.values()]), names, problem_of)
+    adapters = ServedAdapters(AdapterRegistry([*serving.models.values()]), [*serving.models], problem_of)
     tenants.policies.require(lambda policy: problems(policy, adapters.largest))
-    await load_adapters(settings, adapters, encoders)
+    await load_adapters(settings, adapters, serving.encoders)
     telemetry, core = Telemetry(engine.clock), core_telemetry.core
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
@@ -154,7 +167,7 @@ async def open_service(
             quotas.store.on_command.append(record_store_call)
         admission = Admission(engine, core)
         debts = share_debts(settings, quotas.store, admission, core)
-        accounts, models = KVAccounts(core.scheduler.kv_manager), _engine_models(settings, model, others, core)
+        accounts, models = KVAccounts(core.scheduler.kv_manager), _engine_models(serving, core)
         grammars, masks, prompt_names = models[0].grammars, model.runner.masks, models[0].prompt_names
         batches = BatchRecords(quotas.store.batches())
         metrics = Metrics(
@@ -173,7 +186,7 @@ async def open_service(
                 connections=connections,
                 backlog_target=settings.backlog_target,
                 grammars=GrammarSources(grammars, masks) if grammars is not None and masks is not None else None,
-                roofline=None if others else roofline_of(model, settings.quantization),
+                roofline=None if serving.others else roofline_of(model, settings.quantization),
             )
         )
         count_losses(metrics.process, tracing, otlp_log)
@@ -182,7 +195,7 @@ async def open_service(
         yield Service(
             model=settings.served_name,
             created=models[0].created,
-            models=dict(zip(names, models, strict=True)),
+            models=dict(zip(serving.models, models, strict=True)),
             engine=engine,
             admission=admission,
             keys=tenants.keys.ring,
@@ -204,18 +217,16 @@ async def open_service(
             core=core,
             core_telemetry=core_telemetry,
             refusal_limiter=RefusalLimiter(settings.refused_per_second, engine.clock),
-            encoding=EncodingService(encoders, engine, core, encoding_limits(settings)),
+            encoding=EncodingService(serving.encoders, engine, core, encoding_limits(settings)),
             adapters=adapters,
             seeds=random.Random(settings.seed),
         )
 
 
-def _engine_models(
-    settings: Settings, model: LoadedModel, others: Mapping[str, LoadedModel], core: Controller
-) -> list[EngineModel]:
-    each, created = [model, *others.values()], int(time.time())
+def _engine_models(serving: Serving, core: Controller) -> list[EngineModel]:
+    each, created = [*serving.models.values()], int(time.time())
     return [
-        EngineModel(number, created, one.end_tokens, names, make_grammar_compiler(settings, one))
+        EngineModel(number, created, one.end_tokens, names, make_grammar_compiler(serving.settings, one))
         for number, (one, names) in enumerate(zip(each, make_prompt_names(each, core), strict=True))
     ]
 
@@ -261,13 +272,13 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
         open_store(settings) as store_url,
     ):
         tenants = TenantSources(keys, policies, store_url)
-        model, *further = _load(settings)
-        others = dict(zip([*settings.models][1:], further, strict=True))
+        models = _load(settings)
+        model = models[0]
         encoders = load_encoders(settings, model.runner.device, model.dtype)
         if taken := [name for name in settings.models if name in encoders]:
             raise ConfigError(f"--model {taken[0]}: an embedding or score model has that name; give the model another")
-        executor = SeveralRunners([one.runner for one in (model, *further)]) if further else model.runner
-        ready = _ready(settings, [model, *further], socks[0], keys.demo_key, admin)
+        executor = SeveralRunners([one.runner for one in models]) if len(models) > 1 else model.runner
+        ready = _ready(settings, models, socks[0], keys.demo_key, admin)
 
         def started() -> None:
             offer = f"interpreted core ({compiled_core.how_to_compile()}: it decides in half of the time)"
@@ -276,8 +287,10 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
             log.info("serving %s at %s, by the %s", ready.model, where, core)
             announce(ready)
 
+        by_name = dict(zip(settings.models, models, strict=True))
+        serving = Serving(settings, by_name, tenants, socks, started, admin, encoders)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(serve(settings, model, executor, tenants, socks, started, admin, encoders, others))
+            status = runner.run(serve(serving, executor))
             if status:
                 _leave_within(EXIT_SECONDS, status)
     log.info("stopped with exit status %d", status)
@@ -302,59 +315,37 @@ def _leave_within(seconds: float, status: int) -> None:
     timer.start()
 
 
-async def serve(
-    settings: Settings,
-    model: LoadedModel,
-    executor: Executor,
-    tenants: TenantSources,
-    socks: Sequence[socket.socket],
-    on_started: Callable[[], object],
-    admin: AdminPort | None = None,
-    encoders: Mapping[str, LoadedEncoder] = NO_ENCODERS,
-    others: Mapping[str, LoadedModel] = NO_MODELS,
-) -> int:
+async def serve(serving: Serving, executor: Executor) -> int:
     """Run one engine and its gateway on this loop. Returns the exit status: 1 if the device failed."""
-    with open_core(settings, model, others.values()) as core:
+    model, models = serving.model, [*serving.models.values()]
+    with open_core(serving.settings, model, models[1:]) as core:
         is_real = (executor is model.runner or isinstance(executor, SeveralRunners)) and core.calibrates
         make_batch = model.runner.calibration_batch if is_real else None
         engine = Engine(core, executor, model.engine_config.steps_in_flight, calibration_batch=make_batch)
         if is_real:
-            for number, one in enumerate([model, *others.values()]):
+            for number, one in enumerate(models):
                 core.calibrated(_calibrated(one), engine.clock(), number)
         try:
-            core_telemetry = CoreTelemetry(core)
-            return await serve_engine(
-                settings, model, engine, core_telemetry, tenants, socks, on_started, admin, encoders, others
-            )
+            return await serve_engine(serving, engine, CoreTelemetry(core))
         finally:
             await engine.shut_down()
-            for one in (model, *others.values()):
+            for one in models:
                 if one.runner.masks is not None:
                     one.runner.masks.processes.end_all()
                 one.tokenizer.close()
 
 
-async def serve_engine(
-    settings: Settings,
-    model: LoadedModel,
-    engine: Engine,
-    core_telemetry: CoreTelemetry,
-    tenants: TenantSources,
-    socks: Sequence[socket.socket],
-    on_started: Callable[[], object],
-    admin: AdminPort | None = None,
-    encoders: Mapping[str, LoadedEncoder] = NO_ENCODERS,
-    others: Mapping[str, LoadedModel] = NO_MODELS,
-) -> int:
+async def serve_engine(serving: Serving, engine: Engine, core_telemetry: CoreTelemetry) -> int:
     """Run the gateway over an engine until a signal, or the engine's failure, ends it. Returns the exit status."""
+    settings, model, on_started = serving.settings, serving.model, serving.on_started
+    policies, keys = serving.tenants.policies, serving.tenants.keys
     active_requests = ActiveRequests(settings.write_timeout)
-    policies, keys = tenants.policies, tenants.keys
     server = (
         WorkerPool(settings, on_started) if settings.num_http_workers else Server(settings, active_requests, on_started)
     )
-    decoders = [one.tokenizer.decode for one in (model, *others.values())]
+    decoders = [one.tokenizer.decode for one in serving.models.values()]
     async with (
-        open_service(settings, model, engine, core_telemetry, tenants, server.table, encoders, others) as service,
+        open_service(serving, engine, core_telemetry, server.table) as service,
         open_body_reader(settings, core_telemetry.core.scheduler.config.max_model_len) as body_reader,
         open_guardrails(engine.clock) as guardrails,
     ):
@@ -372,9 +363,9 @@ async def serve_engine(
             sealer=(sealer := Sealer.of(settings, keys.pepper)),
             files=FileBytes(settings.state_dir / "files", sealer),
             guardrails=guardrails,
-            encoders=served_encoders([(one.setup, one.encoder.tokenizer) for one in encoders.values()]),
+            encoders=served_encoders([(one.setup, one.encoder.tokenizer) for one in serving.encoders.values()]),
             adapters=service.adapters.cards,
-            others={name: (served_model(settings, name, one, service), one.tokenizer) for name, one in others.items()},
+            others={name: (served_model(settings, name, one, service), one.tokenizer) for name, one in serving.others},
             cors=Cors.of(settings.cors_origins),
             public_models=settings.public_models == "on",
         )
@@ -398,42 +389,36 @@ async def serve_engine(
             beside(make_batch_runner(frontend, service, settings).run()),
             beside(service.kept_usage.run(), *([service.debts.run()] if service.debts else [])),
             beside(give_back_when_idle(lambda: not service.telemetry.live)),
-            admin_plane(settings, service, keys, decoders, process, admin),
-            announcing(settings, service, socks[0], admin, lambda: server.started and not server.should_exit),
+            admin_plane(settings, service, keys, decoders, process, serving.admin),
+            announcing(
+                settings, service, serving.socks[0], serving.admin, lambda: server.started and not server.should_exit
+            ),
         ):
             if isinstance(server, WorkerPool):
-                make_setup = partial(_setup, settings, model, frontend, tenants, client, encoders, others)
                 server.mirror(keys, policies, service)
-                await server.serve(socks, client, make_setup)
+                await server.serve(serving.socks, client, partial(_setup, serving, frontend, client))
             else:
                 server.config.app = make_app(frontend, probes, settings.metrics_on_tenant_port)
-                await server.serve(sockets=[*socks])
+                await server.serve(sockets=[*serving.socks])
     return 1 if engine.failed.done() else 0
 
 
-def _setup(
-    settings: Settings,
-    model: LoadedModel,
-    frontend: Frontend,
-    tenants: TenantSources,
-    client: InProcessClient,
-    encoders: Mapping[str, LoadedEncoder],
-    others: Mapping[str, LoadedModel],
-) -> Setup:
+def _setup(serving: Serving, frontend: Frontend, client: InProcessClient) -> Setup:
     """The setup of an HTTP worker that starts now."""
+    model, tenants = serving.model, serving.tenants
     return Setup(
-        settings=settings,
+        settings=serving.settings,
         model=frontend.model,
         model_dir=model.directory,
         vocab_size=model.config.vocab_size,
-        encoders=[one.setup for one in encoders.values()],
+        encoders=[one.setup for one in serving.encoders.values()],
         adapters=dict(client.service.adapters.cards),
         pepper=tenants.keys.pepper,
         keys=[*tenants.keys.in_force.values()],
         policy=tenants.policies.current,
         refused_tenants={*client.service.refusal_limiter.refused_tenants},
         refused_keys={*client.service.quotas.refused},
-        others=[(frontend.others[name][0], one.directory, one.config.vocab_size) for name, one in others.items()],
+        others=[(frontend.others[name][0], one.directory, one.config.vocab_size) for name, one in serving.others],
     )
 
 

@@ -1,9 +1,8 @@
 """Loads the embedding and score models, beside the generating one."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -32,7 +31,6 @@ class LoadedEncoder:
 
 
 MEASURED_INPUTS, MEASURED_TOKENS = (1, 16), 16  # sizes of the batches measured at startup, and tokens of each input
-NO_ENCODERS: Mapping[str, LoadedEncoder] = MappingProxyType({})
 
 
 def load_encoders(settings: Settings, device: torch.device, dtype: torch.dtype) -> dict[str, LoadedEncoder]:

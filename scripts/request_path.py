@@ -7,9 +7,7 @@ to the device where code of `backend` puts something into a `queue.SimpleQueue`,
 libraries, on the device's threads and on others is not counted.
 
 A call is a function of ours that begins, one whose code lies in a file of the five packages. What libraries generate,
-such as the `__init__` of a dataclass, lies in none. A frame is what the interpreter enters: a call, a comprehension, a
-generator expression, or a coroutine or generator that is made or goes on. Calls are the same in every version of
-Python; frames are not, since 3.12 inlines comprehensions and makes coroutines otherwise.
+such as the `__init__` of a dataclass, lies in none. A trip is its number of calls by file.
 """
 
 import dis
@@ -25,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from importlib import import_module
 from itertools import chain
@@ -48,12 +46,7 @@ defaults:
 """
 
 
-@dataclass
-class Trip:
-    """Counts what ran between two marks, by file."""
-
-    calls: Counter[str] = field(default_factory=Counter)
-    frames: Counter[str] = field(default_factory=Counter)
+Trip = Counter[str]
 
 
 class Trips:
@@ -84,10 +77,8 @@ class Trips:
             return
         if not self._arrives and _is_asgi(code) and _begins(code, frame.f_lasti, body):
             self._arrives, self._trip = True, Trip()
-        if self._trip is not None:
-            self._trip.frames[file] += 1
-            if _begins(code, frame.f_lasti, body):
-                self._trip.calls[file] += 1
+        if self._trip is not None and _begins(code, frame.f_lasti, body):
+            self._trip[file] += 1
 
     def _submitted(self) -> None:
         if self._trip is None:
@@ -210,7 +201,7 @@ def _paths(trips: Trips, requests: int) -> Paths:
 
 
 def _median(trips: Iterable[Trip]) -> Trip:
-    ordered = sorted(trips, key=lambda trip: (trip.calls.total(), trip.frames.total()))
+    ordered = sorted(trips, key=Trip.total)
     return ordered[len(ordered) // 2]
 
 

@@ -340,14 +340,10 @@ def travel(requests: int) -> Iterator[Figure]:
 
 
 def _of_trip(name: str, trip: Trip) -> Iterator[Figure]:
-    for kind, counts in (("calls", trip.calls), ("frames", trip.frames)):
-        yield Figure(f"{name}: {kind}", counts.total(), [f"{file}: {count}" for file, count in counts.most_common()])
-        yield Figure(f"{name}: files of its {kind}", len(counts))
-    yield Figure(f"{name}: lines of the files of its calls", sum(_num_lines(ROOT / file) for file in trip.calls))
-
-
-def _num_lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
+    yield Figure(f"{name}: calls", trip.total(), [f"{file}: {count}" for file, count in trip.most_common()])
+    yield Figure(f"{name}: files of its calls", len(trip))
+    lines = sum(len((ROOT / file).read_text().splitlines()) for file in trip)
+    yield Figure(f"{name}: lines of the files of its calls", lines)
 
 
 # The report -----------------------------------------------------------------------------------------------------------

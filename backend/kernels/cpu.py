@@ -16,7 +16,7 @@ from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import IntegerWeight, StoredWeight, Weight, joined, rounded
 from backend.kernels.linear import TiledLinear, packs, widened
 from backend.kernels.native import DTYPES, NO_WINDOW, PRODUCTS, NativeLayers, PackedLinear, declare, pointer
-from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Ops, RunLayers, StepInputs
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Ops, Rotation, RunLayers, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.self_check import batch_dependent, disagreements
 from backend.kernels.torch_ops import TorchOps
@@ -147,35 +147,23 @@ class CpuOps:
         return out
 
     def rope_and_store(
-        self,
-        qkv: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        cos_sin: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        step: StepInputs,
+        self, qkv: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor, step: StepInputs
     ) -> Tensor:
         tokens, head_dim = qkv.shape[0], k_cache.shape[3]
         if head_dim > self._max_head_dim:
-            return self._torch.rope_and_store(
-                qkv, num_heads, num_kv_heads, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, step
-            )
+            return self._torch.rope_and_store(qkv, rotation, k_cache, v_cache, step)
         assert qkv.is_contiguous()
         assert qkv.dtype == k_cache.dtype
-        assert cos_sin.dtype == torch.float32
-        out = qkv.new_empty((tokens, num_heads, head_dim))
+        assert rotation.cos_sin.dtype == torch.float32
+        out = qkv.new_empty((tokens, rotation.num_heads, head_dim))
         self._rope_and_store(
             DTYPES[qkv.dtype],
             out.data_ptr(),
             qkv.data_ptr(),
-            cos_sin.data_ptr(),
-            pointer(q_norm),
-            pointer(k_norm),
-            eps,
+            rotation.cos_sin.data_ptr(),
+            pointer(rotation.q_norm),
+            pointer(rotation.k_norm),
+            rotation.eps,
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             k_cache.stride(0),
@@ -184,8 +172,8 @@ class CpuOps:
             step.positions.data_ptr(),
             step.slot_mapping.data_ptr(),
             tokens,
-            num_heads,
-            num_kv_heads,
+            rotation.num_heads,
+            rotation.num_kv_heads,
             head_dim,
             torch.get_num_threads(),
         )

@@ -85,6 +85,18 @@ class RowPenalties:
     output_counts: Tensor  # [slots, vocab] int32, to which the sampled token of a penalised row is added
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How the heads of a layer's queries and keys are normed, if they are, and rotated."""
+
+    num_heads: int
+    num_kv_heads: int
+    cos_sin: Tensor  # [max_position, D] fp32, cos in the first half
+    q_norm: Tensor | None  # [D], RMS norm of each query head before rotation (Qwen3)
+    k_norm: Tensor | None
+    eps: float
+
+
 SampleRows = Callable[[Tensor, RowSampling, RowPenalties | None], Tensor]
 """Returns token ids [rows] int64 for logits [rows, vocab] fp32, which it may overwrite; the host waits for nothing."""
 
@@ -189,17 +201,7 @@ class Ops(Protocol):
     def gelu_mul(self, gate_up: Tensor) -> Tensor: ...
 
     def rope_and_store(
-        self,
-        qkv: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        cos_sin: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        step: StepInputs,
+        self, qkv: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor, step: StepInputs
     ) -> Tensor: ...
 
     def paged_attention(

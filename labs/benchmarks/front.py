@@ -120,6 +120,11 @@ def _ratios(report: Report, core: int, runs: int, seconds: float) -> None:
                     load = closed_loop(server.ready["port"], requests, n, seconds)
                     figures[f"{name} {n}"].append(load.answers / load.seconds)
                     figures["generator"].append(load.busy)
+            bare_ms, own_ms = (
+                1e3 * median(closed_loop(server.ready["port"], requests, 1, seconds).latencies)
+                for server, requests in ((bare, repeat(post("/whole", {}))), (instant, _requests(key, stream=False)))
+            )
+            figures["added p50 ms"].append(own_ms - bare_ms)
         check_nothing_was_cached(stepping.ready["port"])
     names = ("bare whole", "libraries whole", "instant whole", "whole", "bare stream", "stream")
     rows: list[dict[str, object]] = [
@@ -134,6 +139,8 @@ def _ratios(report: Report, core: int, runs: int, seconds: float) -> None:
         for name, floor, least in (("whole", "bare whole", 0.12), ("instant whole", "bare whole", 0.25)):
             report.at_least(f"{name} answers/s at {n}, share of bare", _share(figures, name, floor, n), least)
         report.at_least(f"streams/s at {n}, share of bare", _share(figures, "stream", "bare stream", n), 0.65)
+    added = "p50 at 1 connection that the gateway adds over an instant engine, ms"
+    report.at_most(added, median(figures["added p50 ms"]), 1.0)
 
 
 def _share(figures: Figures, name: str, floor: str, n: int) -> float:

@@ -24,10 +24,11 @@ from gateway.telemetry.request_record import EngineRecord, RequestRecord, Sequen
 from labs.benchmarks import machine
 from labs.benchmarks.processes import Worker
 from labs.benchmarks.report import Report, Spread, scenario_parser
-from labs.benchmarks.telemetry_cost import STEPS, Figures, measure
+from labs.benchmarks.telemetry_cost import Figures, measure
 
 LINES = 2000  # at once; what is pending stays below what the writer holds
 BLOCK_BYTES = 16_384
+STEPS = 32  # tokens of an answer
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,9 +1,9 @@
 """The cost of tracing: `python -m labs.benchmarks.telemetry_cost`.
 
 Three gateways run side by side on one core and take turns: one without a collector, one that traces nothing of what it
-is asked, one that traces everything. Each figure is a difference of the CPU time of the loop's thread for a request,
-paired within a run. What is kept of every request, traced or not, is timed by itself and added. What a loop is held to
-is measured over an engine that answers at once; what a process is, over one of 32 steps a request, as users have it.
+is asked, one that traces everything, each over an engine that answers at once. Each figure is a difference of the CPU
+time of the loop's thread for a request, paired within a run. What is kept of every request, traced or not, is timed by
+itself and added. `front` judges the share of the process's CPU that tracing adds.
 """
 
 import os
@@ -32,8 +32,6 @@ BODY = {
     "ignore_eos": True,
 }
 MODES = {"off": None, "unsampled": "0", "sampled": "1"}  # share of requests that are traced; None: no collector
-SHARES = {"off": None, "1 %": "0.01", "all": "1"}
-STEPS = 32  # tokens of an answer where shares of the process's time are judged
 STORIES = 20_000
 
 Figures = dict[str, list[float]]
@@ -60,31 +58,15 @@ def main(arguments: list[str] | None = None) -> int:
             os.sched_setaffinity(0, {server_core})
             figures["story us"].append(_story_us())
             os.sched_setaffinity(0, {load_core})
-        shares = _shares(sink.ready["port"], runs, seconds, server_core)
     _tell(report, figures)
-    _tell_shares(report, shares)
     return report.finish(options.results)
 
 
-def _shares(sink_port: int, runs: int, seconds: float, core: int) -> Figures:
-    figures: Figures = defaultdict(list)
-    with ExitStack() as running:
-        gateways = {
-            name: running.enter_context(_gateway(sink_port, ratio, core, instant=False))
-            for name, ratio in SHARES.items()
-        }
-        for run in range(runs):
-            for name in _turns(run, list(SHARES)):
-                measure(name, gateways[name], seconds, figures, STEPS)
-    return figures
-
-
-def _gateway(sink_port: int, ratio: str | None, core: int, *, instant: bool = True) -> Worker:
+def _gateway(sink_port: int, ratio: str | None, core: int) -> Worker:
     settings = {"otlp_endpoint": f"http://127.0.0.1:{sink_port}", "otlp_protocol": "http", "trace_sample_ratio": ratio}
     settings |= {"trace_max_per_second": "100000", "trace_slow_seconds": "60"}
-    flags = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    engine = ("--instant",) if instant else ()
-    return Worker.module("labs.benchmarks.gateway_server", *engine, *(flags if ratio is not None else ()), core=core)
+    flags = [] if ratio is None else [f"--set={name}={value}" for name, value in settings.items()]
+    return Worker.module("labs.benchmarks.gateway_server", "--instant", *flags, core=core)
 
 
 def _turns(run: int, names: list[str]) -> list[str]:
@@ -141,21 +123,6 @@ def _tell(report: Report, figures: Figures) -> None:
     ]
     report.at_most("loop CPU of a request that is not traced, story and decision, us", record + median(unsampled), 20.0)
     report.at_most("loop CPU of a request that is traced, us", record + median(sampled), 400.0)
-
-
-def _tell_shares(report: Report, figures: Figures) -> None:
-    off = figures["off process us"]
-    added = {
-        name: [100 * (ours / without - 1) for ours, without in zip(figures[f"{name} process us"], off, strict=True)]
-        for name in SHARES
-    }
-    rows: list[dict[str, object]] = [
-        {"traced": name, "process us/request": Spread.of(figures[f"{name} process us"]), "added %": Spread.of(values)}
-        for name, values in added.items()
-    ]
-    report.add_table(f"whole answers of {STEPS} tokens over {STEPS} steps, median (extremes)", rows)
-    report.at_most("CPU of the process that tracing 1 % of requests adds, %", median(added["1 %"]), 2.0)
-    report.at_most("CPU of the process that tracing all requests adds, %", median(added["all"]), 30.0)
 
 
 def _added(figures: Figures, name: str) -> list[float]:

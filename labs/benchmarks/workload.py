@@ -69,11 +69,5 @@ def lengths(rng: Random, count: int, sigma: float, low: int, high: int, total: i
     return values
 
 
-def batches(workload: Workload, size: int) -> list[Workload]:
-    """The same requests in the order of their arrival, `size` at a time."""
-    starts = range(0, len(workload.prompts), size)
-    return [Workload(workload.name, workload.prompts[i : i + size], workload.max_tokens[i : i + size]) for i in starts]
-
-
 def _prompt(rng: Random, length: int) -> list[int]:
     return [rng.randrange(SPECIAL_TOKENS, VOCAB_SIZE) for _ in range(length)]

@@ -5,7 +5,7 @@ import re
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from redis import Redis
 
 from gateway.tenants.auth import new_key
 from tests.gateway.server_process import PATIENCE, ROOT, bearer, eventually
-from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
+from tests.gateway.tenant_site import TenantSite, error_of, site_fixture, tenant_site
 
 POLICY = """
 aliases: {quick: [embedded]}
@@ -36,12 +36,9 @@ LEASE = 3
 UNKNOWN_FILE, UNKNOWN_BATCH = f"file-{'0' * 32}", f"batch_{'0' * 32}"
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["alone", "with HTTP workers"])
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantSite]:
-    folder = tmp_path_factory.mktemp("batches")
-    flags = "--http-workers", str(request.param), "--quota-lease", str(LEASE), "--refused-per-second", "1000"
-    with tenant_site(TenantSite, folder, POLICY, *flags) as site:
-        yield site
+FLAGS = ("--quota-lease", str(LEASE), "--refused-per-second", "1000")
+WORKERS = (pytest.param(0, id="alone", marks=pytest.mark.nightly), pytest.param(2, id="with HTTP workers"))
+site = site_fixture(TenantSite, POLICY, *FLAGS, workers=WORKERS)
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:

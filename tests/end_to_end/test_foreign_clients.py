@@ -1,15 +1,14 @@
 """What clients of other servers send is served, and what of it had no effect is told."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from backend.model.hub import resolve_model
-from tests.gateway.server_process import ServerProcess, bearer, eventually, running_server
-from tests.gateway.tenant_site import TenantSite, tenant_site
+from tests.gateway.server_process import ServerProcess, eventually, running_server
+from tests.gateway.tenant_site import TenantSite, site_fixture
 
 HI = [{"role": "user", "content": "Count from 3 to 6."}]
 CHAT = "/v1/chat/completions"
@@ -168,29 +167,28 @@ def test_control_tokens_of_a_message_are_text_unless_an_operator_has_them_parsed
     assert usage["prompt_tokens"] == len(forged)
 
 
-def test_a_worker_process_tells_of_it_as_well(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--http-workers", "1", "--threads", "1") as server:
-        reply = server.post(CHAT, model="embedded", messages=FORGED, max_tokens=10**6, store=True, key=server.key)
-        assert reply.headers["x-sluice-ignored"] == "store" and int(reply.headers["x-sluice-max-tokens"]) > 1900
-        eventually(lambda: server.metric("sluice_ignored_fields_total", 'field="store"') == 1)
-        tokens = httpx.post(f"{server.url}/tokenize", json={"messages": FORGED}, headers=bearer(server.key)).json()
-        assert reply.json()["usage"]["prompt_tokens"] == tokens["count"]
-
-
 CAPPED = """
 tenants:
   narrow: {limits: {tokens: {rate: 600k/min, burst: 400}}}
   packed: {limits: {kv_bytes: 2MiB}}
 """
+site = site_fixture(TenantSite, CAPPED, workers=(1,))
 
 
-def test_a_cap_that_bounds_nothing_asks_no_limit_for_more_than_an_answer_of_any_length(tmp_path: Path) -> None:
-    with tenant_site(TenantSite, tmp_path, CAPPED) as site:
-        for tenant in ("narrow", "packed"):
-            for body in ({"max_tokens": None}, {"max_tokens": 32_000}, {"max_completion_tokens": 65_535}):
-                reply = site.post(tenant, messages=HI, temperature=0, **body)
-                assert content(reply) == "3, 4, 5, 6"
-            told = int(reply.headers["x-sluice-max-tokens"])
-            assert told > 1900 if tenant == "narrow" else told < 500, "as its memory holds"
-            refused = site.post(tenant, messages=HI, max_tokens=1900)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "quota_unsatisfiable")
+def test_a_worker_process_tells_of_it_as_well(site: TenantSite) -> None:
+    server = site.server
+    reply = server.post(CHAT, model="embedded", messages=FORGED, max_tokens=10**6, store=True)
+    assert reply.headers["x-sluice-ignored"] == "store" and int(reply.headers["x-sluice-max-tokens"]) > 1900
+    eventually(lambda: server.metric("sluice_ignored_fields_total", 'field="store"') == 1)
+    assert reply.json()["usage"]["prompt_tokens"] == server.post("/tokenize", messages=FORGED).json()["count"]
+
+
+def test_a_cap_that_bounds_nothing_asks_no_limit_for_more_than_an_answer_of_any_length(site: TenantSite) -> None:
+    for tenant in ("narrow", "packed"):
+        for body in ({"max_tokens": None}, {"max_tokens": 32_000}, {"max_completion_tokens": 65_535}):
+            reply = site.post(tenant, messages=HI, temperature=0, **body)
+            assert content(reply) == "3, 4, 5, 6"
+        told = int(reply.headers["x-sluice-max-tokens"])
+        assert told > 1900 if tenant == "narrow" else told < 500, "as its memory holds"
+        refused = site.post(tenant, messages=HI, max_tokens=1900)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "quota_unsatisfiable")

@@ -1,39 +1,36 @@
 """On whose account KV memory is, as Prometheus, the admin page and the doctor of a live gateway are told."""
 
 import random
-from collections.abc import Iterator
-
-import pytest
 
 from gateway.admin.kv_map import Use
 from tests.gateway.server_process import eventually
 from tests.gateway.telemetry.metrics_rig import Page
-from tests.gateway.tenant_site import TenantSite, tenant_site
+from tests.gateway.tenant_site import TenantSite, site_fixture
 
 BLOCK = 16
 POLICY = """
 tenants:
   floored: {prefix_cache: {floor: 200KiB}}
   plain: {}
+  without: {prefix_cache: {ceiling: 0B}}
 """
 
 
 class Site(TenantSite):
-    def ask(self, tenant: str, prompt: list[int]) -> None:
+    def ask(self, tenant: str, prompt: list[int]) -> int:
+        """Returns how many tokens of the prompt were found."""
         with self.client(tenant) as client:
             extra = {"ignore_eos": True}
-            client.completions.create(model="embedded", prompt=prompt, max_tokens=1, extra_body=extra)
+            reply = client.completions.create(model="embedded", prompt=prompt, max_tokens=1, extra_body=extra)
         eventually(self.server.is_idle)
+        found: int = reply.usage.prompt_tokens_details.cached_tokens  # type: ignore[union-attr,assignment]
+        return found
 
     def page(self) -> Page:
         return Page(self.server.scrape().text)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    flags = ("--kv-memory-bytes", "6MiB", "--max-model-len", "256")
-    with tenant_site(Site, tmp_path_factory.mktemp("accounts"), POLICY, *flags) as site:
-        yield site
+site = site_fixture(Site, POLICY, "--kv-memory-bytes", "6MiB", "--max-model-len", "256")
 
 
 def a_prompt(blocks: int) -> list[int]:
@@ -72,3 +69,12 @@ def test_the_map_shows_whose_idle_blocks_were(site: Site) -> None:
         == page.value("sluice_kv_blocks_cached")
         == site.server.admin("overview")["engine"]["kv_blocks_cached"]
     )
+
+
+def test_a_ceiling_is_of_what_stays_and_an_edit_of_it_holds_at_once(site: Site) -> None:
+    prompt = a_prompt(6)
+    assert [site.ask("without", prompt) for _ in range(2)] == [0, 0]
+    site.edit(POLICY.replace("ceiling: 0B", "ceiling: 1MiB"))
+    assert [site.ask("without", prompt) for _ in range(2)] == [0, 6 * BLOCK]
+    site.edit(POLICY)
+    assert site.ask("without", prompt) == 0

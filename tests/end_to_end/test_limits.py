@@ -4,7 +4,6 @@ import base64
 import hmac
 import json
 import secrets
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 from threading import Thread
@@ -19,7 +18,7 @@ from gateway.errors import InvalidApiKey
 from gateway.tenants.auth import KeyRing, new_key
 from tests.gateway.raw_client import connected
 from tests.gateway.server_process import BODY, PATIENCE, assert_unharmed, bearer, eventually, in_threads
-from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
+from tests.gateway.tenant_site import TenantSite, error_of, site_fixture
 
 LONG = "Tell me a long story about a fox and a lighthouse."
 
@@ -62,10 +61,7 @@ class Site(TenantSite):
         return self.server.metric("sluice_requests_total", f'outcome="{outcome}"')
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with tenant_site(Site, tmp_path_factory.mktemp("limits"), POLICY, "--refused-per-second", "10000") as site:
-        yield site
+site = site_fixture(Site, POLICY, "--refused-per-second", "10000")
 
 
 SHORT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}

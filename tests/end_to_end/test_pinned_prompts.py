@@ -1,13 +1,12 @@
 """System prompts that a policy pins, as their tenants, other tenants, an operator and the ledger see them."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
 from tests.gateway.server_process import eventually, sluice
 from tests.gateway.telemetry.metrics_rig import Page
-from tests.gateway.tenant_site import TenantSite, tenant_site
+from tests.gateway.tenant_site import TenantSite, site_fixture
 
 BLOCK = 16
 SYSTEM = "You answer in few words, and count from 3 to 9 where you are asked to. " * 3
@@ -52,12 +51,9 @@ class Site(TenantSite):
         return self.page().value("sluice_kv_blocks")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    flags = ("--kv-memory-bytes", "6MiB", "--max-model-len", "512", "--refused-per-second", "10000")
-    folder = tmp_path_factory.mktemp("pinned")
-    with tenant_site(Site, folder, POLICY, *flags) as site:
-        yield site
+site = site_fixture(
+    Site, POLICY, "--kv-memory-bytes", "6MiB", "--max-model-len", "512", "--refused-per-second", "10000"
+)
 
 
 def test_a_pinned_prompt_is_found_however_much_others_cached_since_and_is_charged_to_its_tenant(site: Site) -> None:

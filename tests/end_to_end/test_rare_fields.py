@@ -1,6 +1,5 @@
 """Fields that few ask for, at a live server: log probabilities, the best of answers, what may be drawn, cut prompts."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.gateway.http_workers import NUMBERS_OF_WORKERS
-from tests.gateway.tenant_site import PATIENCE, TenantSite, tenant_site
+from tests.gateway.tenant_site import PATIENCE, TenantSite, site_fixture
 
 EMBEDDED = Path(__file__).parents[2] / "backend" / "embedded"
 POLICY = """
@@ -49,11 +48,7 @@ class Site(TenantSite):
         return [entries[name]["remaining"] for name in ("input_tokens", "output_tokens")]
 
 
-@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    flags = ("--http-workers", str(request.param), "--refused-per-second", "10000")
-    with tenant_site(Site, tmp_path_factory.mktemp("logprobs"), POLICY, *flags) as site:
-        yield site
+site = site_fixture(Site, POLICY, "--refused-per-second", "10000", workers=NUMBERS_OF_WORKERS)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.gateway.raw_client import chat
 from tests.gateway.server_process import PATIENCE, bearer, eventually
-from tests.gateway.tenant_site import TenantSite, make_keys, tenant_site
+from tests.gateway.tenant_site import TenantSite, make_keys, site_fixture, tenant_site
 
 POLICY = """
 tenants:
@@ -32,11 +31,8 @@ class Site(TenantSite):
         return httpx.post(url, content=content, headers=headers, timeout=PATIENCE)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    flags = ("--refused-per-second", str(RATE), "--cors-origins", PAGE, "--public-models", "on")
-    with tenant_site(Site, tmp_path_factory.mktemp("refused"), POLICY, *flags) as site:
-        yield site
+FLAGS = ("--refused-per-second", str(RATE), "--cors-origins", PAGE, "--public-models", "on")
+site = site_fixture(Site, POLICY, *FLAGS)
 
 
 def test_models_that_are_public_need_no_key_but_none_that_is_wrong(site: Site) -> None:

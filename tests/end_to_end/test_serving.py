@@ -13,7 +13,7 @@ from shutil import which
 import httpx
 import pytest
 
-from tests.gateway.raw_client import RawClient, completion, request
+from tests.gateway.raw_client import completion
 from tests.gateway.server_process import BODY, PATIENCE, ROOT, ServerProcess, eventually, running_server, sluice
 
 
@@ -31,10 +31,11 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_tls_streams_and_refuses_plain_text(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+def test_tls_streams_and_refuses_plain_text_and_silence(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     cert, key = certificate
-    flags = ["--tls-cert-file", str(cert), "--tls-key-file", str(key), "--threads", "1"]
+    flags = ["--tls-cert-file", str(cert), "--tls-key-file", str(key), "--threads", "1", "--header-timeout", "3"]
     with running_server(tmp_path, *flags) as server:
+        waiting = [socket.create_connection(("127.0.0.1", port), 50) for port in (server.port, server.admin_port)]
         assert f"curl -N https://127.0.0.1:{server.port}/" in server.announcement
         url = f"https://127.0.0.1:{server.port}"
         with httpx.Client(verify=ssl.create_default_context(cafile=str(cert)), headers=server.headers) as client:
@@ -51,36 +52,9 @@ def test_tls_streams_and_refuses_plain_text(certificate: tuple[Path, Path], tmp_
         for port in (server.port, server.admin_port):
             with pytest.raises(httpx.TransportError):
                 httpx.get(f"http://127.0.0.1:{port}/livez")
-
-
-def test_a_tls_handshake_has_the_time_that_headers_have(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    cert, key = certificate
-    flags = ["--tls-cert-file", str(cert), "--tls-key-file", str(key), "--threads", "1", "--header-timeout", "0.2"]
-    with running_server(tmp_path, *flags) as server:
-        for port in (server.port, server.admin_port):
-            with socket.create_connection(("127.0.0.1", port), timeout=50) as silent:
-                assert silent.recv(1) == b"", "the loop's own timeout is 60 s"
-
-
-@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
-def test_a_stop_lets_answers_end_and_takes_no_more(tmp_path: Path, stop: signal.Signals) -> None:
-    with running_server(tmp_path, "--threads", "1") as server:
-        busy, idle = RawClient(server), RawClient(server)
-        busy.send(request(server, completion(max_tokens=600, ignore_eos=True, stream=True), "/v1/completions"))
-        first = busy.receive()
-        server.process.send_signal(stop)
-        assert idle.is_closed()
-        rest = b""
-        while data := busy.receive():
-            rest += data
-        assert (first + rest).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", server.port))
-        server.process.wait(PATIENCE)
-        busy.close()
-        idle.close()
-        assert "Traceback" not in server.log.read_text()
-        assert server.process.returncode == 0
+        for silent in waiting:
+            assert silent.recv(1) == b"", "the loop's own timeout for a handshake is 60 s"
+            silent.close()
 
 
 @pytest.mark.skipif(which("curl") is None, reason="curl is not installed")
@@ -119,14 +93,6 @@ def test_a_demo_key_that_others_can_use_is_not_printed(tmp_path: Path) -> None:
         assert server.get("/v1/models", chosen).status_code == 200
         assert chosen not in server.announcement + server.log.read_text()
         assert server.key == "YOUR_KEY"
-
-
-def test_the_demo_key_stays_the_same_over_a_restart(tmp_path: Path) -> None:
-    keys = []
-    for warm in (False, True):  # once as a shell starts it
-        with running_server(tmp_path, "--threads", "1", warm=warm) as server:
-            keys.append(server.key)
-    assert keys[0] == keys[1]
 
 
 @pytest.fixture

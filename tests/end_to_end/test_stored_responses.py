@@ -1,7 +1,6 @@
 """Responses that are stored: conversations go on from them, across a kill, and no tenant learns of another's."""
 
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from hashlib import sha256
@@ -15,7 +14,7 @@ from openai.types.responses import Response
 
 from tests.gateway.http_workers import NUMBERS_OF_WORKERS
 from tests.gateway.server_process import PATIENCE, eventually, in_threads
-from tests.gateway.tenant_site import TenantSite, error_of, tenant_site
+from tests.gateway.tenant_site import TenantSite, error_of, site_fixture, tenant_site
 
 POLICY = """
 tenants:
@@ -39,12 +38,7 @@ UNKNOWN = f"resp_{'0' * 48}"
 UNKNOWN_CONVERSATION = f"conv_{'0' * 48}"
 
 
-@pytest.fixture(scope="module", params=NUMBERS_OF_WORKERS)
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantSite]:
-    folder = tmp_path_factory.mktemp("stored")
-    flags = "--http-workers", str(request.param), "--refused-per-second", "1000"
-    with tenant_site(TenantSite, folder, POLICY, *flags) as site:
-        yield site
+site = site_fixture(TenantSite, POLICY, "--refused-per-second", "1000", workers=NUMBERS_OF_WORKERS)
 
 
 def test_a_turn_goes_on_from_the_one_before_and_finds_its_prompt_in_the_cache(site: TenantSite) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 import openai
+import pytest
 import yaml
 
 from gateway.tenants.auth import new_key
@@ -90,6 +91,20 @@ def tenant_site(kind: type[Site], folder: Path, policy: str, *flags: str) -> Ite
     keys = make_keys(folder / "state", *yaml.safe_load(policy)["tenants"])
     with running_server(folder, "--threads", "1", "--policy", str(file), *flags) as server:
         yield kind(server, file, keys, KeyStore(folder / "state"))
+
+
+def site_fixture(
+    kind: type[Site], policy: str, *flags: str, workers: Sequence[Any] = (pytest.param(0, id=pytest.HIDDEN_PARAM),)
+) -> Any:
+    """A module's fixture of `tenant_site`; for each of `workers`, with as many HTTP workers."""
+
+    @pytest.fixture(scope="module", params=workers)
+    def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+        own = ("--http-workers", str(request.param))
+        with tenant_site(kind, tmp_path_factory.mktemp("site"), policy, *flags, *own) as site:
+            yield site
+
+    return site
 
 
 def make_keys(state_dir: Path, *tenants: str) -> dict[str, str]:

@@ -45,6 +45,7 @@ def test_the_defaults_are_the_cores() -> None:
 def test_the_engines_options_are_settings_of_their_names_and_defaults() -> None:
     assert engine_options(Settings()) == EngineOptions()
     assert {field.name for field in fields(EngineOptions)} - Settings.model_fields.keys() == {"steps_in_flight"}
+    assert engine_options(Settings(prefix_cache="off")) == EngineOptions(prefix_cache=False)
 
 
 def test_an_unknown_order_is_refused_with_the_known_ones() -> None:

@@ -1,4 +1,3 @@
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -48,18 +47,12 @@ def tenant() -> str:
     return uuid4().hex
 
 
-@pytest.fixture(scope="module")
-def loop_and_runner(valkey_url: str) -> Iterator[tuple[asyncio.Runner, ScriptRunner]]:
-    """One connection for all examples, and a clock that the test turns."""
-    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as loop:
-        for name in ("DAYS_BEFORE", "DAYS_AFTER"):
-            patch.setattr(zone_offsets, name, 10_000)  # the test's clock may be years off
-
-        async def connected() -> ScriptRunner:
-            runner = ScriptRunner(valkey_url, 60, load_scripts({"clock": TEST_CLOCK}))
-            await runner.client.connect()
-            return runner
-
-        runner = loop.run(connected())
-        yield loop, runner
-        loop.run(runner.client.close())
+@pytest.fixture
+async def runner(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptRunner]:
+    """A connection to a store whose clock the test turns."""
+    for name in ("DAYS_BEFORE", "DAYS_AFTER"):
+        monkeypatch.setattr(zone_offsets, name, 10_000)  # the test's clock may be years off
+    runner = ScriptRunner(valkey_url, 60, load_scripts({"clock": TEST_CLOCK}))
+    await runner.client.connect()
+    yield runner
+    await runner.client.close()

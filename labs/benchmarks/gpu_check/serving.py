@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import Ops, StepInputs
+from backend.kernels.ops import Ops, Rotation, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.triton_lang import FP8
 from backend.kernels.triton_ops import TritonOps
@@ -113,12 +113,12 @@ def _error(step: StepInputs, window: int | None, head_dim: int, group: int, kv_d
     qkv = normal(len(step.positions), (heads + 2 * KV_HEADS) * head_dim)
     speeds = 0.7 ** torch.arange(head_dim // 2, device=device)
     turns = torch.outer(torch.arange(step.max_context_len, device=device), speeds)
-    angles = torch.cat((turns.cos(), turns.sin()), 1)
+    rotation = Rotation(heads, KV_HEADS, torch.cat((turns.cos(), turns.sin()), 1), None, None, 1e-5)
 
     def stored(ops: Ops) -> tuple[Tensor, Tensor]:
         cache = pool.clone()
         views = cache[:, 1, 0], cache[:, 1, 1]
-        return ops.rope_and_store(qkv, heads, KV_HEADS, angles, None, None, 1e-5, *views, step), cache
+        return ops.rope_and_store(qkv, rotation, *views, step), cache
 
     (query, cache), (found_query, found_cache) = stored(ReferenceOps()), stored(TritonOps())
     keys_and_values = cache[:, 1, 0], cache[:, 1, 1]

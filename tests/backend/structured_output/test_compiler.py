@@ -246,29 +246,25 @@ def test_an_owners_bytes_are_bounded_and_what_was_not_used_for_longest_goes_firs
         compiler.compile_now(regex("b+"))
 
 
-def test_grammars_in_use_by_one_key_leave_half_of_the_bytes_to_its_owners_other_keys(
+async def test_grammars_in_use_by_one_key_leave_half_of_the_bytes_to_its_owners_other_keys(
     processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = processes.matching(0)
     monkeypatch.setattr(module._Compilation, "run", lambda job: CompiledGrammar(job._grammar, 100, 0.01, process))
     compiler = GrammarCompiler(processes, owner_bytes=250)
-
-    async def run() -> None:
-        large = [await compiler.acquire(regex(source, "a"), "greedy") for source in ("b+", "c+")]
-        with pytest.raises(TooManyGrammars):
-            await compiler.acquire(regex("d+", "a"), "greedy")
-        small = await compiler.acquire(regex("e+", "a"), "modest")
-        with pytest.raises(TooManyGrammars):
-            await compiler.acquire(regex("f+", "a"), "modest")
-        compiler.release(small, "modest")
-        for one in large:
-            compiler.release(one, "greedy")
-        assert not compiler._used and not compiler._waiting
-
-    asyncio.run(run())
+    large = [await compiler.acquire(regex(source, "a"), "greedy") for source in ("b+", "c+")]
+    with pytest.raises(TooManyGrammars):
+        await compiler.acquire(regex("d+", "a"), "greedy")
+    small = await compiler.acquire(regex("e+", "a"), "modest")
+    with pytest.raises(TooManyGrammars):
+        await compiler.acquire(regex("f+", "a"), "modest")
+    compiler.release(small, "modest")
+    for one in large:
+        compiler.release(one, "greedy")
+    assert not compiler._used and not compiler._waiting
 
 
-def test_keys_of_an_owner_take_turns_at_being_compiled_for(
+async def test_keys_of_an_owner_take_turns_at_being_compiled_for(
     processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, order = processes.matching(0), list[str]()
@@ -279,12 +275,8 @@ def test_keys_of_an_owner_take_turns_at_being_compiled_for(
 
     monkeypatch.setattr(module._Compilation, "run", run_job)
     compiler = GrammarCompiler(processes)
-
-    async def run() -> None:
-        flood = [compiler.acquire(regex(f"a{{{n}}}", "a"), "greedy") for n in range(1, MAX_WAITING_PER_KEY + 2)]
-        await asyncio.gather(*flood, compiler.acquire(regex("b", "a"), "modest"))
-
-    asyncio.run(run())
+    flood = [compiler.acquire(regex(f"a{{{n}}}", "a"), "greedy") for n in range(1, MAX_WAITING_PER_KEY + 2)]
+    await asyncio.gather(*flood, compiler.acquire(regex("b", "a"), "modest"))
     assert order.index("b") <= 2
     assert not compiler._waiting and not compiler._turns
 
@@ -297,39 +289,29 @@ def test_grammars_are_compiled_again_when_their_process_has_ended(compiler: Gram
     assert (compiler.num_hits, compiler.num_misses) == (0, 2)
 
 
-def test_an_owner_has_one_compiled_at_a_time_and_so_many_wait(compiler: GrammarCompiler) -> None:
-    async def run() -> list[object]:
-        asked = [compiler.acquire(regex(f"a{{{n}}}", "a")) for n in range(1, MAX_WAITING_PER_KEY + 4)]
-        beside = compiler.acquire(regex("a", "b"))
-        return await asyncio.gather(*asked, beside, return_exceptions=True)
-
-    *own, beside = asyncio.run(run())
+async def test_an_owner_has_one_compiled_at_a_time_and_a_bound_of_waiting_ones(compiler: GrammarCompiler) -> None:
+    asked = [compiler.acquire(regex(f"a{{{n}}}", "a")) for n in range(1, MAX_WAITING_PER_KEY + 4)]
+    *own, beside = await asyncio.gather(*asked, compiler.acquire(regex("a", "b")), return_exceptions=True)
     kinds = [type(one) for one in own]
     assert kinds == [CompiledGrammar] * (MAX_WAITING_PER_KEY + 1) + [TooManyGrammars] * 2
     assert isinstance(beside, CompiledGrammar)
 
 
-def test_the_same_grammar_asked_for_at_once_is_compiled_once(compiler: GrammarCompiler) -> None:
-    async def run() -> list[CompiledGrammar]:
-        return await asyncio.gather(*[compiler.acquire(PERSON) for _ in range(5)])
-
-    assert len({id(compiled) for compiled in asyncio.run(run())}) == 1
+async def test_the_same_grammar_asked_for_at_once_is_compiled_once(compiler: GrammarCompiler) -> None:
+    found = await asyncio.gather(*[compiler.acquire(PERSON) for _ in range(5)])
+    assert len({id(compiled) for compiled in found}) == 1
     assert compiler.num_misses == 1
 
 
-def test_compiling_is_given_up_when_nobody_waits_for_it_any_more() -> None:
+async def test_compiling_is_given_up_when_nobody_waits_for_it_any_more() -> None:
     with running_processes(compile_seconds=60) as processes:
         compiler = GrammarCompiler(processes)
-
-        async def run() -> CompiledGrammar:
-            waiting = asyncio.create_task(compiler.acquire(HARD))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            return await compiler.acquire(PERSON)
-
-        assert asyncio.run(run()).num_users == 1
+        waiting = asyncio.create_task(compiler.acquire(HARD))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await compiler.acquire(PERSON)).num_users == 1
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -337,25 +319,20 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_an_owner_is_charged_for_a_compilation_that_it_gave_up() -> None:
+async def test_an_owner_is_charged_for_a_compilation_that_it_gave_up() -> None:
     with running_processes(compile_seconds=60) as processes:
         compiler = GrammarCompiler(processes)
         charged: list[tuple[str, float]] = []
         compiler.on_compiled.append(lambda owner, seconds: charged.append((owner, seconds)))
-
-        async def run() -> None:
-            compiling = processes._compiling
-            waiting = asyncio.create_task(compiler.acquire(schema(branching(12), "a")))
-            await until(lambda: any(one.cpu_seconds() > 0.05 for one in compiling))
-            waiting.cancel()
-            await until(lambda: charged)
-
-        asyncio.run(run())
+        waiting = asyncio.create_task(compiler.acquire(schema(branching(12), "a")))
+        await until(lambda: any(one.cpu_seconds() > 0.05 for one in processes._compiling))
+        waiting.cancel()
+        await until(lambda: charged)
         ((owner, seconds),) = charged
         assert owner == "a" and 0 < seconds < 60
 
 
-def test_a_grammar_compiled_after_its_client_left_is_charged_and_kept(
+async def test_a_grammar_compiled_after_its_client_left_is_charged_and_kept(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go_on, compile_there = Event(), Event(), MatchingProcess.compile
@@ -368,15 +345,11 @@ def test_a_grammar_compiled_after_its_client_left_is_charged_and_kept(
     monkeypatch.setattr(MatchingProcess, "compile", compile_later)
     charged: list[str] = []
     compiler.on_compiled.append(lambda owner, _: charged.append(owner))
-
-    async def run() -> None:
-        waiting = asyncio.create_task(compiler.acquire(regex("[a-f]+", "a")))
-        await asyncio.to_thread(began.wait)
-        waiting.cancel()
-        go_on.set()
-        await until(lambda: charged)
-
-    asyncio.run(run())
+    waiting = asyncio.create_task(compiler.acquire(regex("[a-f]+", "a")))
+    await asyncio.to_thread(began.wait)
+    waiting.cancel()
+    go_on.set()
+    await until(lambda: charged)
     assert charged == ["a"]
     assert compiler.compile_now(regex("[a-f]+", "a")).num_users == 1
     assert (compiler.num_hits, compiler.num_misses) == (1, 1)

@@ -121,14 +121,10 @@ async def body_of(client: Client, actions: list[str], **options: Any) -> bytes:
 
 @given(actions=st.lists(st.sampled_from(["token", "token", "token", "turns", "pause", "resume"]), max_size=40))
 @pytest.mark.parametrize("stop", [(), ("sat",), ("t s", "never")])
-def test_a_body_is_the_same_however_its_client_reads(stop: tuple[str, ...], actions: list[str]) -> None:
+async def test_a_body_is_the_same_however_its_client_reads(stop: tuple[str, ...], actions: list[str]) -> None:
     alone = [action for action in actions if action == "token"]
-
-    async def bodies() -> list[bytes]:
-        ways = [(Client(), actions), (Client(is_ours=False), actions), (Client(is_ours=False), alone)]
-        return [await body_of(client, way, stop=stop) for client, way in ways]
-
-    ours, others, at_once = asyncio.run(bodies())
+    ways = [(Client(), actions), (Client(is_ours=False), actions), (Client(is_ours=False), alone)]
+    ours, others, at_once = [await body_of(client, way, stop=stop) for client, way in ways]
     assert ours == others == at_once
 
 
@@ -191,16 +187,11 @@ async def test_nothing_is_written_once_the_writer_is_cancelled_or_the_client_has
 
 
 @given(actions=st.lists(st.sampled_from(["token", "token", "token", "turns", "pause", "resume"]), max_size=40))
-def test_a_router_is_told_after_each_write_how_many_tokens_there_were(actions: list[str]) -> None:
-    plain, told = [], []
-
-    async def bodies() -> None:
-        plain.append(await body_of(Client(), actions))
-        told.append(await body_of(Client(), actions, progress=Progress()))
-
-    asyncio.run(bodies())
-    said = re.findall(rb": (\d+) tokens\n\n", told[0])
-    assert re.sub(rb": \d+ tokens\n\n", b"", told[0]) == plain[0]
+async def test_a_router_is_told_after_each_write_how_many_tokens_there_were(actions: list[str]) -> None:
+    plain = await body_of(Client(), actions)
+    told = await body_of(Client(), actions, progress=Progress())
+    said = re.findall(rb": (\d+) tokens\n\n", told)
+    assert re.sub(rb": \d+ tokens\n\n", b"", told) == plain
     assert [*map(int, said)] == sorted(map(int, said))
     assert not said or int(said[-1]) <= actions.count("token") + 1
 

@@ -1,6 +1,5 @@
 """What is told of an answer's tokens agrees with its text, however it comes and wherever it ends."""
 
-import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any, cast
@@ -93,8 +92,8 @@ async def streamed(text: DetailedText) -> dict[str, Any]:
 
 @settings(max_examples=examples(50))
 @given(ids)
-def test_each_token_of_an_answer_begins_where_its_text_does(token_ids: list[int]) -> None:
-    choice = asyncio.run(whole(answer(token_ids)))
+async def test_each_token_of_an_answer_begins_where_its_text_does(token_ids: list[int]) -> None:
+    choice = await whole(answer(token_ids))
     told = choice["logprobs"]
     assert choice["token_ids"] == token_ids
     assert told["token_logprobs"] == [-float(n) for n in range(len(token_ids))]
@@ -106,9 +105,9 @@ def test_each_token_of_an_answer_begins_where_its_text_does(token_ids: list[int]
 
 @settings(max_examples=examples(50))
 @given(ids, st.sampled_from([(), ("sat",), (" c",), ("日",), ("\n", "the")]), st.booleans())
-def test_a_stream_tells_what_a_whole_answer_does(token_ids: list[int], stop: tuple[str, ...], echo: bool) -> None:
+async def test_a_stream_tells_what_a_whole_answer_does(token_ids: list[int], stop: tuple[str, ...], echo: bool) -> None:
     text = TOKENIZER.decode(PROMPT) if echo else None
-    one, other = asyncio.run(whole(answer(token_ids, stop, text))), asyncio.run(streamed(answer(token_ids, stop, text)))
+    one, other = await whole(answer(token_ids, stop, text)), await streamed(answer(token_ids, stop, text))
     logprobs = one["logprobs"] if one["logprobs"]["tokens"] else {}
     assert (one["text"], logprobs, one["token_ids"]) == (other["text"], other["logprobs"], other["token_ids"])
     assert one["finish_reason"] == other["finish_reason"]
@@ -116,8 +115,8 @@ def test_a_stream_tells_what_a_whole_answer_does(token_ids: list[int], stop: tup
 
 @settings(max_examples=examples(50))
 @given(ids, st.sampled_from(["sat", " c", "日", "t s", "😀"]))
-def test_tokens_that_begin_at_a_stop_strings_end_are_not_told(token_ids: list[int], stop: str) -> None:
-    choice = asyncio.run(whole(answer(token_ids, (stop,))))
+async def test_tokens_that_begin_at_a_stop_strings_end_are_not_told(token_ids: list[int], stop: str) -> None:
+    choice = await whole(answer(token_ids, (stop,)))
     offsets, length = choice["logprobs"]["text_offset"], len(choice["text"])
     if choice["finish_reason"] == "stop":
         assert all(offset < length for offset in offsets)
@@ -126,22 +125,22 @@ def test_tokens_that_begin_at_a_stop_strings_end_are_not_told(token_ids: list[in
         assert len(offsets) == len(token_ids)
 
 
-def test_delimiters_of_a_message_are_as_long_for_what_is_told_as_in_its_text() -> None:
+async def test_delimiters_of_a_message_are_as_long_for_what_is_told_as_in_its_text() -> None:
     core = tokenizers.Tokenizer.from_str(tiny.byte_level_bpe().to_str())
     core.add_special_tokens(["[TOOL_CALLS]"])
     template = ResponseTemplate(FAMILIES["mistral"].source)
     tokenizer = Tokenizer(core, response_template=template)
     token_ids = tokenizer.encode_text("abc [TOOL_CALLS] the def", add_special_tokens=False)
     text = answer(token_ids, ("def",), tokenizer=tokenizer, message=AnswerMessage(ResponseParser(template)))
-    choice = asyncio.run(whole(text))
+    choice = await whole(text)
     assert choice["finish_reason"] == "stop"
     told = "".join(choice["logprobs"]["tokens"])
     assert "[TOOL_CALLS]" in told and not told.endswith("f")
 
 
-def test_an_echoed_prompt_comes_before_the_answer_in_text_and_tokens() -> None:
+async def test_an_echoed_prompt_comes_before_the_answer_in_text_and_tokens() -> None:
     text = TOKENIZER.decode(PROMPT)
-    choice = asyncio.run(whole(answer(SENTENCE, text=text)))
+    choice = await whole(answer(SENTENCE, text=text))
     told = choice["logprobs"]
     assert choice["text"] == text + TOKENIZER.decode(SENTENCE)
     assert told["token_logprobs"] == [None, *[-9.0] * (len(PROMPT) - 1), *[-float(n) for n in range(len(SENTENCE))]]
@@ -149,10 +148,10 @@ def test_an_echoed_prompt_comes_before_the_answer_in_text_and_tokens() -> None:
     assert (told["top_logprobs"][0], choice["prompt_token_ids"]) == (None, PROMPT)
 
 
-def test_a_prompt_alone_is_told_without_the_token_that_was_drawn_for_it() -> None:
+async def test_a_prompt_alone_is_told_without_the_token_that_was_drawn_for_it() -> None:
     text = TOKENIZER.decode(PROMPT)
     for told in (whole, streamed):
-        choice = asyncio.run(told(answer(SENTENCE[:1], text=text, is_prompt_alone=True)))
+        choice = await told(answer(SENTENCE[:1], text=text, is_prompt_alone=True))
         assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == (text, "length", [])
         assert len(choice["logprobs"]["tokens"]) == len(PROMPT)
 
@@ -165,6 +164,6 @@ async def _best(num_shown: int) -> list[str]:
     return [choice.text for choice in await told_choices(texts, choices, 4, num_shown)]
 
 
-def test_the_best_answers_have_the_likeliest_tokens() -> None:
-    assert asyncio.run(_best(2)) == ["1", "2"]
-    assert asyncio.run(_best(4)) == ["0", "1", "2", "3"]
+async def test_the_best_answers_have_the_likeliest_tokens() -> None:
+    assert await _best(2) == ["1", "2"]
+    assert await _best(4) == ["0", "1", "2", "3"]

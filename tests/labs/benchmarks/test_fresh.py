@@ -14,7 +14,7 @@ CHECKS = re.compile(
 )
 UNCHECKED = {
     "measures the cache itself": {"cache_isolation", "prefix_cache", "routing_live"},
-    "measures no time": {"batch_invariance", "batch_kills", "json_schemas", "quota_burst"},
+    "measures no time": {"batch_invariance", "batch_kills", "json_schemas"},
     "has prompts of less than a block": {"embeddings", "structured"},
     "takes what was cached off its figures": {"preemption_live"},
     "times steps without a scheduler": {"adapters"},

@@ -13,10 +13,10 @@ from backend.bound_process import bound
 ROOT = Path(__file__).parents[3]
 SCENARIOS = (
     "agents", "batch_invariance", "cache_isolation", "claims", "classes", "connection_flood", "decision_cost",
-    "device_idle", "engine_peers", "fairness", "fleet_fairness", "fleet_live", "flood", "front", "gateway_overhead",
+    "device_idle", "engine_peers", "fairness", "fleet_fairness", "fleet_live", "flood", "front",
     "hostile_bodies", "hostile_schemas", "http_workers", "isolation", "log_cost", "long_prompt", "mixes", "overload",
     "overload_live", "pick", "plan_live", "policy_size", "preemption", "prefix_cache", "prices", "promises",
-    "quota_burst", "quota_store", "random_strategies", "routing", "routing_live", "row_counts", "speculation",
+    "quota_store", "random_strategies", "routing", "routing_live", "row_counts", "speculation",
     "telemetry_cost", "tune", "tune_live", "what_if_live", "ceilings", "spare", "spare_live", "batch_kills",
     "embeddings", "noisy_peers",
 )  # fmt: skip

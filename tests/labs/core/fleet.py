@@ -1,6 +1,5 @@
 """Replicas on one virtual clock: cores that share debts over one store. Their tenants always have work waiting."""
 
-import asyncio
 from collections.abc import Mapping
 from itertools import count
 from random import Random
@@ -126,16 +125,16 @@ class Fleet:
                 await replica.debts.exchange()
 
 
-def departure(reach: Reach, seconds: float, period: float, fleet: Fleet, runner: asyncio.Runner) -> float:
+async def departure(reach: Reach, seconds: float, period: float, fleet: Fleet) -> float:
     """Have a fleet serve with this reach; returns the largest departure of a tenant from its weighted max-min share, by
     its weight relative to the heaviest's.
     """
     fleet.reach(reach)
     before, weights, began = fleet.served, fleet.weights, fleet.store.now
-    shares, heaviest, largest = max_min_shares(reach, weights), max(weights.values()), 0.0
-    passed = 0.0
+    shares, heaviest = max_min_shares(reach, weights), max(weights.values())
+    passed = largest = 0.0
     while passed < seconds:
-        runner.run(fleet.run(period))
+        await fleet.run(period)
         passed = fleet.store.now - began
         for tenant, served in fleet.served.items():
             away = abs(served - before[tenant] - shares.get(tenant, 0.0) * passed)

@@ -1,5 +1,5 @@
 """The store of the quotas' tests, which the limiter is compared with."""
 
-from tests.quotas.conftest import loop_and_runner, valkey_url
+from tests.quotas.conftest import runner, valkey_url
 
-__all__ = ["loop_and_runner", "valkey_url"]
+__all__ = ["runner", "valkey_url"]

@@ -1,7 +1,5 @@
 """The limiter decides as the store does."""
 
-import asyncio
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -102,8 +100,5 @@ def assert_same(own: QuotaRefused | None, other: QuotaRefused) -> None:
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(policy=policies, steps=st.lists(steps, min_size=10, max_size=40))
-def test_it_decides_as_the_store_does(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: Steps
-) -> None:
-    loop, runner = loop_and_runner
-    loop.run(Twins(runner, policy).live(steps))
+async def test_it_decides_as_the_store_does(runner: ScriptRunner, policy: Policy, steps: Steps) -> None:
+    await Twins(runner, policy).live(steps)

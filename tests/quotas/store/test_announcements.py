@@ -1,4 +1,3 @@
-import asyncio
 from uuid import uuid4
 
 import pytest
@@ -32,24 +31,17 @@ async def test_announcements_are_read_by_all_replicas_until_they_leave(
     assert await reader.read() == (since, [b"second"])
 
 
-def test_an_announcement_counts_until_its_time_is_over(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], valkey_url: str, fleet: str
-) -> None:
-    loop, runner = loop_and_runner
-
-    async def told() -> None:
-        said = Announcements(runner, fleet)
-        async with Redis.from_url(valkey_url) as redis:
-            await redis.set("test:clock", 1_000_000)
-            await said.announce("dead", b"dead", life=5.0)
-            await redis.set("test:clock", 4_000_000)
-            since, _ = await said.announce("live", b"live", life=5.0)
-            assert since == "1000000"
-            assert (await said.read()).said == [b"dead", b"live"]
-            await redis.set("test:clock", 6_000_000)
-            assert await said.read() == (since, [b"live"])
-
-    loop.run(told())
+async def test_an_announcement_counts_until_its_time_is_over(runner: ScriptRunner, valkey_url: str, fleet: str) -> None:
+    said = Announcements(runner, fleet)
+    async with Redis.from_url(valkey_url) as redis:
+        await redis.set("test:clock", 1_000_000)
+        await said.announce("dead", b"dead", life=5.0)
+        await redis.set("test:clock", 4_000_000)
+        since, _ = await said.announce("live", b"live", life=5.0)
+        assert since == "1000000"
+        assert (await said.read()).said == [b"dead", b"live"]
+        await redis.set("test:clock", 6_000_000)
+        assert await said.read() == (since, [b"live"])
 
 
 async def test_a_store_that_lost_the_list_says_that_it_is_another(url: str, fleet: str) -> None:

@@ -61,66 +61,51 @@ steps = st.tuples(st.integers(0, 2), st.integers(0, 150), st.sampled_from([0, 1,
 
 @settings(max_examples=examples(50), deadline=None, suppress_health_check=list(HealthCheck))
 @given(limit=st.integers(0, 100), steps=st.lists(steps, min_size=5, max_size=30))
-def test_leases_never_add_up_to_more_than_the_limit_and_expire(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], limit: int, steps: list[tuple[int, int, int]]
+async def test_leases_never_add_up_to_more_than_the_limit_and_expire(
+    runner: ScriptRunner, limit: int, steps: list[tuple[int, int, int]]
 ) -> None:
     """Each step: a replica wants an amount, and then some seconds pass."""
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        stores, tenant, now = [RedisStore(runner, LEASE) for _ in range(3)], uuid4().hex, 10**15
-        leases: dict[int, tuple[int, float]] = {}
-        for index, wanted, seconds in steps:
-            await runner.client.execute(b"SET", b"test:clock", b"%d" % now)
-            others = sum(held for name, (held, end) in leases.items() if name != index and end > now)
-            granted, life = await stores[index].lease_kv(tenant, limit, wanted)
-            assert granted == min(wanted, limit - others)
-            leases[index] = granted, now + life * SECOND
-            now += seconds * SECOND
-
-    loop.run(live())
+    stores, tenant, now = [RedisStore(runner, LEASE) for _ in range(3)], uuid4().hex, 10**15
+    leases: dict[int, tuple[int, float]] = {}
+    for index, wanted, seconds in steps:
+        await runner.client.execute(b"SET", b"test:clock", b"%d" % now)
+        others = sum(held for name, (held, end) in leases.items() if name != index and end > now)
+        granted, life = await stores[index].lease_kv(tenant, limit, wanted)
+        assert granted == min(wanted, limit - others)
+        leases[index] = granted, now + life * SECOND
+        now += seconds * SECOND
 
 
-def test_a_rate_refills_after_the_clock_was_set_back(loop_and_runner: tuple[asyncio.Runner, ScriptRunner]) -> None:
-    loop, runner = loop_and_runner
+async def test_a_rate_refills_after_the_clock_was_set_back(runner: ScriptRunner) -> None:
     rate = Limit(Resource.REQUESTS, 30, Rate(60, 2))
     budget = Limit(Resource.REQUESTS, 3, Budget(BudgetPeriod.DAY))
+    store, tenant, noon = RedisStore(runner, LEASE), uuid4().hex, 10**15 - 10**15 % (86400 * SECOND)
 
-    async def live() -> None:
-        store, tenant, noon = RedisStore(runner, LEASE), uuid4().hex, 10**15 - 10**15 % (86400 * SECOND)
+    async def ask(seconds: int, limits: tuple[Limit, ...]) -> bool:
+        await runner.client.execute(b"SET", b"test:clock", b"%d" % (noon + seconds * SECOND))
+        try:
+            await store.settle(await store.reserve(tenant, None, limits, Ask(1, 1, 1)), Usage(1, 1))
+        except QuotaRefused:
+            return False
+        return True
 
-        async def ask(seconds: int, limits: tuple[Limit, ...]) -> bool:
-            await runner.client.execute(b"SET", b"test:clock", b"%d" % (noon + seconds * SECOND))
-            try:
-                await store.settle(await store.reserve(tenant, None, limits, Ask(1, 1, 1)), Usage(1, 1))
-            except QuotaRefused:
-                return False
-            return True
-
-        assert [await ask(0, (rate, budget)) for _ in range(3)] == [True, True, False]
-        assert [await ask(-7200, (rate,)) for _ in range(2)] == [False, False]
-        assert [await ask(-7200 + 2, (rate, budget)) for _ in range(2)] == [True, False]
-        assert not await ask(-3600, (rate, budget)), "a budget keeps what was spent on the day before"
-
-    loop.run(live())
+    assert [await ask(0, (rate, budget)) for _ in range(3)] == [True, True, False]
+    assert [await ask(-7200, (rate,)) for _ in range(2)] == [False, False]
+    assert [await ask(-7200 + 2, (rate, budget)) for _ in range(2)] == [True, False]
+    assert not await ask(-3600, (rate, budget)), "a budget keeps what was spent on the day before"
 
 
-def test_a_tenant_refused_while_the_clock_is_set_back_is_forgotten_in_time(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+async def test_a_tenant_refused_while_the_clock_is_set_back_is_forgotten_in_time(
+    runner: ScriptRunner,
 ) -> None:
-    loop, runner = loop_and_runner
     teams = (Limit(Resource.REQUESTS, 1, Rate(60, 1), team=uuid4().hex),)
-
-    async def live() -> None:
-        store, tenant = RedisStore(runner, LEASE), uuid4().hex
-        await runner.client.execute(b"SET", b"test:clock", b"%d" % 10**15)
-        await store.reserve(uuid4().hex, None, teams, Ask(1, 1, 1))
-        await runner.client.execute(b"SET", b"test:clock", b"%d" % (10**15 - 7200 * SECOND))
-        with pytest.raises(QuotaRefused):
-            await store.reserve(tenant, None, teams, Ask(1, 1, 1))
-        assert await runner.client.execute(b"PTTL", state_key(tenant).encode()) != -1
-
-    loop.run(live())
+    store, tenant = RedisStore(runner, LEASE), uuid4().hex
+    await runner.client.execute(b"SET", b"test:clock", b"%d" % 10**15)
+    await store.reserve(uuid4().hex, None, teams, Ask(1, 1, 1))
+    await runner.client.execute(b"SET", b"test:clock", b"%d" % (10**15 - 7200 * SECOND))
+    with pytest.raises(QuotaRefused):
+        await store.reserve(tenant, None, teams, Ask(1, 1, 1))
+    assert await runner.client.execute(b"PTTL", state_key(tenant).encode()) != -1
 
 
 REQUESTS = Limit(Resource.REQUESTS, 10, Rate(3600, 10))

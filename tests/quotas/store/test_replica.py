@@ -1,6 +1,5 @@
 """Random lives of several replicas on a clock that the test turns, beside a reference in exact fractions."""
 
-import asyncio
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -259,11 +258,10 @@ def _most(limits: list[Limit], duration: int) -> Fraction:
 
 @settings(max_examples=examples(30, at_night=1500), deadline=None, suppress_health_check=list(HealthCheck))
 @given(policies=st.lists(policies, min_size=1, max_size=3), steps=st.lists(steps, min_size=20, max_size=60))
-def test_no_interleaving_overspends_or_loses_anything(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policies: list[Policy], steps: Steps
+async def test_no_interleaving_overspends_or_loses_anything(
+    runner: ScriptRunner, policies: list[Policy], steps: Steps
 ) -> None:
-    loop, runner = loop_and_runner
-    loop.run(World(runner, policies).live(steps))
+    await World(runner, policies).live(steps)
 
 
 LIMIT = 20_000
@@ -332,181 +330,140 @@ class Pair:
 
 
 BUDGET = Limit(Resource.TOKENS, 10_000, Budget(BudgetPeriod.DAY))
-TimedRunner = tuple[asyncio.Runner, ScriptRunner]
 
 
 @pytest.mark.parametrize("cut", [NotSent(), StoreUnavailable()], ids=repr)
 @pytest.mark.parametrize("ends", [True, False], ids=["ended in the cut", "ends after it"])
-def test_a_reservation_reclaimed_by_others_is_charged_and_booked_once(
-    loop_and_runner: TimedRunner, cut: QuotaError, ends: bool
+async def test_a_reservation_reclaimed_by_others_is_charged_and_booked_once(
+    runner: ScriptRunner, cut: QuotaError, ends: bool
 ) -> None:
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        pair = Pair(runner, BUDGET)
-        await pair.tenant.wait(0)
-        reservation = await pair.reserve(pair.cut, Ask(1, 1000, 1000))
-        await pair.cut.heartbeat()
-        pair.wire.is_cut, pair.wire.cut = True, cut
-        if ends:
-            await pair.cut.settle(reservation, Usage(1000, 700))
-        await pair.outlive_lease()
-        pair.wire.is_cut = False
-        await pair.cut.heartbeat()
+    pair = Pair(runner, BUDGET)
+    await pair.tenant.wait(0)
+    reservation = await pair.reserve(pair.cut, Ask(1, 1000, 1000))
+    await pair.cut.heartbeat()
+    pair.wire.is_cut, pair.wire.cut = True, cut
+    if ends:
         await pair.cut.settle(reservation, Usage(1000, 700))
-        assert (await pair.used(), await pair.booked(), pair.cut.num_unsettled) == (1700, Usage(1000, 700), 0)
+    await pair.outlive_lease()
+    pair.wire.is_cut = False
+    await pair.cut.heartbeat()
+    await pair.cut.settle(reservation, Usage(1000, 700))
+    assert (await pair.used(), await pair.booked(), pair.cut.num_unsettled) == (1700, Usage(1000, 700), 0)
 
-    loop.run(live())
 
-
-def test_an_attempt_that_another_superseded_stays_so_when_its_replica_returns(loop_and_runner: TimedRunner) -> None:
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        pair, request = Pair(runner, BUDGET), uuid4().hex
-        await pair.tenant.wait(0)
-        first = await pair.reserve(pair.cut, Ask(1, 1000, 1000, attempt=Attempt(request, 1)))
-        second = await pair.reserve(pair.other, Ask(1, 1000, 1000, attempt=Attempt(request, 2)))
-        await pair.outlive_lease()
-        await pair.other.settle(second, Usage(1000, 800))
-        await pair.cut.heartbeat()
-        await pair.cut.settle(first, Usage(1000, 500))
-        assert (await pair.used(), await pair.booked()) == (1800, Usage(1000, 800))
-
-    loop.run(live())
+async def test_an_attempt_that_another_superseded_stays_so_when_its_replica_returns(runner: ScriptRunner) -> None:
+    pair, request = Pair(runner, BUDGET), uuid4().hex
+    await pair.tenant.wait(0)
+    first = await pair.reserve(pair.cut, Ask(1, 1000, 1000, attempt=Attempt(request, 1)))
+    second = await pair.reserve(pair.other, Ask(1, 1000, 1000, attempt=Attempt(request, 2)))
+    await pair.outlive_lease()
+    await pair.other.settle(second, Usage(1000, 800))
+    await pair.cut.heartbeat()
+    await pair.cut.settle(first, Usage(1000, 500))
+    assert (await pair.used(), await pair.booked()) == (1800, Usage(1000, 800))
 
 
 @pytest.mark.parametrize("is_same_replica", [True, False])
-def test_marks_for_a_replica_go_when_it_begins_anew_or_is_away_for_an_hour(
-    loop_and_runner: TimedRunner, is_same_replica: bool
+async def test_marks_for_a_replica_go_when_it_begins_anew_or_is_away_for_an_hour(
+    runner: ScriptRunner, is_same_replica: bool
 ) -> None:
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        pair, request = Pair(runner, BUDGET), uuid4().hex
-        await pair.tenant.wait(0)
-        for number, store in enumerate((pair.cut, pair.other), start=1):
-            await pair.reserve(store, Ask(1, 1, 1, attempt=Attempt(request, number)))
-        await pair.reserve(pair.cut, Ask(1, 1, 1))
+    pair, request = Pair(runner, BUDGET), uuid4().hex
+    await pair.tenant.wait(0)
+    for number, store in enumerate((pair.cut, pair.other), start=1):
+        await pair.reserve(store, Ask(1, 1, 1, attempt=Attempt(request, number)))
+    await pair.reserve(pair.cut, Ask(1, 1, 1))
+    await pair.outlive_lease()
+    assert {field[:2] for field in await pair.tenant.state()} >= {b"x:", b"g:"}
+    if is_same_replica:
+        name = ReplicaName()
+        name.id, name.first_ordinal = pair.cut.replica, LIFE_ORDINALS
+        await RedisStore(runner, LEASE, name=name).states(pair.tenant.tenant, None, pair.limits)
+    else:
+        await pair.tenant.wait(3600 * 10**6)
         await pair.outlive_lease()
-        assert {field[:2] for field in await pair.tenant.state()} >= {b"x:", b"g:"}
-        if is_same_replica:
-            name = ReplicaName()
-            name.id, name.first_ordinal = pair.cut.replica, LIFE_ORDINALS
-            await RedisStore(runner, LEASE, name=name).states(pair.tenant.tenant, None, pair.limits)
-        else:
-            await pair.tenant.wait(3600 * 10**6)
-            await pair.outlive_lease()
-        assert not [field for field in await pair.tenant.state() if field[:2] in {b"x:", b"g:"}]
-
-    loop.run(live())
+    assert not [field for field in await pair.tenant.state() if field[:2] in {b"x:", b"g:"}]
 
 
-def test_an_extension_on_the_next_day_is_refunded_in_that_day(loop_and_runner: TimedRunner) -> None:
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        pair = Pair(runner, BUDGET, now=(START // DAY + 1) * DAY - 20 * 10**6)
-        await pair.tenant.wait(0)
-        reservation = await pair.reserve(pair.cut, Ask(1, 100, 8000))
-        await pair.outlive_lease()
-        await pair.cut.heartbeat()
-        assert await pair.used() == 8100
-        await pair.cut.settle(reservation, Usage(100, 10))
-        assert await pair.used() == 110
-
-    loop.run(live())
+async def test_an_extension_on_the_next_day_is_refunded_in_that_day(runner: ScriptRunner) -> None:
+    pair = Pair(runner, BUDGET, now=(START // DAY + 1) * DAY - 20 * 10**6)
+    await pair.tenant.wait(0)
+    reservation = await pair.reserve(pair.cut, Ask(1, 100, 8000))
+    await pair.outlive_lease()
+    await pair.cut.heartbeat()
+    assert await pair.used() == 8100
+    await pair.cut.settle(reservation, Usage(100, 10))
+    assert await pair.used() == 110
 
 
-def test_more_reservations_than_one_script_restores_are_handed_over(loop_and_runner: TimedRunner) -> None:
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        pair, count = Pair(runner, replace(BUDGET, amount=10**6)), 4100
-        await pair.tenant.wait(0)
-        pair.wire.is_cut = True
-        for _ in range(count):
-            await pair.cut.reserve(pair.tenant.tenant, None, pair.limits, Ask(1, 0, 10), "open")
-        pair.wire.is_cut = False
-        await pair.cut.heartbeat()
-        assert await pair.used() == 10 * count
-
-    loop.run(live())
+async def test_more_reservations_than_one_script_restores_are_handed_over(runner: ScriptRunner) -> None:
+    pair, count = Pair(runner, replace(BUDGET, amount=10**6)), 4100
+    await pair.tenant.wait(0)
+    pair.wire.is_cut = True
+    for _ in range(count):
+        await pair.cut.reserve(pair.tenant.tenant, None, pair.limits, Ask(1, 0, 10), "open")
+    pair.wire.is_cut = False
+    await pair.cut.heartbeat()
+    assert await pair.used() == 10 * count
 
 
-def test_no_call_renews_or_reclaims_more_reservations_than_take_the_store_a_moment(
-    loop_and_runner: TimedRunner, monkeypatch: pytest.MonkeyPatch
+async def test_no_call_renews_or_reclaims_more_reservations_than_take_the_store_a_moment(
+    runner: ScriptRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, runner = loop_and_runner
     run_once, told = ScriptRunner.run_once, list[tuple[Script, int, int]]()
+    pair, count = Pair(runner, replace(BUDGET, amount=10**6)), 1200
 
-    async def live() -> None:
-        pair, count = Pair(runner, replace(BUDGET, amount=10**6)), 1200
+    async def held() -> int:
+        return sum(field[:2] == b"r:" for field in await pair.tenant.state())
 
-        async def held() -> int:
-            return sum(field[:2] == b"r:" for field in await pair.tenant.state())
+    async def counted(self: ScriptRunner, script: Script, packed: bytes) -> list[bytes]:
+        """Count the reservations that a call names, besides the one that the state's generation is called by."""
+        before, answer = await held(), await run_once(self, script, packed)
+        told.append((script, packed.count(b"\r\nr:") - 1, before - await held()))
+        return answer
 
-        async def counted(self: ScriptRunner, script: Script, packed: bytes) -> list[bytes]:
-            """Count the reservations that a call names, besides the one that the state's generation is called by."""
-            before, answer = await held(), await run_once(self, script, packed)
-            told.append((script, packed.count(b"\r\nr:") - 1, before - await held()))
-            return answer
+    await pair.tenant.wait(0)
+    for _ in range(count):
+        await pair.reserve(pair.cut, Ask(1, 0, 10))
+    monkeypatch.setattr(ScriptRunner, "run_once", counted)
+    await pair.cut.heartbeat()
+    assert [named for script, named, _ in told if script is Script.HEARTBEAT] == [500, 500, 200]
+    await pair.outlive_lease()
+    assert await held() == 0
+    settled = [settled for script, _, settled in told if script is Script.RECLAIM]
+    assert sum(settled) == count and max(settled) == 500
 
-        await pair.tenant.wait(0)
-        for _ in range(count):
-            await pair.reserve(pair.cut, Ask(1, 0, 10))
-        monkeypatch.setattr(ScriptRunner, "run_once", counted)
+
+async def test_a_fault_in_one_tenants_state_stops_no_other_tenants_heartbeat(runner: ScriptRunner) -> None:
+    pair, faulty = Pair(runner, BUDGET), Pair(runner, BUDGET).tenant.tenant
+    await pair.tenant.wait(0)
+    await pair.cut.reserve(faulty, None, pair.limits, Ask(1, 10, 10))
+    await runner.client.execute(b"HSET", f"sluice:{{{faulty}}}".encode(), b"now", b"x")
+    pair.cut.book(pair.tenant.tenant, None, Usage(5, 5))
+    with pytest.raises(StoreFault):
         await pair.cut.heartbeat()
-        assert [named for script, named, _ in told if script is Script.HEARTBEAT] == [500, 500, 200]
-        await pair.outlive_lease()
-        assert await held() == 0
-        settled = [settled for script, _, settled in told if script is Script.RECLAIM]
-        assert sum(settled) == count and max(settled) == 500
-
-    loop.run(live())
+    assert await pair.booked() == Usage(5, 5)
 
 
-def test_a_fault_in_one_tenants_state_stops_no_other_tenants_heartbeat(loop_and_runner: TimedRunner) -> None:
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        pair, faulty = Pair(runner, BUDGET), Pair(runner, BUDGET).tenant.tenant
-        await pair.tenant.wait(0)
-        await pair.cut.reserve(faulty, None, pair.limits, Ask(1, 10, 10))
-        await runner.client.execute(b"HSET", f"sluice:{{{faulty}}}".encode(), b"now", b"x")
-        pair.cut.book(pair.tenant.tenant, None, Usage(5, 5))
-        with pytest.raises(StoreFault):
-            await pair.cut.heartbeat()
-        assert await pair.booked() == Usage(5, 5)
-
-    loop.run(live())
-
-
-def test_a_retry_or_a_router_finds_each_attempt_by_the_request_and_leaves_no_index(
-    loop_and_runner: TimedRunner,
+async def test_a_retry_or_a_router_finds_each_attempt_by_the_request_and_leaves_no_index(
+    runner: ScriptRunner,
 ) -> None:
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        pair = Pair(runner, BUDGET)
-        await pair.tenant.wait(0)
-        requests = [uuid4().hex for _ in range(4)]
-        firsts = [Ask(1, 10, 10, attempt=Attempt(request, 1)) for request in requests]
-        held = [await pair.reserve(pair.cut, ask) for ask in firsts for _ in range(2)]  # both late, of one request
-        await runner.client.execute(b"CONFIG", b"RESETSTAT")
-        assert await pair.other.conclude(pair.tenant.tenant, Delivered(requests[0], True, 5))
-        second = await pair.reserve(pair.other, Ask(1, 10, 10, attempt=Attempt(requests[1], 2)))
-        assert b"hgetall" not in await runner.client.execute(b"INFO", b"commandstats")
-        await pair.other.settle(second, Usage(10, 10))
-        await pair.cut.settle(held[4], Usage(10, 10))
-        state = f"sluice:{{{pair.tenant.tenant}}}".encode()
-        await runner.client.execute(b"HSET", state, b"q:" + requests[0].encode(), b"r:1.1.%b " % requests[0].encode())
-        assert not await pair.other.conclude(pair.tenant.tenant, Delivered(requests[0], True, 5)), "an older left it"
-        await pair.outlive_lease()
-        assert not [field for field in await pair.tenant.state() if field[:2] in {b"r:", b"q:"}]
-        assert await pair.used() == 2 * 15 + 20 + 20
-
-    loop.run(live())
+    pair = Pair(runner, BUDGET)
+    await pair.tenant.wait(0)
+    requests = [uuid4().hex for _ in range(4)]
+    firsts = [Ask(1, 10, 10, attempt=Attempt(request, 1)) for request in requests]
+    held = [await pair.reserve(pair.cut, ask) for ask in firsts for _ in range(2)]  # both late, of one request
+    await runner.client.execute(b"CONFIG", b"RESETSTAT")
+    assert await pair.other.conclude(pair.tenant.tenant, Delivered(requests[0], True, 5))
+    second = await pair.reserve(pair.other, Ask(1, 10, 10, attempt=Attempt(requests[1], 2)))
+    assert b"hgetall" not in await runner.client.execute(b"INFO", b"commandstats")
+    await pair.other.settle(second, Usage(10, 10))
+    await pair.cut.settle(held[4], Usage(10, 10))
+    state = f"sluice:{{{pair.tenant.tenant}}}".encode()
+    await runner.client.execute(b"HSET", state, b"q:" + requests[0].encode(), b"r:1.1.%b " % requests[0].encode())
+    assert not await pair.other.conclude(pair.tenant.tenant, Delivered(requests[0], True, 5)), "an older left it"
+    await pair.outlive_lease()
+    assert not [field for field in await pair.tenant.state() if field[:2] in {b"r:", b"q:"}]
+    assert await pair.used() == 2 * 15 + 20 + 20
 
 
 TEAM_LIMITS = (
@@ -515,53 +472,43 @@ TEAM_LIMITS = (
 )
 
 
-def test_a_team_gets_back_what_a_lost_replica_held_for_a_tenant_that_is_idle_now(loop_and_runner: TimedRunner) -> None:
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        team = uuid4().hex
-        pair = Pair(runner, *(replace(limit, team=team) for limit in TEAM_LIMITS))
-        idle, asking = pair.tenant.neighbour, pair.tenant.tenant
-        await pair.tenant.wait(0)
-        await pair.cut.reserve(idle, None, pair.limits, Ask(1, 100, 700))
-        with pytest.raises(QuotaRefused):
-            await pair.other.reserve(asking, None, pair.limits, Ask(1, 1, 1))
-        for _ in range(2):  # the tenants of a team are looked through four times in a lease
-            await pair.tenant.wait(round(LEASE * 1e6))
-        held = await pair.other.reserve(asking, None, pair.limits, Ask(1, 100, 800))
-        assert [state.remaining for state in held.states] == [0, 100]
-        await pair.other.settle(held, Usage(100, 50))
-        states = await pair.other.states_of_team(team, pair.limits)
-        assert [state.remaining for state in states] == [1, 850]
-        assert await booked(pair.other, idle, [pair.tenant.now // DAY]) == Usage()
-
-    loop.run(live())
+async def test_a_team_gets_back_what_a_lost_replica_held_for_a_tenant_that_is_idle_now(runner: ScriptRunner) -> None:
+    team = uuid4().hex
+    pair = Pair(runner, *(replace(limit, team=team) for limit in TEAM_LIMITS))
+    idle, asking = pair.tenant.neighbour, pair.tenant.tenant
+    await pair.tenant.wait(0)
+    await pair.cut.reserve(idle, None, pair.limits, Ask(1, 100, 700))
+    with pytest.raises(QuotaRefused):
+        await pair.other.reserve(asking, None, pair.limits, Ask(1, 1, 1))
+    for _ in range(2):  # the tenants of a team are looked through four times in a lease
+        await pair.tenant.wait(round(LEASE * 1e6))
+    held = await pair.other.reserve(asking, None, pair.limits, Ask(1, 100, 800))
+    assert [state.remaining for state in held.states] == [0, 100]
+    await pair.other.settle(held, Usage(100, 50))
+    states = await pair.other.states_of_team(team, pair.limits)
+    assert [state.remaining for state in states] == [1, 850]
+    assert await booked(pair.other, idle, [pair.tenant.now // DAY]) == Usage()
 
 
-def test_a_team_spends_what_its_tenants_replicas_saw_before_the_store_lost_its_state(
-    loop_and_runner: TimedRunner,
+async def test_a_team_spends_what_its_tenants_replicas_saw_before_the_store_lost_its_state(
+    runner: ScriptRunner,
 ) -> None:
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        team = uuid4().hex
-        pair = Pair(runner, *(replace(limit, team=team, amount=2000) for limit in TEAM_LIMITS))
-        tenants = (pair.tenant.tenant, pair.tenant.neighbour)
-        await pair.tenant.wait(0)
-        running = [
-            await store.reserve(tenant, None, pair.limits, Ask(1, 100, 100))
-            for tenant in tenants
-            for store in (pair.cut, pair.other)
-        ]
-        for owner in (*tenants, f"team:{team}"):
-            await runner.client.execute(b"DEL", f"sluice:{{{owner}}}".encode())
-        for store in (pair.cut, pair.other):
-            await store.heartbeat()
-        states = await pair.other.states_of_team(team, pair.limits)
-        assert [state.limit.capacity - state.remaining for state in states] == [4, 800]
-        for store, reservation in zip((pair.cut, pair.other) * 2, running, strict=True):
-            await store.settle(reservation, Usage(100, 25))
-        states = await pair.other.states_of_team(team, pair.limits)
-        assert [state.limit.capacity - state.remaining for state in states] == [0, 500]
-
-    loop.run(live())
+    team = uuid4().hex
+    pair = Pair(runner, *(replace(limit, team=team, amount=2000) for limit in TEAM_LIMITS))
+    tenants = (pair.tenant.tenant, pair.tenant.neighbour)
+    await pair.tenant.wait(0)
+    running = [
+        await store.reserve(tenant, None, pair.limits, Ask(1, 100, 100))
+        for tenant in tenants
+        for store in (pair.cut, pair.other)
+    ]
+    for owner in (*tenants, f"team:{team}"):
+        await runner.client.execute(b"DEL", f"sluice:{{{owner}}}".encode())
+    for store in (pair.cut, pair.other):
+        await store.heartbeat()
+    states = await pair.other.states_of_team(team, pair.limits)
+    assert [state.limit.capacity - state.remaining for state in states] == [4, 800]
+    for store, reservation in zip((pair.cut, pair.other) * 2, running, strict=True):
+        await store.settle(reservation, Usage(100, 25))
+    states = await pair.other.states_of_team(team, pair.limits)
+    assert [state.limit.capacity - state.remaining for state in states] == [0, 500]

@@ -67,36 +67,28 @@ async def test_contents_are_stored_in_place_of_the_revision_that_was_read_alone(
     assert await stored.read(tenant, "c") == b"second", "which nothing has replaced"
 
 
-def test_a_response_in_the_background_is_held_cancelled_and_found_lost(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], valkey_url: str
+async def test_a_response_in_the_background_is_held_cancelled_and_found_lost(
+    runner: ScriptRunner, valkey_url: str
 ) -> None:
-    loop, runner = loop_and_runner
-
-    async def tried() -> None:
-        stored = ResponseStore(runner, 10.0)
-        ask = partial(stored.ask_lease, "t")
-        async with Redis.from_url(valkey_url) as redis:
-            await redis.delete(f"{state_key('t')}:responses:open")
-            await redis.set("test:clock", 10**9)
-            assert await ask("open", "a", 2) == await ask("open", "a", 2) == await ask("open", "b", 2) == "ok"
-            assert await ask("open", "c", 2) == "full"
-            assert (
-                await ask("look", "c")
-                == await ask("cancel", "c")
-                == await stored.ask_lease("t-2", "look", "a")
-                == "lost"
-            )
-            assert await ask("look", "a") == "ok"
-            assert await ask("cancel", "a") == await ask("run", "a") == await ask("look", "a") == "cancelled"
-            assert await ask("run", "b") == await ask("hold", "b") == await ask("look", "b") == "running"
-            assert await ask("close", "a") == await ask("open", "c", 2) == "ok"
-            await redis.set("test:clock", 10**9 + 11 * 10**6)
-            assert await ask("hold", "b") == "running", "nobody has found it lost"
-            assert await ask("look", "c") == await ask("hold", "c") == "lost"
-            assert await ask("look", "b") == "running"
-            assert await ask("open", "d", 2) == "ok", "in place of the lost one"
-
-    loop.run(tried())
+    stored = ResponseStore(runner, 10.0)
+    ask = partial(stored.ask_lease, "t")
+    async with Redis.from_url(valkey_url) as redis:
+        await redis.delete(f"{state_key('t')}:responses:open")
+        await redis.set("test:clock", 10**9)
+        assert await ask("open", "a", 2) == await ask("open", "a", 2) == await ask("open", "b", 2) == "ok"
+        assert await ask("open", "c", 2) == "full"
+        assert (
+            await ask("look", "c") == await ask("cancel", "c") == await stored.ask_lease("t-2", "look", "a") == "lost"
+        )
+        assert await ask("look", "a") == "ok"
+        assert await ask("cancel", "a") == await ask("run", "a") == await ask("look", "a") == "cancelled"
+        assert await ask("run", "b") == await ask("hold", "b") == await ask("look", "b") == "running"
+        assert await ask("close", "a") == await ask("open", "c", 2) == "ok"
+        await redis.set("test:clock", 10**9 + 11 * 10**6)
+        assert await ask("hold", "b") == "running", "nobody has found it lost"
+        assert await ask("look", "c") == await ask("hold", "c") == "lost"
+        assert await ask("look", "b") == "running"
+        assert await ask("open", "d", 2) == "ok", "in place of the lost one"
 
 
 async def test_a_conversation_of_more_turns_than_are_read_is_not_read_in_part(store: RedisStore, tenant: str) -> None:
@@ -122,74 +114,64 @@ steps = st.lists(
 
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps)
-def test_the_oldest_make_room_each_has_its_time_and_bytes_are_never_exceeded(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], valkey_url: str, steps: list[tuple[int, int, int, int]]
+async def test_the_oldest_make_room_each_has_its_time_and_bytes_are_never_exceeded(
+    runner: ScriptRunner, valkey_url: str, steps: list[tuple[int, int, int, int]]
 ) -> None:
     """Each step stores a response of some bytes for some seconds, and then some seconds pass."""
-    loop, runner = loop_and_runner
     most = 300
-
-    async def tried() -> None:
-        stored, now, kept = ResponseStore(runner, 60.0), 1_000.0, dict[str, tuple[float, bytes]]()
-        async with Redis.from_url(valkey_url) as redis:
-            key = f"{state_key('t')}:responses"
-            await redis.delete(key, f"{key}:order")
-            for name, size, life, pause in steps:
-                await redis.set("test:clock", round(now * 1e6))
-                await stored.store("t", str(name), None, bytes(size), StoredResponseLimits(most, life + 1.0))
-                kept = {one: said for one, said in kept.items() if said[0] > now}
-                kept.pop(str(name), None)
-                kept[str(name)] = now + life + 1.0, bytes(size)
-                sizes = {one: len(f"{round(end * 1e6)}  ") + len(said) for one, (end, said) in kept.items()}
-                while sum(sizes.values()) > most:
-                    oldest = min((end, one) for one, (end, _) in kept.items() if one != str(name))[1]
-                    del kept[oldest], sizes[oldest]
-                total = await redis.hget(key, "")  # type: ignore[misc]
-                assert int(total) == sum(sizes.values()) <= most
-                now += pause
-                await redis.set("test:clock", round(now * 1e6))
-                for one in map(str, range(8)):
-                    end, contents = kept.get(one, (0.0, b""))
-                    assert await stored.read("t", one) == (contents if end > now else None)
-
-    loop.run(tried())
+    stored, now, kept = ResponseStore(runner, 60.0), 1_000.0, dict[str, tuple[float, bytes]]()
+    async with Redis.from_url(valkey_url) as redis:
+        key = f"{state_key('t')}:responses"
+        await redis.delete(key, f"{key}:order")
+        for name, size, life, pause in steps:
+            await redis.set("test:clock", round(now * 1e6))
+            await stored.store("t", str(name), None, bytes(size), StoredResponseLimits(most, life + 1.0))
+            kept = {one: said for one, said in kept.items() if said[0] > now}
+            kept.pop(str(name), None)
+            kept[str(name)] = now + life + 1.0, bytes(size)
+            sizes = {one: len(f"{round(end * 1e6)}  ") + len(said) for one, (end, said) in kept.items()}
+            while sum(sizes.values()) > most:
+                oldest = min((end, one) for one, (end, _) in kept.items() if one != str(name))[1]
+                del kept[oldest], sizes[oldest]
+            total = await redis.hget(key, "")  # type: ignore[misc]
+            assert int(total) == sum(sizes.values()) <= most
+            now += pause
+            await redis.set("test:clock", round(now * 1e6))
+            for one in map(str, range(8)):
+                end, contents = kept.get(one, (0.0, b""))
+                assert await stored.read("t", one) == (contents if end > now else None)
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_no_call_forgets_more_responses_than_take_the_store_a_moment(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], valkey_url: str, is_over: bool
+async def test_no_call_forgets_more_responses_than_take_the_store_a_moment(
+    runner: ScriptRunner, valkey_url: str, is_over: bool
 ) -> None:
     """Of one large response that many small ones make room for, or after the time of all is over."""
-    loop, runner = loop_and_runner
     roomy, most_forgotten, count = StoredResponseLimits(300_000, 60.0), 500, 1_200
+    stored = ResponseStore(runner, 60.0)
+    kept = [count]
+    async with Redis.from_url(valkey_url) as redis:
+        key = f"{state_key('t')}:responses"
+        await redis.delete(key, f"{key}:order")
+        await redis.set("test:clock", 10**9)
+        await asyncio.gather(*(stored.store("t", str(number), None, b"small", roomy) for number in range(count)))
+        run_once = runner.run_once
 
-    async def tried() -> None:
-        stored = ResponseStore(runner, 60.0)
-        kept = [count]
-        async with Redis.from_url(valkey_url) as redis:
-            key = f"{state_key('t')}:responses"
-            await redis.delete(key, f"{key}:order")
-            await redis.set("test:clock", 10**9)
-            await asyncio.gather(*(stored.store("t", str(number), None, b"small", roomy) for number in range(count)))
-            run_once = runner.run_once
+        async def counted(script: Script, packed: bytes) -> list[bytes]:
+            answer = await run_once(script, packed)
+            kept.append(await redis.zcard(f"{key}:order"))
+            return answer
 
-            async def counted(script: Script, packed: bytes) -> list[bytes]:
-                answer = await run_once(script, packed)
-                kept.append(await redis.zcard(f"{key}:order"))
-                return answer
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(runner, "run_once", counted)
-                await redis.set("test:clock", 10**9 + is_over * 61 * 10**6)
-                assert await stored.store("t", "large", None, bytes(299_000), roomy) == "ok"
-                assert await stored.read("t", "large") == bytes(299_000)
-            names = await redis.zrange(f"{key}:order", 0, -1)
-            sizes = [await redis.hstrlen(key, name) for name in names]  # type: ignore[misc]
-            assert int(await redis.hget(key, "")) == sum(sizes) <= roomy.bytes  # type: ignore[misc]
-        assert max(before - after for before, after in pairwise(kept)) <= most_forgotten
-        assert kept[-1] < count / 10
-
-    loop.run(tried())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runner, "run_once", counted)
+            await redis.set("test:clock", 10**9 + is_over * 61 * 10**6)
+            assert await stored.store("t", "large", None, bytes(299_000), roomy) == "ok"
+            assert await stored.read("t", "large") == bytes(299_000)
+        names = await redis.zrange(f"{key}:order", 0, -1)
+        sizes = [await redis.hstrlen(key, name) for name in names]  # type: ignore[misc]
+        assert int(await redis.hget(key, "")) == sum(sizes) <= roomy.bytes  # type: ignore[misc]
+    assert max(before - after for before, after in pairwise(kept)) <= most_forgotten
+    assert kept[-1] < count / 10
 
 
 async def test_a_store_that_does_not_answer_is_unavailable(url: str, tenant: str) -> None:

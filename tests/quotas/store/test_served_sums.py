@@ -1,4 +1,3 @@
-import asyncio
 from collections import Counter
 from uuid import uuid4
 
@@ -103,35 +102,31 @@ async def test_a_store_that_lost_everything_is_where_all_begin_again(url: str, f
         assert (await two.exchange({})).served == {"a": 2.0}
 
 
-def test_expired_sums_are_forgotten(loop_and_runner: tuple[asyncio.Runner, ScriptRunner], fleet: str) -> None:
-    loop, runner = loop_and_runner
+async def test_expired_sums_are_forgotten(runner: ScriptRunner, fleet: str) -> None:
     clock, execute = Clock(), runner.client.execute
 
     async def at(seconds: float) -> None:
         clock.now = seconds
         await execute(b"SET", b"test:clock", b"%d" % (10**15 + seconds * 10**6))
 
-    async def live() -> None:
-        await at(0)
-        gone, one, two = (ServedSums(runner, fleet, clock) for _ in range(3))
-        for sums in (gone, one, two):
-            await sums.exchange({"old": 1.0})
-        await at(LIVE_SECONDS + 1)
-        assert (await one.exchange({"new": 1.0})).replicas == 1, "the others were not heard of"
-        assert (await two.exchange({})).replicas == 2
-        for tick in range(1, 9):
-            await at(tick * LIFE_SECONDS / 8 + LIVE_SECONDS)
-            await one.exchange({"new": 1.0 + tick})
-            assert (await two.exchange({})).served == {"new": 1.0}
-        name = f"sluice:fleet:{{{fleet}}}:".encode()
-        assert await execute(b"HKEYS", name + b"served") == [b"new"]
-        assert len(await execute(b"HKEYS", name + b"replicas")) == 3, "two of them, and the version"
-        await one.exchange({"old": 2.0})
-        assert (await two.exchange({})).served == {}, "to it, it is new"
-        for key in (b"served", b"changed", b"replicas"):
-            assert 0 < int(await execute(b"PTTL", name + key)) <= LIFE_SECONDS * 1000
-
-    loop.run(live())
+    await at(0)
+    gone, one, two = (ServedSums(runner, fleet, clock) for _ in range(3))
+    for sums in (gone, one, two):
+        await sums.exchange({"old": 1.0})
+    await at(LIVE_SECONDS + 1)
+    assert (await one.exchange({"new": 1.0})).replicas == 1, "the others were not heard of"
+    assert (await two.exchange({})).replicas == 2
+    for tick in range(1, 9):
+        await at(tick * LIFE_SECONDS / 8 + LIVE_SECONDS)
+        await one.exchange({"new": 1.0 + tick})
+        assert (await two.exchange({})).served == {"new": 1.0}
+    name = f"sluice:fleet:{{{fleet}}}:".encode()
+    assert await execute(b"HKEYS", name + b"served") == [b"new"]
+    assert len(await execute(b"HKEYS", name + b"replicas")) == 3, "two of them, and the version"
+    await one.exchange({"old": 2.0})
+    assert (await two.exchange({})).served == {}, "to it, it is new"
+    for key in (b"served", b"changed", b"replicas"):
+        assert 0 < int(await execute(b"PTTL", name + key)) <= LIFE_SECONDS * 1000
 
 
 class LosesAnswers:
@@ -172,34 +167,29 @@ calls = st.tuples(
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(calls=st.lists(calls, min_size=5, max_size=40))
-def test_the_script_does_what_it_does_on_paper_and_sums_never_fall(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], calls: list[tuple[int, str, int, str]]
+async def test_the_script_does_what_it_does_on_paper_and_sums_never_fall(
+    runner: ScriptRunner, calls: list[tuple[int, str, int, str]]
 ) -> None:
     """Replicas serve, begin anew under another name, and lose answers."""
-    loop, runner = loop_and_runner
-
-    async def live() -> None:
-        fleet, paper = uuid4().hex, PaperSums()
-        await runner.client.execute(b"SET", b"test:clock", b"%d" % 10**15)
-        replicas = [(Served(runner, fleet), Served(paper, fleet)) for _ in range(4)]
-        key, before = f"sluice:fleet:{{{fleet}}}:served".encode(), {}
-        for index, tenant, more, event in calls:
-            if event == "begins":
-                replicas[index] = Served(runner, fleet), Served(paper, fleet)
-            for one in replicas[index]:
-                await one.exchange(tenant, more, loses=event == "loses")
-            words = await runner.client.execute(b"HGETALL", key)
-            after = {name: int(total) for name, total in zip(words[::2], words[1::2], strict=True)}
-            assert after == paper.sums
-            assert all(after[name] >= total for name, total in before.items())
-            before = after
-        for index in range(4):
-            for one in replicas[index]:
-                await one.exchange("a", 0, loses=False)
-            real, on_paper = replicas[index]
-            assert real.elsewhere == on_paper.elsewhere
-
-    loop.run(live())
+    fleet, paper = uuid4().hex, PaperSums()
+    await runner.client.execute(b"SET", b"test:clock", b"%d" % 10**15)
+    replicas = [(Served(runner, fleet), Served(paper, fleet)) for _ in range(4)]
+    key, before = f"sluice:fleet:{{{fleet}}}:served".encode(), {}
+    for index, tenant, more, event in calls:
+        if event == "begins":
+            replicas[index] = Served(runner, fleet), Served(paper, fleet)
+        for one in replicas[index]:
+            await one.exchange(tenant, more, loses=event == "loses")
+        words = await runner.client.execute(b"HGETALL", key)
+        after = {name: int(total) for name, total in zip(words[::2], words[1::2], strict=True)}
+        assert after == paper.sums
+        assert all(after[name] >= total for name, total in before.items())
+        before = after
+    for index in range(4):
+        for one in replicas[index]:
+            await one.exchange("a", 0, loses=False)
+        real, on_paper = replicas[index]
+        assert real.elsewhere == on_paper.elsewhere
 
 
 async def test_service_not_added_before_a_long_absence_is_added_once_after_it(

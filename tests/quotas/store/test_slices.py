@@ -270,28 +270,20 @@ examples = settings(max_examples=examples(20, at_night=1000), deadline=None, sup
 
 @examples
 @given(policy=policies_of(OWNERS, amounts, held=(2, 30), most=2, prices=[ONE_PRICE]), steps=histories(losses, crashes))
-def test_replicas_together_never_exceed_a_limit(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: Steps
-) -> None:
-    loop, runner = loop_and_runner
+async def test_replicas_together_never_exceed_a_limit(runner: ScriptRunner, policy: Policy, steps: Steps) -> None:
     world = World(runner, policy)
-    loop.run(world.live(steps))
+    await world.live(steps)
     world.check_flows()
 
 
 @examples
 @given(policy=policies, steps=histories(losses, partial_settles), ends_before_lease=st.booleans())
-def test_cut_and_lost_requests_are_charged_and_booked_once(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], policy: Policy, steps: Steps, ends_before_lease: bool
+async def test_cut_and_lost_requests_are_charged_and_booked_once(
+    runner: ScriptRunner, policy: Policy, steps: Steps, ends_before_lease: bool
 ) -> None:
-    loop, runner = loop_and_runner
     world = World(runner, policy, ends_before_lease)
-
-    async def live() -> None:
-        await world.live(steps)
-        await world.check_settled()
-
-    loop.run(live())
+    await world.live(steps)
+    await world.check_settled()
 
 
 @examples
@@ -307,94 +299,74 @@ def test_cut_and_lost_requests_are_charged_and_booked_once(
         max_size=4,
     ),
 )
-def test_a_replica_that_is_killed_over_and_over_costs_its_tenant_what_was_used(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+async def test_a_replica_that_is_killed_over_and_over_costs_its_tenant_what_was_used(
+    runner: ScriptRunner,
     policy: Policy,
     lives: list[tuple[list[tuple[str | None, Ask, int]], int, int]],
 ) -> None:
-    loop, runner = loop_and_runner
     world = World(runner, policy)
-
-    async def live() -> None:
-        await world.wait(0)
-        for asked, served, away in lives:
-            for key, ask, output in asked:
-                await world.reserve(0, key, ask, 1)
-                if world.lives[0].running:
-                    await world._end(world.lives[0], world.lives[0].running[-1], output)
-            await world.wait(served)
-            await world.crash(0)
-            await ClockedTenant.wait(world, away)
-        for key in KEYS:
-            await world.lives[0].store.states(world.tenant_of(key), key, world.limits_of(key))
-        await world.check_settled()
-
-    loop.run(live())
+    await world.wait(0)
+    for asked, served, away in lives:
+        for key, ask, output in asked:
+            await world.reserve(0, key, ask, 1)
+            if world.lives[0].running:
+                await world._end(world.lives[0], world.lives[0].running[-1], output)
+        await world.wait(served)
+        await world.crash(0)
+        await ClockedTenant.wait(world, away)
+    for key in KEYS:
+        await world.lives[0].store.states(world.tenant_of(key), key, world.limits_of(key))
+    await world.check_settled()
 
 
-def test_a_dead_replicas_slice_does_not_bring_back_levels_that_have_expired(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+async def test_a_dead_replicas_slice_does_not_bring_back_levels_that_have_expired(
+    runner: ScriptRunner,
 ) -> None:
-    loop, runner = loop_and_runner
     month, rate = (
         Limit(Resource.TOKENS, 10**6, Budget(BudgetPeriod.MONTH)),
         Limit(Resource.TOKENS, 999, Rate(60, 999), "k1"),
     )
     world = World(runner, {None: [month], "k1": [rate]})
-
-    async def live() -> None:
-        await world.wait(0)
-        await world.reserve(0, "k1", Ask(1, 50, 50), 1)
-        await world.wait(BEAT)
-        assert world.lives[0].store.set_aside()
-        await world.cut(0)
-        await ClockedTenant.wait(world, DAY)
-        await runner.client.execute(b"DEL", f"sluice:{{{world.tenant}}}:key:k1".encode())
-        await world.reserve(1, None, Ask(1, 1, 1), 1)
-        assert await world.state(":key:k1") == {}
-
-    loop.run(live())
+    await world.wait(0)
+    await world.reserve(0, "k1", Ask(1, 50, 50), 1)
+    await world.wait(BEAT)
+    assert world.lives[0].store.set_aside()
+    await world.cut(0)
+    await ClockedTenant.wait(world, DAY)
+    await runner.client.execute(b"DEL", f"sluice:{{{world.tenant}}}:key:k1".encode())
+    await world.reserve(1, None, Ask(1, 1, 1), 1)
+    assert await world.state(":key:k1") == {}
 
 
 @pytest.mark.parametrize("key", [None, "k1"], ids=["of all keys", "of a key"])
-def test_after_a_policy_edit_a_tenant_is_granted_what_its_replica_set_aside_before(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], key: str | None
+async def test_after_a_policy_edit_a_tenant_is_granted_what_its_replica_set_aside_before(
+    runner: ScriptRunner, key: str | None
 ) -> None:
-    loop, runner = loop_and_runner
     day = Limit(Resource.TOKENS, 100_000, Budget(BudgetPeriod.DAY), key)
     added = Limit(Resource.REQUESTS, 10**6, Rate(60, 10**6), key)
     world = World(runner, {None: [], "k1": [], key: [day]})
-
-    async def live() -> None:
-        await world.wait(3 * BEAT)  # into the next day
-        store = world.lives[0].store
-        for name in ("k1", "k2"):
-            await store.settle(await store.reserve(world.tenant, name, (day,), Ask(1, 0, 3000), "lease"), NOTHING)
-        await store.heartbeat()
-        assert store.set_aside()["tokens"] >= 3000
-        await store.reserve(world.tenant, "k1", (added, day), Ask(1, 0, 100_000), "lease")
-
-    loop.run(live())
+    await world.wait(3 * BEAT)  # into the next day
+    store = world.lives[0].store
+    for name in ("k1", "k2"):
+        await store.settle(await store.reserve(world.tenant, name, (day,), Ask(1, 0, 3000), "lease"), NOTHING)
+    await store.heartbeat()
+    assert store.set_aside()["tokens"] >= 3000
+    await store.reserve(world.tenant, "k1", (added, day), Ask(1, 0, 100_000), "lease")
 
 
-def test_dropping_idle_slices_leaves_the_tables_of_others(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+async def test_dropping_idle_slices_leaves_the_tables_of_others(
+    runner: ScriptRunner,
 ) -> None:
-    loop, runner = loop_and_runner
     limits = (Limit(Resource.TOKENS, 10_000, Rate(60, 10_000)),)
-
-    async def live() -> None:
-        now = START
-        await runner.client.execute(b"SET", b"test:clock", b"%d" % now)
-        store = RedisStore(runner, LEASE, lambda: now / 1e6)
-        for tenant in range(20):
-            await store.settle(await store.reserve(f"t{tenant}", None, limits, Ask(1, 1, 1), "lease"), Usage(1, 1))
-        slices = store._fallback.slices
-        tables = slices._slices, slices._of
-        for _ in range(3):
-            now += BEAT * 2
-            await store.heartbeat()
-        assert (slices._slices, slices._of) == ({}, {})
-        assert slices._slices is tables[0] and slices._of is tables[1], "no table is made anew for each"
-
-    loop.run(live())
+    now = START
+    await runner.client.execute(b"SET", b"test:clock", b"%d" % now)
+    store = RedisStore(runner, LEASE, lambda: now / 1e6)
+    for tenant in range(20):
+        await store.settle(await store.reserve(f"t{tenant}", None, limits, Ask(1, 1, 1), "lease"), Usage(1, 1))
+    slices = store._fallback.slices
+    tables = slices._slices, slices._of
+    for _ in range(3):
+        now += BEAT * 2
+        await store.heartbeat()
+    assert (slices._slices, slices._of) == ({}, {})
+    assert slices._slices is tables[0] and slices._of is tables[1], "no table is made anew for each"

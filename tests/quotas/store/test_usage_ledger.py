@@ -6,7 +6,7 @@ from struct import Struct
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
@@ -149,26 +149,21 @@ def test_a_field_that_the_store_tells_twice_counts_once() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 5), st.integers(-2, 9)), max_size=20))
-@settings(max_examples=examples(40), deadline=None)
-def test_each_day_has_its_own_usage_and_keeps_its_limit_of_rows_though_the_clock_jumps_ahead_and_back(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], steps: list[tuple[int, int, int]]
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_each_day_has_its_own_usage_and_keeps_its_limit_of_rows_though_the_clock_jumps_ahead_and_back(
+    runner: ScriptRunner, steps: list[tuple[int, int, int]]
 ) -> None:
-    loop, runner = loop_and_runner
     store, tenant, start, number = RedisStore(runner), uuid4().hex, 20_000, 20_000
     by_day = Counter[int]()
 
-    async def live() -> list[LedgerRows]:
-        nonlocal number
-        for days, user, requests in steps:
-            number += days
-            by_day[number] += requests
-            await runner.client.execute(b"SET", b"test:clock", b"%d" % (number * DAY))
-            store.book(tenant, "k1", Usage(requests=requests), row(str(user), most=3))
-            await store.ledger.flush()
-        return await store.ledger.read([(tenant, month) for month in months_of(first, last)])
-
+    for days, user, requests in steps:
+        number += days
+        by_day[number] += requests
+        await runner.client.execute(b"SET", b"test:clock", b"%d" % (number * DAY))
+        store.book(tenant, "k1", Usage(requests=requests), row(str(user), most=3))
+        await store.ledger.flush()
     first, last = (EPOCH + timedelta(days=start + more) for more in (-400, 400))
-    ledgers = loop.run(live())
+    ledgers = await store.ledger.read([(tenant, month) for month in months_of(first, last)])
     found = [(day, batch) for one in ledgers for day, batch in one.by_day(first, last).items()]
     told = Counter[int]()
     for day, batch in found:
@@ -181,20 +176,16 @@ def test_each_day_has_its_own_usage_and_keeps_its_limit_of_rows_though_the_clock
             assert len(set(days)) == len(days) <= (31 if field == b"#" else 8)
 
 
-def test_settled_use_is_of_the_clocks_day_after_it_was_ahead(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner],
+async def test_settled_use_is_of_the_clocks_day_after_it_was_ahead(
+    runner: ScriptRunner,
 ) -> None:
-    loop, runner = loop_and_runner
     store, tenant, ahead, today = RedisStore(runner), uuid4().hex, date(2028, 3, 27), date(2028, 3, 18)
 
-    async def live(day: date) -> None:
+    for day in (ahead, today, today):
         await runner.client.execute(b"SET", b"test:clock", b"%d" % ((day - EPOCH).days * DAY))
         await store.settle(await store.reserve(tenant, "k1", COUNTED, Ask(1, 5, 5)), Usage(5, 3))
-
-    for day in (ahead, today, today):
-        loop.run(live(day))
-    assert loop.run(usage_by_key(store, tenant, today)) == {"k1": Usage(10, 6, requests=2)}
-    assert loop.run(usage_by_key(store, tenant, ahead)) == {"k1": Usage(5, 3)}
+    assert await usage_by_key(store, tenant, today) == {"k1": Usage(10, 6, requests=2)}
+    assert await usage_by_key(store, tenant, ahead) == {"k1": Usage(5, 3)}
 
 
 async def test_a_user_that_may_not_list_keys_is_told_the_permission(store_url: str) -> None:

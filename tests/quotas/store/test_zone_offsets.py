@@ -1,6 +1,5 @@
 """Periods of budgets begin where the calendar of their zone has them, in the store's scripts as in Python."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -45,15 +44,14 @@ near_or_far = quarters_near_changes() | budgets.flatmap(of_any_time)
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(near_or_far)
-def test_the_scripts_begin_periods_where_the_calendar_does(
-    loop_and_runner: tuple[asyncio.Runner, ScriptRunner], when: tuple[Budget, int]
+async def test_the_scripts_begin_periods_where_the_calendar_does(
+    runner: ScriptRunner, when: tuple[Budget, int]
 ) -> None:
-    loop, runner = loop_and_runner
     budget, quarter = when
     account = QuotaAccount("t", None, (Limit(Resource.TOKENS, 1, budget),), "0", 30.0)
     (_, _, (window,), *_) = account._columns()
     assert isinstance(window, str)
-    answer = loop.run(runner.client.execute(b"EVAL", FIRST_DAY.encode(), b"0", window.encode(), b"%d" % quarter))
+    answer = await runner.client.execute(b"EVAL", FIRST_DAY.encode(), b"0", window.encode(), b"%d" % quarter)
     assert int(answer[0]) == budget.first_day(quarter)
 
 
