@@ -14,7 +14,7 @@ from backend.errors import ConfigError
 from backend.kernels import build
 from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import IntegerWeight, StoredWeight, Weight, joined, rounded
-from backend.kernels.linear import TiledLinear, packs, widened
+from backend.kernels.linear import MIN_TILED_OUTPUTS, TiledLinear, packs, widened
 from backend.kernels.native import DTYPES, NO_WINDOW, PRODUCTS, NativeLayers, PackedLinear, declare, pointer
 from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Ops, Rotation, RunLayers, StepInputs
 from backend.kernels.reference import ReferenceOps
@@ -77,7 +77,12 @@ class CpuOps:
             packed = [joined([*same]) for _, same in groupby((part() for part in weight.parts), lambda part: part.form)]
         elif bits is not None:
             packed = [rounded(weight, bits)]
-        elif weight.dtype == torch.bfloat16 and build.multiplies_in_bfloat16() and packs(torch.bfloat16):
+        elif (
+            weight.dtype == torch.bfloat16
+            and len(weight) >= MIN_TILED_OUTPUTS
+            and build.multiplies_in_bfloat16()
+            and packs(torch.bfloat16)
+        ):
             product = TiledLinear(weight, bias)
             self.batch_invariant &= product.batch_invariant
             return product

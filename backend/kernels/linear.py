@@ -29,6 +29,8 @@ TILE_BYTES = 64 << 20  # the most bytes of a tile's result: a large vocabulary h
 # numbers that are compared of one-row products, by bytes of one: of bfloat16 one in 50,000 may differ, of fp32 most
 SINGLE_ROW_NUMBERS = {2: 1 << 18, 4: 1 << 12}
 
+MIN_TILED_OUTPUTS = 16  # of a product in bfloat16: fewer show so seldom how they add that it takes seconds to see
+
 _ONE_TILE_ROWS = 64
 _LOW_TILE_ROWS = 16  # without a tile as low as this one, a decode would be mostly padding
 _PROBE_SHAPE = (24, 40)
@@ -39,12 +41,14 @@ def best_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """Take over `weight` [out_features, in_features]; see `Ops.linear`.
 
     A CPU that does not multiply in fp16 gets the weight widened to fp32: twice the memory, up to ten times the speed.
+    One in bfloat16 of few outputs is widened too.
     """
     if weight.device.type != "cpu":
         return reference.linear(weight, bias)
-    if packs(weight.dtype):
+    is_narrow = weight.dtype == torch.bfloat16 and len(weight) < MIN_TILED_OUTPUTS
+    if packs(weight.dtype) and not is_narrow:
         return TiledLinear(weight, bias)
-    if weight.dtype == torch.float16 and packs(torch.float32):
+    if (weight.dtype == torch.float16 or is_narrow) and packs(torch.float32):
         return widened(TiledLinear(weight.float(), None if bias is None else bias.float()))
     return reference.linear(weight, bias)
 
