@@ -47,8 +47,9 @@ function inWords(amount) {
   return Array.isArray(amount) ? amount.map(inWords).join(" and ") : (amount.rate ?? String(amount));
 }
 
+/** With spaces in place of JSON's line breaks: a comma may be of a text, such as an address. */
 function yaml(value) {
-  return typeof value === "string" ? value : JSON.stringify(value).replaceAll(",", ", ");
+  return typeof value === "string" ? value : JSON.stringify(value, null, 1).replace(/(?<=[[{])\n *|\n *(?=[\]}])/g, "").replace(/\n */g, " ");
 }
 
 function items(field) {
