@@ -171,17 +171,19 @@ class UsageReader:
         service = self._service
         named, records = [*service.keys.tenants()], self._keys.in_force.values()
         owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, records, words.lower())
-        found, num_left_out = list[BudgetLevel](), num_owners - len(owners)
+        found, num_left_out, num_damaged = list[BudgetLevel](), num_owners - len(owners), 0
         starts, done = range(0, len(owners), OWNERS_PER_WRITE), 0
         async with self._reading_budgets:
             async for some in read_ahead(self._levels(owners[start : start + OWNERS_PER_WRITE]) for start in starts):
                 found, done = found + some, done + OWNERS_PER_WRITE
+                num_damaged += sum([one.is_damaged for one in some])
                 await collect_after(done, OWNERS_PER_WRITE)
                 if len(found) > 4 * MAX_BUDGETS:
                     num_left_out += len(found) - MAX_BUDGETS
                     found = await asyncio.to_thread(_least, found)
-        rows = await asyncio.to_thread(_budget_rows, found, owners)
-        return {"budgets": rows, "truncated": num_left_out + len(found) - len(rows)}
+        rows, num_others = await asyncio.to_thread(_budget_rows, found, owners)
+        num_damaged += num_others
+        return {"budgets": rows, "truncated": num_left_out + len(found) - len(rows), "damaged": num_damaged}
 
     async def _levels(self, owners: list[BudgetOwner]) -> list[BudgetLevel]:
         try:
@@ -243,14 +245,18 @@ def _is_budget(limit: Limit) -> bool:
     return isinstance(limit.window, Budget)
 
 
-def _budget_rows(found: list[BudgetLevel], owners: list[BudgetOwner]) -> list[Row]:
-    rows = [_budget_row(one) for one in _least(found)]
+def _budget_rows(found: list[BudgetLevel], owners: list[BudgetOwner]) -> tuple[list[Row], int]:
+    """The rows of the budgets with the least left, and how many of them are damaged beside their levels."""
+    shown = _least(found)
+    rows = [_budget_row(one) for one in shown]
     owners.clear()  # takes milliseconds: not on the event loop
-    return rows
+    return rows, sum([row["damaged"] and not one.is_damaged for one, row in zip(shown, rows, strict=True)])
 
 
 def _budget_row(one: BudgetLevel) -> Row:
-    """Describe a budget; `left` is null if the store does not answer. Of a receiver of alerts the host is told."""
+    """Describe a budget; `left` is null if the store does not answer, or if what it has is damaged. Of a receiver of
+    alerts the host is told.
+    """
     owner, limit = one.owner, one.limit
     of, alerts = one.state or (None, [None] * len(limit.alerts))
     return {
@@ -265,6 +271,7 @@ def _budget_row(one: BudgetLevel) -> Row:
         "resets_in": None if of is None else of.reset,
         "set_aside": None if of is None else limit.number(of.set_aside),
         "lost": None if of is None else limit.number(of.lost),
+        "damaged": one.is_damaged or (of is None and one.used is not None),
         "soft": limit.is_soft,
         "alerts": [
             {"at_percent": alert.percent, "host": urlsplit(alert.url).hostname, "state": end}
@@ -296,6 +303,7 @@ def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) ->
         ],
         "truncated": len(found) - len(shown),
         "days": days,
+        "damaged": sums.num_damaged,
     }
     sums.owners.clear()  # takes milliseconds: not on the event loop
     return report
