@@ -15,8 +15,6 @@ from math import inf
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from redis.exceptions import ResponseError
-
 from quotas.errors import QuotaError, StoreFault
 from quotas.policy.limit import TokenPrices
 from quotas.store.account import PREFIX, state_key
@@ -221,10 +219,7 @@ class BatchStore:
         return (await self._runner.call(script, keys, *[str(one).encode() for one in words]))[0].decode()
 
     async def _execute(self, *words: str | bytes | float):  # type: ignore[no-untyped-def]  # as the command answers
-        try:
-            return await self._runner.client.execute(*[w if isinstance(w, bytes) else str(w).encode() for w in words])
-        except ResponseError as error:  # such as a key of another type
-            raise StoreFault(f"the quota store does not answer: {error}") from error
+        return await self._runner.client.execute(*[w if isinstance(w, bytes) else str(w).encode() for w in words])
 
     @staticmethod
     def _of(tenant: str, what: str) -> bytes:

@@ -85,7 +85,13 @@ class RedisClient:
         self._reason = StoreUnavailable("the quota store was closed")
 
     async def execute(self, *arguments: bytes) -> Any:
-        return await self.send(command(*arguments))
+        """Return the answer to a command. Raises `StoreUnavailable`, and `StoreFault` for any other error of the
+        server, such as that of a key of another type.
+        """
+        try:
+            return await self.send(command(*arguments))
+        except ResponseError as error:
+            raise StoreFault(f"the quota store does not answer: {error}") from error
 
     async def send(self, packed: bytes) -> Any:
         """Return the answer to a command in RESP.

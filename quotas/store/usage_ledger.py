@@ -170,8 +170,8 @@ class UsageLedger:
                 await asyncio.gather(asked, return_exceptions=True)
 
     def _scan(self, cursor: bytes, pattern: bytes) -> "asyncio.Task[tuple[bytes, list[bytes]]]":
-        scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", KEYS_PER_SCAN)
-        return asyncio.create_task(self._runner.client.execute(*scan))
+        scan = command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", KEYS_PER_SCAN)
+        return asyncio.create_task(self._runner.client.send(scan))
 
     async def book_running(self, day: date, seconds: float) -> None:
         """Book for how long this process has run on a UTC day, in all. Raises `StoreUnavailable`."""
