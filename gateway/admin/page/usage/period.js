@@ -60,10 +60,6 @@ export class Period {
   get #isNameless() {
     return this.by.endsWith(".");
   }
-
-  nameOf(what) {
-    return `${what}-${this.first.value}-${this.last.value}.csv`;
-  }
 }
 
 function monthStart(today, months) {

@@ -29,7 +29,7 @@ export class UsageView {
     this.budgets = budgetsTable(byId("usage-budgets"));
     this.tables = [this.usage, this.budgets, this.bill.table];
     for (const what of ["usage", "bill"])
-      byId(`${what}-csv`).addEventListener("click", () => this.#download(`${what}.csv${this.#query}`, what));
+      byId(`${what}-csv`).addEventListener("click", () => this.#download(what));
   }
 
   /** Returns at once: no other view waits for what may be thousands of ledgers. */
@@ -95,11 +95,12 @@ export class UsageView {
   }
 
   /** A link could not carry the key. */
-  async #download(path, what) {
+  async #download(what) {
+    const days = new URLSearchParams(this.#query);
     try {
-      const text = await this.#api.text(path, PATIENCE);
+      const text = await this.#api.text(`${what}.csv${this.#query}`, PATIENCE);
       const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-      el("a", { href: address, download: this.period.nameOf(what) }).click();
+      el("a", { href: address, download: `${what}-${days.get("from")}-${days.get("to")}.csv` }).click();
       setTimeout(() => URL.revokeObjectURL(address), 10_000);
     } catch (error) {
       setText(byId("usage-problem"), `Not answered: ${shown(error.message, 300)}.`);
