@@ -43,8 +43,8 @@ class Entries(NamedTuple):
 def entries_within(ledgers: Iterable[LedgerRows], first: date, last: date) -> Entries:
     read = [(one, *one.entries()) for one in ledgers]
     found = [(one, *row) for one, rows, _ in read for row in rows.items()]
-    entries = np.frombuffer(b"".join([text for *_, text in found]), ENTRY)
-    row = np.repeat(np.arange(len(found)), [len(text) // ENTRY.itemsize for *_, text in found])
+    entries = np.frombuffer(b"".join([part for *_, parts in found for part in parts]), ENTRY)
+    row = np.repeat(np.arange(len(found)), [sum(map(len, parts)) // ENTRY.itemsize for *_, parts in found])
     day = entries["day"].astype(np.int64) - (first - EPOCH).days
     within = (day >= 0) & (day <= (last - first).days)
     if not within.all():
@@ -66,7 +66,7 @@ class UsageSums:
     """Adds up ledgers of some days by group and by day, at the prices of a policy."""
 
     def __init__(self, policy: Policy, grouping: Grouping, first: date, last: date) -> None:
-        self.owners: dict[Owner, dict[Kind, int]] = {}  # the places of their counts
+        self.owners: dict[Owner, dict[int, int]] = {}  # the places of their counts, by the place of the kind
         self.num_damaged = 0  # values that are left out
         self._policy = policy
         self._grouping = grouping
@@ -93,13 +93,14 @@ class UsageSums:
         """Where a row is added: the places of its owner and of its kind."""
         policy, (row, in_batches) = self._policy.tenant(tenant), kind_of(name)
         price = policy.price
-        kind = price.of(row.model) if price and price.models else price, in_batches
+        priced = price.of(row.model) if price and price.models else price, in_batches
+        kind = self._kinds.setdefault(priced, len(self._kinds))
         owner = None if self._grouping.spans_tenants else tenant, self._grouping.value(row, policy)
         of_owner = self.owners.setdefault(owner, {})
         if (place := of_owner.get(kind)) is None:
             place = of_owner[kind] = self._num_places
             self._num_places += 1
-        return place, self._kinds.setdefault(kind, len(self._kinds))
+        return place, kind
 
     def tokens(self) -> dict[Owner, int]:
         """The tokens of each group that has used anything."""
@@ -113,7 +114,8 @@ class UsageSums:
 
     def of_owner(self, owner: Owner) -> tuple[Usage, dict[str, Decimal]]:
         """The use of a group, and its cost by currency."""
-        return total_of(_used(kind, self._by_place[place]) for kind, place in self.owners[owner].items())
+        kinds = list(self._kinds)
+        return total_of(_used(kinds[kind], self._by_place[place]) for kind, place in self.owners[owner].items())
 
     def of_days(self) -> list[tuple[Usage, dict[str, Decimal]]]:
         """The use of each day, and its cost by currency."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -59,24 +60,26 @@ class LedgerRows(NamedTuple):
     link: int = 0  # the number of the link on which it was begun: a cursor holds on one server
     is_damaged: bool = False  # it is no hash
 
-    def entries(self) -> tuple[dict[bytes, bytes], int]:
-        """The entries (`ENTRY`) of each row, by its name; and the number of damaged values, which are left out."""
-        found, num_damaged = dict[bytes, bytes](), 0
+    def entries(self) -> tuple[dict[bytes, list[bytes]], int]:
+        """The entries (`ENTRY`) of each row in parts, by its name; and the number of damaged values, which are left
+        out.
+        """
+        found, num_damaged = dict[bytes, list[bytes]](), 0
         for field, entries in dict(zip(self.words[::2], self.words[1::2], strict=True)).items():
             _, is_row, name = field.partition(b" ")
             if len(entries) % ENTRY.size and is_row:
                 self.tell(f"{len(entries)} bytes of {field!r:.200}")
                 num_damaged += 1
             elif is_row:
-                found[name] = found.get(name, b"") + entries
+                found.setdefault(name, []).append(entries)
         return found, num_damaged + self.is_damaged
 
     def by_day(self, first: date, last: date) -> dict[date, Batch]:
         """The usage on these days."""
         found = dict[date, Batch]()
-        for name, entries in self.entries()[0].items():
+        for name, parts in self.entries()[0].items():
             row, in_batches = kind_of(name)
-            for number, *counts in ENTRY.iter_unpack(entries):
+            for number, *counts in chain.from_iterable(map(ENTRY.iter_unpack, parts)):
                 if first <= (day := EPOCH + timedelta(days=number)) <= last:
                     try:
                         used = usage_of(map(int, counts), in_batches)

@@ -193,10 +193,10 @@ async def test_a_key_is_edited_without_another_secret_and_the_audit_log_tells_wh
 async def test_an_edit_of_a_key_that_was_edited_since_is_refused(site: Site) -> None:
     """Two admins, or two tabs of one."""
     made = await site.keys.create("me", NewKey(tenant="acme", name="app"))
-    edits: tuple[dict[str, Any], ...] = {"settings": SETTINGS}, {"name": "x"}, {"scopes": []}, {"expires": "2099-01-31"}, {"expires": "never"}
-    for other in edits:
+    fields = [("settings", SETTINGS), ("name", "x"), ("scopes", []), ("expires", "2099-01-31"), ("expires", "never")]
+    for field, value in fields:
         edition = (await site.row(made["id"]))["edition"]
-        await site.keys.edit("me", made["id"], KeyEdit(**other))
+        await site.keys.edit("me", made["id"], KeyEdit(**{field: value}))
         with pytest.raises(KeyChanged, match="was edited since"):
             await site.keys.edit("you", made["id"], KeyEdit(name="y", edition=edition))
     assert (await site.row(made["id"]))["name"] == "x"

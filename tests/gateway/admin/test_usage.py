@@ -40,6 +40,7 @@ tenants:
 teams: {research: {currency: USD, limits: {cost: 12.50/week}}}
 """
 KEY = KeyRecord("k1", "acme", b"", datetime.now(UTC), settings='{"tags": {"project": "search"}}')
+OWN = '{"limits": {"requests": "7/day"}}'
 TODAY = datetime.now(UTC).date()
 YESTERDAY = TODAY - timedelta(days=1)
 DAYS = {"from": str(YESTERDAY), "to": str(TODAY)}
@@ -223,6 +224,28 @@ def test_owners_of_budgets_are_teams_then_tenants_then_keys() -> None:
         "k2",
         "k0",
     ]
+
+
+async def test_owners_of_budgets_are_found_once_for_a_policy_and_its_keys(
+    reader: UsageReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, find = list[str](), usage._owners
+
+    def counted(*asked: Any) -> Any:
+        found.append(asked[-1])
+        return find(*asked)
+
+    monkeypatch.setattr(usage, "_owners", counted)
+    for _ in range(2):
+        await reader.budgets()
+    assert found == [""]
+    assert [row["tenant"] for row in (await reader.budgets("ACME"))["budgets"]] == ["acme", "acme"]
+    cast(Any, reader)._keys.in_force = {"k9": KeyRecord("k9", "acme", b"", datetime.now(UTC), settings=OWN)}
+    assert len((await reader.budgets("acme"))["budgets"]) == 3
+    policy = f"{POLICY}defaults: {{limits: {{tokens: 2k/day}}}}"
+    reader._service.policies.current = parse_policy({"policy.yaml": policy.encode()})
+    assert len((await reader.budgets())["budgets"]) == 6
+    assert found == ["", "acme", "acme", ""]
 
 
 async def test_a_store_that_is_away_is_said_to_be(redis_url: str) -> None:
