@@ -76,11 +76,13 @@ def test_a_key_is_made_used_rotated_and_revoked_and_all_of_it_is_on_record(serve
 def test_an_edit_of_a_key_changes_no_address_and_nothing_that_another_tab_has_edited(
     server: ServerProcess, keys: Page
 ) -> None:
+    keys.resize(1440)
     limits = {"requests": {"budget": "5/day", "alerts": [{"at": "80%", "url": "https://hooks.example.com/a,b"}]}}
     asked = {"tenant": "acme", "unnamed": True, "settings": {"limits": limits}}
     made = server.ask_admin("keys", "POST", json=asked).json()
     edit = f"[aria-label='Edit key {made['id']}']"
     keys.fill("#filter", made["id"])
+    keys.until_reads("#keys-table", "requests 5/day (alerts at 80%)")
     keys.click(edit)
     assert "/a,b" in keys.js("document.querySelector('#key-limits').value")
     server.ask_admin(f"keys/{made['id']}/edit", "POST", json={"name": "another tab's"})
@@ -209,6 +211,8 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     page.until_reads("#usage-table thead", "metadata: project")
     page.until("document.querySelector('#usage-table tbody').innerText.includes('all others')")
     assert sorted(page.column("#usage-table", 2)) == ["all others", "none", "search"]
+    widths = page.js("[...document.querySelectorAll('#usage-table thead .stretches')].map(cell => cell.offsetWidth)")
+    assert abs(widths[0] - widths[1]) <= 20, "names of both have room"
     page.until_reads("#bill-totals", "At 3.50 an hour\n1,764.00")
 
     page.fill("#usage-from", "2026-09-01")
