@@ -13,6 +13,7 @@ ApiError
 ├── InvalidApiKey        401
 ├── Forbidden            403  the key lacks a scope
 ├── PolicyChanged        412  on the admin port: a policy file is not as the admin has seen it
+├── KeyChanged           412  on the admin port: a key is not as the admin has seen it
 ├── RoleNotAllowed       403  on the admin port: the admin's role does not include this
 ├── ModelNotFound        404  unknown, or not allowed to this tenant
 ├── RouteNotFound        404
@@ -237,6 +238,13 @@ class PolicyChanged(ApiError):
 
     status = 412
     code = "policy_changed"
+
+
+class KeyChanged(ApiError):
+    """A key is not as the admin has seen it."""
+
+    status = 412
+    code = "key_changed"
 
 
 class PolicyUnavailable(ApiError):

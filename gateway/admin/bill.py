@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from fractions import Fraction
 from heapq import nsmallest
 
 import numpy as np
+import numpy.typing as npt
 
 from gateway.admin.rows import MAX_ROWS, Row
 from gateway.admin.usage import MAX_LEDGERS, UsagePeriod, explained
@@ -22,6 +24,7 @@ from quotas.store.usage_ledger import UsageLedger
 HOUR = 3_600_000_000  # microseconds
 MILLION = 1_000_000  # money is counted in millionths
 IDLE = "(idle)"
+Micros = npt.NDArray[np.int64]
 BUSY = np.dtype([("place", "<u4"), ("day", "<u2"), ("micros", "<i8")])  # engine time of a tenant's row on a day
 
 
@@ -39,15 +42,18 @@ class MachinePrice:
         return cls(Decimal(amount), currency)
 
     @property
-    def rate(self) -> tuple[int, int]:
+    def _rate(self) -> tuple[int, int]:
         """The price in millionths, and the microseconds that it is of."""
-        amount, parts = self.amount.as_integer_ratio()
-        return amount * MILLION, parts * HOUR
+        return (Fraction(self.amount) * MILLION / HOUR).as_integer_ratio()
 
     def of_time(self, microseconds: int) -> int:
         """The price of this time in millionths, rounded down."""
-        amount, time = self.rate
+        amount, time = self._rate
         return microseconds * amount // time
+
+    def of_times(self, microseconds: Micros) -> Micros:
+        """The price of each of these times."""
+        return _scaled(microseconds, *self._rate)
 
 
 @dataclass(slots=True)
@@ -55,18 +61,17 @@ class MachineDay:
     """Microseconds of one UTC day: for which machines ran, and of the engine for each tenant that had some."""
 
     running: int
-    busy: list[int]
-    places: list[int]  # of these tenants
+    busy: Micros
+    places: Micros  # of these tenants
 
-    def parts(self, price: MachinePrice) -> list[int]:
-        """The day's price in millionths for each tenant, and at last of idle time: together exactly the price of the
-        time for which machines ran. Where tenants were charged for more time, such as that of compilers beside the
-        engine, their parts shrink.
+    def parts(self, price: MachinePrice) -> tuple[Micros, int]:
+        """The day's price in millionths for each tenant, and of idle time: together exactly the price of the time for
+        which machines ran. Where tenants were charged for more time, such as that of compilers beside the engine, their
+        parts shrink.
         """
-        running, charged, (amount, time) = self.running, sum(self.busy), price.rate
-        busy = self.busy if charged <= running else [running * used // charged for used in self.busy]
-        parts = [used * amount // time for used in busy]
-        return [*parts, price.of_time(running) - sum(parts)]
+        charged = int(self.busy.sum())
+        parts = price.of_times(self.busy if charged <= self.running else _scaled(self.busy, self.running, charged))
+        return parts, price.of_time(self.running) - int(parts.sum())
 
 
 class MachineTime:
@@ -77,48 +82,48 @@ class MachineTime:
         self._price = price
         self._ledger = ledger
         self._running: Sequence[float] = ()  # seconds of each day
+        self._num_damaged = 0  # values that are left out
         self._tokens = 0
         self._places = dict[str, int]()  # by tenant
         self._busy = [np.zeros(0, BUSY)]  # sparse: most of 100,000 tenants compute on few of 366 days
 
     async def begin(self) -> None:
         """Read for how long machines ran: beside the ledgers, or engine time could exceed it. Raises `QuotaError`."""
-        self._running = await self._ledger.running(self.period.days)
+        self._running, self._num_damaged = await self._ledger.running(self.period.days)
 
     def add(self, entries: Entries) -> None:
         """Add the engine time and the tokens of some ledgers."""
-        places, micros = self._places, entries.counts[:, ENGINE_MICROS]
+        places, micros = self._places, entries.counts[ENGINE_MICROS]
         place = np.array([places.setdefault(tenant, len(places)) for tenant, _ in entries.rows], np.int64)
         used = np.flatnonzero(micros)
         busy = np.zeros(len(used), BUSY)
         busy["place"], busy["day"], busy["micros"] = place[entries.row[used]], entries.day[used], micros[used]
         self._busy.append(busy)
-        self._tokens += int(entries.counts[:, [INPUT, OUTPUT]].sum())
+        self._num_damaged += entries.num_damaged
+        self._tokens += int(entries.counts[INPUT].sum() + entries.counts[OUTPUT].sum())
 
     def days(self) -> Iterator[tuple[date, MachineDay]]:
         busy = np.concatenate(self._busy)
         busy = busy[np.argsort(busy["day"], kind="stable")]
         ends = np.searchsorted(busy["day"], np.arange(1, len(self._running)))
         for day, seconds, of_day in zip(self.period.days, self._running, np.split(busy, ends), strict=True):
-            places, at = np.unique(of_day["place"], return_inverse=True)
-            micros = np.zeros(len(places), np.int64)
-            np.add.at(micros, at, of_day["micros"])
-            yield day, MachineDay(round(seconds * 1e6), micros.tolist(), places.tolist())
+            micros = np.bincount(of_day["place"], of_day["micros"], len(self._places)).astype(np.int64)
+            places = np.flatnonzero(micros)
+            yield day, MachineDay(round(seconds * 1e6), micros[places], places)
 
     def bill(self) -> Row:
         """The bill by tenant and by day."""
-        names = list(self._places)
-        costs, used, idle, running, rows_of_days = [0] * len(names), [0] * len(names), 0, 0, list[Row]()
+        names, idle, running, rows_of_days = list(self._places), 0, 0, list[Row]()
+        costs, used = np.zeros((2, len(names)), np.int64)
         for day, machine in self.days():
-            parts = machine.parts(self._price)
-            rows_of_days.append(_day_row(day, machine, parts))
-            running, idle = running + machine.running, idle + parts[-1]
-            for place, micros, cost in zip(machine.places, machine.busy, parts, strict=False):
-                used[place] += micros
-                costs[place] += cost
-        busy = sum(costs)
-        places = [place for place, micros in enumerate(used) if micros]
-        shown = nsmallest(MAX_ROWS, places, key=lambda place: (-used[place], names[place]))
+            parts, rest = machine.parts(self._price)
+            rows_of_days.append(_day_row(day, machine, int(parts.sum()), rest))
+            running, idle = running + machine.running, idle + rest
+            used[machine.places] += machine.busy
+            costs[machine.places] += parts
+        busy = int(costs.sum())
+        found = [one for one in zip(used.tolist(), names, costs.tolist(), strict=True) if one[0]]
+        shown = nsmallest(MAX_ROWS, found, key=lambda one: (-one[0], one[1]))
         return {
             "from": self.period.first.isoformat(),
             "to": self.period.last.isoformat(),
@@ -131,11 +136,11 @@ class MachineTime:
             "cost_per_million_tokens": self._each(busy + idle),
             "cost_per_million_tokens_busy": self._each(busy),
             "rows": [
-                {"tenant": names[place], "engine_seconds": used[place] / 1e6, "cost": _money(costs[place])}
-                for place in shown
+                {"tenant": name, "engine_seconds": micros / 1e6, "cost": _money(cost)} for micros, name, cost in shown
             ],
-            "truncated": len(places) - len(shown),
+            "truncated": len(found) - len(shown),
             "days": rows_of_days,
+            "damaged": self._num_damaged,
         }
 
     def csv(self) -> str:
@@ -143,13 +148,14 @@ class MachineTime:
         names = list(self._places)
         rows = [["day", "tenant", "engine_seconds", "cost", "currency"]]
         for day, machine in self.days():
-            if not machine.running and not machine.busy:
+            if not machine.running and not len(machine.busy):
                 continue
-            *parts, rest = machine.parts(self._price)
-            told = sorted(zip([names[place] for place in machine.places], machine.busy, parts, strict=True))
+            parts, rest = machine.parts(self._price)
+            of_day = [names[place] for place in machine.places.tolist()], machine.busy.tolist(), parts.tolist()
+            told = sorted(zip(*of_day, strict=True))
             rows += [
                 [day.isoformat(), name, f"{used / 1e6:.6f}", _money(cost), self._price.currency]
-                for name, used, cost in [*told, (IDLE, max(0, machine.running - sum(machine.busy)), rest)]
+                for name, used, cost in [*told, (IDLE, max(0, machine.running - int(machine.busy.sum())), rest)]
             ]
         return csv_text(rows)
 
@@ -202,14 +208,21 @@ class BillReader:
             yield machine
 
 
-def _day_row(day: date, machine: MachineDay, parts: Sequence[int]) -> Row:
+def _day_row(day: date, machine: MachineDay, busy_cost: int, idle_cost: int) -> Row:
     return {
         "day": day.isoformat(),
         "running_seconds": machine.running / 1e6,
-        "engine_seconds": sum(machine.busy) / 1e6,
-        "cost": _money(sum(parts)),
-        "idle_cost": _money(parts[-1]),
+        "engine_seconds": int(machine.busy.sum()) / 1e6,
+        "cost": _money(busy_cost + idle_cost),
+        "idle_cost": _money(idle_cost),
     }
+
+
+def _scaled(numbers: Micros, factor: int, divisor: int) -> Micros:
+    """Each number times the factor, by the divisor, rounded down; products may exceed 64 bits."""
+    if int(numbers.max(initial=0)) * factor >= 2**63:
+        return np.array([number * factor // divisor for number in numbers.tolist()], np.int64)
+    return numbers * factor // divisor
 
 
 def _money(millionths: int) -> str:

@@ -9,6 +9,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from heapq import nlargest, nsmallest
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from gateway.admin.audit_log import AuditLog
 from gateway.admin.rows import MAX_ROWS, Row
 from gateway.background import map_in_slices
 from gateway.cli import arguments
-from gateway.errors import BadRequest, KeyNotFound, KeysUnavailable, TenantNotNamed
+from gateway.errors import BadRequest, KeyChanged, KeyNotFound, KeysUnavailable, TenantNotNamed
 from gateway.http.json_body import Wire
 from gateway.quoting import quoted
 from gateway.tenants.auth import Principal, new_key
@@ -35,6 +36,7 @@ from quotas.policy.policy_file import PolicyError
 
 OVERLAP = "24h"
 NEVER = "never"
+EDITION_DIGITS = 16  # hexadecimal
 MAX_KNOWN_PROBLEMS = 10_000  # of keys' settings, which take half a millisecond to read
 
 T = TypeVar("T")
@@ -54,12 +56,15 @@ class NewKey(Wire):
 
 
 class KeyEdit(Wire):
-    """An edit of a key. What is left out stays, and settings are replaced whole."""
+    """An edit of a key. What is left out stays, and settings are replaced whole. With the `edition` that a list told,
+    it is refused if the key was edited since.
+    """
 
     name: str | None = None
     scopes: list[str] | None = Field(default=None, max_length=len(SCOPES))
     expires: str | None = None  # a day, a time with its zone, or never
     settings: Settings | None = None
+    edition: str | None = None
     dry_run: bool = False
 
 
@@ -110,9 +115,11 @@ class Keys:
     async def edit(self, actor: str, key_id: str, asked: KeyEdit) -> Row:
         """Change a key but for its secret, and return it with `changes`; a dry run only tells them.
 
-        Raises `BadRequest`, `KeyNotFound`, `AuditUnavailable` and `KeysUnavailable`.
+        Raises `BadRequest`, `KeyNotFound`, `KeyChanged`, `AuditUnavailable` and `KeysUnavailable`.
         """
-        record, now, fields = self._stored(key_id), datetime.now(UTC), await self._edited(key_id, asked)
+        fields, record, now = await self._edited(key_id, asked), self._stored(key_id), datetime.now(UTC)
+        if asked.edition not in (None, _edition(record)):
+            raise KeyChanged(f"The key {quoted(key_id)} was edited since you read it: read it again.")
         before, after = (self._row(one, now) for one in (record, replace(record, **fields)))
         pairs = [(name, before[name], after[name]) for name in fields if before[name] != after[name]]
         changes = [f"{name}: {_shown(old)} -> {_shown(new)}" for name, old, new in pairs]
@@ -242,6 +249,7 @@ class Keys:
             "old_until": old.expires.timestamp() if old and old.expires > now else None,
             "scopes": record.scopes,
             "settings": json.loads(record.settings) if record.settings else self._of_policy(record),
+            "edition": _edition(record),
             "problem": self._problem(record),
             "named": self._is_named(record.tenant),
         }
@@ -308,6 +316,12 @@ def _without_paths(value: Any) -> Any:
         name: item if name == "tags" else receiver(item) if name == "url" else _without_paths(item)
         for name, item in value.items()
     }
+
+
+def _edition(record: KeyRecord) -> str:
+    """A digest of what an edit may replace."""
+    parts = record.name, *record.scopes, str(record.expires), record.settings
+    return sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:EDITION_DIGITS]
 
 
 def _text(record: KeyRecord) -> str:

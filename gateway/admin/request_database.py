@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -28,6 +28,7 @@ from gateway.admin.request_storage import (
 )
 from gateway.admin.request_summary import Refusal, RequestSummary, SequenceSummary
 from gateway.errors import RequestLogUnavailable
+from quotas.store.damage import tell
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ TEXTS_PER_WRITE = 20  # the same with texts, whose JSON would hold the interpret
 MAX_PENDING_TEXTS = 500  # behind more rows, texts are left out
 EVICTION_INTERVAL_SECONDS = 10.0
 MAX_SEARCHES = 2  # at once: each holds one of the few threads in which files of batches, keys and policies are read too
+T = TypeVar("T")
 NUL = "\\u0000"  # in JSON; no text of Postgres may hold it
 
 
@@ -109,14 +111,24 @@ class RequestDatabase:
         """
         async with self._searching:
             rows = await asyncio.to_thread(self._rows, RequestSearch(name=name, has_texts=True))
-        found = [orjson.loads(summary) for _, _, summary in rows]
-        exact = [one for one in found if one["response_id"] == name] or found
-        return exact[0].get("texts") if exact else None
+        read = [self._read(number, summary, _texts_of) for _, number, summary in rows]
+        found = [one for one in read if one is not None]
+        exact = [one for one in found if one[0] == name] or found
+        return exact[0][1] if exact else None
 
     def _search(self, search: RequestSearch) -> tuple[list[RequestSummary], LogPosition | None]:
         rows = self._rows(search)
-        found = [_summary_of(summary) for _, _, summary in rows[: search.limit]]
+        read = [self._read(number, summary, _summary_of) for _, number, summary in rows[: search.limit]]
+        found = [summary for summary in read if summary is not None]
         return found, LogPosition(*rows[search.limit - 1][:2]) if len(rows) > search.limit else None
+
+    def _read(self, number: int, text: str, read: Callable[[str], T]) -> T | None:
+        """What a row says; None of a damaged one."""
+        try:
+            return read(text)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            tell(f"row {number} of {self._storage.name}", repr(error))
+            return None
 
     def _rows(self, search: RequestSearch) -> list[Row]:
         self.write()
@@ -162,9 +174,16 @@ def _storable(value: Any) -> Any:
     return value
 
 
+def _texts_of(text: str) -> tuple[str | None, Texts | None]:
+    """The id of a row's response, and its texts."""
+    found = orjson.loads(text)
+    return found["response_id"], found.get("texts")
+
+
 def _summary_of(text: str) -> RequestSummary:
     """Read a summary; a field that its writer did not know is None."""
     found = orjson.loads(text)
+    float(found["ended"]), float(found["began"])  # or the row could not be shown
     summary = RequestSummary(**{field.name: found.get(field.name) for field in fields(RequestSummary)})
     summary.outcome = None if summary.outcome is None else Outcome(summary.outcome)
     summary.refusal = Refusal(**found["refusal"]) if found["refusal"] else None

@@ -174,7 +174,7 @@ class SqliteStorage:
             connection.executescript("PRAGMA incremental_vacuum")  # `execute` would free a single page
 
     def search(self, search: RequestSearch) -> list[Row]:
-        query, values = search.query("requests", _field, _field, "json_remove(summary, '$.texts')")
+        query, values = search.query("requests", _field, _field, _sound("json_remove(summary, '$.texts')"))
         with self._reading() as connection:
             return connection.execute(query, values).fetchall()
 
@@ -210,7 +210,12 @@ def _translated(until: float = float("inf")) -> Iterator[None]:
 
 
 def _field(*path: str) -> str:
-    return f"json_extract(summary, '$.{'.'.join(path)}')"
+    return _sound(f"json_extract(summary, '$.{'.'.join(path)}')")
+
+
+def _sound(term: str) -> str:
+    """A term of the summary that is '' where this is damaged: one row would fail the search."""
+    return f"CASE WHEN json_valid(summary) THEN {term} ELSE '' END"
 
 
 def _open(path: Path) -> sqlite3.Connection:

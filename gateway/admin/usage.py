@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from heapq import nsmallest
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from gateway.admin.rows import MAX_ROWS, Row
@@ -126,6 +126,7 @@ class UsageReader:
         self._service = service
         self._keys = keys
         self._reading, self._reading_budgets = asyncio.Lock(), asyncio.Lock()
+        self._owned: _Owned | None = None  # at the latest look
 
     async def report(self, query: Mapping[str, str], words: str = "", beside: LedgerBill | None = None) -> Row:
         """Usage by tenant or key, of names that contain `words`, and by day, of all; and the `bill`, if there is one
@@ -168,26 +169,47 @@ class UsageReader:
 
     async def budgets(self, words: str = "") -> Row:
         """The rest of the budgets of teams, tenants and keys in the policy, least first; names contain `words`."""
-        service = self._service
-        named, records = [*service.keys.tenants()], self._keys.in_force.values()
-        owners, num_owners = await asyncio.to_thread(_owners, service.policies.current, named, records, words.lower())
-        found, num_left_out = list[BudgetLevel](), num_owners - len(owners)
-        starts, done = range(0, len(owners), OWNERS_PER_WRITE), 0
+        found, num_damaged, named = list[BudgetLevel](), 0, [*self._service.keys.tenants()]
         async with self._reading_budgets:
+            owned = await asyncio.to_thread(self._owners, named, words.lower())
+            owners, num_left_out = owned.owners, owned.num_owners - len(owned.owners)
+            starts, done = range(0, len(owners), OWNERS_PER_WRITE), 0
             async for some in read_ahead(self._levels(owners[start : start + OWNERS_PER_WRITE]) for start in starts):
                 found, done = found + some, done + OWNERS_PER_WRITE
+                num_damaged += sum([one.is_damaged for one in some])
                 await collect_after(done, OWNERS_PER_WRITE)
                 if len(found) > 4 * MAX_BUDGETS:
                     num_left_out += len(found) - MAX_BUDGETS
                     found = await asyncio.to_thread(_least, found)
-        rows = await asyncio.to_thread(_budget_rows, found, owners)
-        return {"budgets": rows, "truncated": num_left_out + len(found) - len(rows)}
+        rows, num_others = await asyncio.to_thread(_budget_rows, found)
+        num_damaged += num_others
+        return {"budgets": rows, "truncated": num_left_out + len(found) - len(rows), "damaged": num_damaged}
+
+    def _owners(self, named: Iterable[str], words: str) -> "_Owned":
+        """The owners of budgets. They take longer to find than their levels, and stay until the policy or the keys are
+        replaced.
+        """
+        policy, records, owned = self._service.policies.current, self._keys.in_force, self._owned
+        if owned is None or (owned.version, owned.words) != (policy.version, words) or owned.records is not records:
+            owned = _Owned(policy.version, records, words, *_owners(policy, named, records.values(), words))
+            self._owned = owned
+        return owned
 
     async def _levels(self, owners: list[BudgetOwner]) -> list[BudgetLevel]:
         try:
             return await self._service.quotas.store.budgets(owners)
         except QuotaError:
             return [BudgetLevel(owner, limit, None, {}, 0) for owner in owners for limit in owner.budgets]
+
+
+class _Owned(NamedTuple):
+    """Owners of budgets, under a policy and some keys."""
+
+    version: str
+    records: Mapping[str, KeyRecord]
+    words: str  # in their names
+    owners: list[BudgetOwner]  # `MAX_BUDGET_OWNERS` of them
+    num_owners: int  # in all
 
 
 def _owners(
@@ -243,14 +265,17 @@ def _is_budget(limit: Limit) -> bool:
     return isinstance(limit.window, Budget)
 
 
-def _budget_rows(found: list[BudgetLevel], owners: list[BudgetOwner]) -> list[Row]:
-    rows = [_budget_row(one) for one in _least(found)]
-    owners.clear()  # takes milliseconds: not on the event loop
-    return rows
+def _budget_rows(found: list[BudgetLevel]) -> tuple[list[Row], int]:
+    """The rows of the budgets with the least left, and how many of them are damaged beside their levels."""
+    shown = _least(found)
+    rows = [_budget_row(one) for one in shown]
+    return rows, sum([row["damaged"] and not one.is_damaged for one, row in zip(shown, rows, strict=True)])
 
 
 def _budget_row(one: BudgetLevel) -> Row:
-    """Describe a budget; `left` is null if the store does not answer. Of a receiver of alerts the host is told."""
+    """Describe a budget; `left` is null if the store does not answer, or if what it has is damaged. Of a receiver of
+    alerts the host is told.
+    """
     owner, limit = one.owner, one.limit
     of, alerts = one.state or (None, [None] * len(limit.alerts))
     return {
@@ -265,6 +290,7 @@ def _budget_row(one: BudgetLevel) -> Row:
         "resets_in": None if of is None else of.reset,
         "set_aside": None if of is None else limit.number(of.set_aside),
         "lost": None if of is None else limit.number(of.lost),
+        "damaged": one.is_damaged or (of is None and one.used is not None),
         "soft": limit.is_soft,
         "alerts": [
             {"at_percent": alert.percent, "host": urlsplit(alert.url).hostname, "state": end}
@@ -296,6 +322,7 @@ def _report(period: UsagePeriod, sums: UsageSums, policy: Policy, words: str) ->
         ],
         "truncated": len(found) - len(shown),
         "days": days,
+        "damaged": sums.num_damaged,
     }
     sums.owners.clear()  # takes milliseconds: not on the event loop
     return report

@@ -41,6 +41,7 @@ from gateway.errors import (
 from gateway.http.request_scope import BodyParts
 from gateway.http.responses import encode_headers
 from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.errors import StoreFault
 from quotas.policy.units import show_size
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,11 @@ class _StoreEndpoint(StoredEndpoint):
         return fields
 
     def shown(self, tenant: str, name: str, fields: Fields) -> Json:
-        return batch_object(self.frontend.sealer, tenant, name, fields)
+        """Raises `StoreFault` for a damaged batch."""
+        try:
+            return batch_object(self.frontend.sealer, tenant, name, fields)
+        except (KeyError, ValueError) as error:
+            raise StoreFault(f"the batch {name} is damaged: {error!r}") from error
 
 
 def _page(call: Call) -> tuple[str | None, int]:
@@ -230,9 +235,10 @@ class FileEndpoint(_StoreEndpoint):
         if call.scope["method"] == "GET":
             return record
         for batch in await self.ask("open_of", tenant):
-            fields = await self.ask("batch", tenant, batch)
-            if fields and self.shown(tenant, batch, fields)["input_file_id"] == name:
-                raise BadRequest(f"The file is the input of {batch}, which has not ended: cancel it.", "file_id")
+            with suppress(StoreFault):  # a damaged batch is never computed
+                fields = await self.ask("batch", tenant, batch)
+                if fields and self.shown(tenant, batch, fields)["input_file_id"] == name:
+                    raise BadRequest(f"The file is the input of {batch}, which has not ended: cancel it.", "file_id")
         await self.ask("delete_file", tenant, name)
         await asyncio.to_thread(self.frontend.files.delete, tenant, name)
         return {"id": name, "object": "file", "deleted": True}
@@ -264,8 +270,13 @@ class BatchesEndpoint(_StoreEndpoint):
         if call.scope["method"] == "POST":
             return await self._create(call, policy)
         after, limit = _page(call)
-        found = await self.ask("batches", tenant, after, limit + 1)
-        return _listed([self.shown(tenant, name, fields) for name, fields in found], limit)
+        found = list[Json]()
+        for name, fields in await self.ask("batches", tenant, after, limit + 1):
+            try:
+                found.append(self.shown(tenant, name, fields))
+            except StoreFault as error:
+                log.warning("a list of batches lacks one: %s", error)
+        return _listed(found, limit)
 
     async def _create(self, call: Call, policy: EffectivePolicy) -> Json:
         asked = await self.read(call, policy, BATCH.read)

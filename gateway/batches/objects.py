@@ -78,8 +78,11 @@ def sealed_record(sealer: Sealer, tenant: str, name: str, record: Json) -> str:
 
 
 def opened_record(sealer: Sealer, tenant: str, name: str, sealed: str) -> Json | None:
-    """The record; None if the secret that it was sealed under has been removed."""
-    contents = sealer.open(tenant, name, b64decode(sealed))
+    """The record; None if the secret that it was sealed under has been removed, or it is damaged."""
+    try:
+        contents = sealer.open(tenant, name, b64decode(sealed))
+    except ValueError:
+        return None
     opened: Json | None = None if contents is None else orjson.loads(contents)
     return opened
 
@@ -99,7 +102,7 @@ def file_object(name: str, size: int, filename: str, purpose: str, expires: floa
 
 
 def batch_object(sealer: Sealer, tenant: str, name: str, fields: Mapping[str, str]) -> Json:
-    """A batch as clients see it, from the fields in the store."""
+    """A batch as clients see it, from the fields in the store. Raises `KeyError` and `ValueError` for damaged ones."""
     asked = opened_record(sealer, tenant, name, fields["record"]) or {}
     problems = opened_record(sealer, tenant, name, fields["errors"]) if "errors" in fields else None
     count = {what: int(fields.get(what, 0)) for what in ("total", "completed", "failed")}

@@ -26,10 +26,11 @@ from gateway.batches.lines import Line, check_lines, paced, problem_object, read
 from gateway.batches.objects import file_object, opened_record, sealed_record
 from gateway.telemetry.metrics.batches import BatchCounts
 from gateway.tenants.effective_policy import EffectivePolicy
-from quotas.errors import QuotaError
+from quotas.errors import QuotaError, StoreFault
 from quotas.policy.policy import token_prices
 from quotas.quotas import Quotas
 from quotas.store.batches import OPEN, BatchStore, DoneLine, FinishedLine
+from quotas.store.damage import tell
 from quotas.usage_row import model_of
 
 log = logging.getLogger(__name__)
@@ -122,21 +123,29 @@ class BatchRunner:
         for tenant, name in await store.unclaimed():
             if name in self.running or name in self._passed:
                 continue
-            fields = await store.batch(tenant, name)
-            if fields is None or fields["status"] not in OPEN:
-                await store.forget(tenant, name)
-                continue
             self._passed[name] = now + PASS_SECONDS
-            record = opened_record(self.parts.files.sealer, tenant, name, fields["record"])
-            file = "" if record is None else record["input_file_id"]
-            has_input = self.parts.files.has(tenant, file)
-            is_overdue = time.time() >= int(fields["expires_at"]) + OVERDUE_SECONDS
-            if not (has_input or is_overdue) and (record is None or await store.file(tenant, file)):
-                continue  # of a replica with another state directory, or with the secret of the record
-            if epoch := await store.claim(tenant, name):
-                self._passed.pop(name, None)
-                run = self.running[name] = BatchRun(self, tenant, name, epoch, record if has_input else None)
-                group.create_task(self._run(run, tenant, name))
+            try:
+                await self._take_one(group, tenant, name)
+            except (StoreFault, KeyError, ValueError) as error:
+                tell(name.encode(), repr(error))
+
+    async def _take_one(self, group: asyncio.TaskGroup, tenant: str, name: str) -> None:
+        store = self.parts.store
+        fields = await store.batch(tenant, name)
+        if fields is None or fields["status"] not in OPEN:
+            self._passed.pop(name)
+            await store.forget(tenant, name)
+            return
+        record = opened_record(self.parts.files.sealer, tenant, name, fields["record"])
+        file = "" if record is None else record["input_file_id"]
+        has_input = self.parts.files.has(tenant, file)
+        is_overdue = time.time() >= int(fields["expires_at"]) + OVERDUE_SECONDS
+        if not (has_input or is_overdue) and (record is None or await store.file(tenant, file)):
+            return  # of a replica with another state directory, or with the secret of the record
+        if epoch := await store.claim(tenant, name):
+            self._passed.pop(name, None)
+            run = self.running[name] = BatchRun(self, tenant, name, epoch, record if has_input else None)
+            group.create_task(self._run(run, tenant, name))
 
     async def _run(self, run: "BatchRun", tenant: str, name: str) -> None:
         self.counts.running += 1
@@ -153,10 +162,11 @@ class BatchRunner:
         files, store = self.parts.files, self.parts.store
         opened, inputs = set[str](), set[str]()
         for tenant, name in await store.open_batches():
-            fields = await store.batch(tenant, name)
-            record = fields and opened_record(files.sealer, tenant, name, fields["record"])
             opened.add(name)
-            inputs.add(record["input_file_id"] if record else "")
+            with suppress(StoreFault):  # a damaged one is told as it is passed over
+                fields = await store.batch(tenant, name)
+                record = fields and opened_record(files.sealer, tenant, name, fields["record"])
+                inputs.add(record["input_file_id"] if record else "")
         for tenant in await asyncio.to_thread(files.tenants):
             expiries, now = await store.expiries(tenant), time.time()
             old = [name for name, expires in expiries.items() if expires <= now and name not in inputs]

@@ -11,12 +11,14 @@ has by one read: it may be behind the batches, which decide. Another tenant's id
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from math import inf
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from quotas.errors import QuotaError
+from quotas.errors import QuotaError, StoreFault
 from quotas.policy.limit import TokenPrices
 from quotas.store.account import PREFIX, state_key
+from quotas.store.damage import tell
 from quotas.store.scripts import Script, ScriptRunner
 
 _INDEX = f"{PREFIX}:batches".encode()
@@ -74,7 +76,7 @@ class BatchStore:
     async def file(self, tenant: str, name: str) -> str | None:
         """The record of a file."""
         said = await self._execute(b"HGET", self._file_keys(tenant)[0], name or "-")
-        return None if said is None else said.decode().split(" ", 2)[2]
+        return None if said is None else _record(said)
 
     async def files(self, tenant: str, after: str | None, most: int) -> list[tuple[str, str]]:
         """Files behind the one named `after`, the newest first: the name and the record of each."""
@@ -82,12 +84,12 @@ class BatchStore:
         names = await self._page(order, after, most)
         said = await self._execute(b"HMGET", key, *names) if names else []
         found = zip(names, said, strict=True)
-        return [(name, one.decode().split(" ", 2)[2]) for name, one in found if one is not None]
+        return [(name, _record(one)) for name, one in found if one is not None]
 
     async def expiries(self, tenant: str) -> dict[str, float]:
-        """When each of the tenant's files expires, in Unix seconds."""
+        """When each of the tenant's files expires, in Unix seconds; a damaged one never."""
         said = self._scanned(self._file_keys(tenant)[0])
-        return {name.decode(): int(one.split(b" ", 2)[1]) / 1e6 async for name, one in said if name}
+        return {name.decode(errors="replace"): _expiry(one) async for name, one in said if name}
 
     async def delete_file(self, tenant: str, name: str) -> bool:
         return await self._ask(Script.DELETE_FILE, self._file_keys(tenant), name) == "ok"
@@ -109,14 +111,23 @@ class BatchStore:
         return is_open
 
     async def batch(self, tenant: str, name: str) -> Fields | None:
-        words = [one.decode() for one in await self._execute(b"HGETALL", self._batch_key(tenant, name))]
-        return dict(zip(words[::2], words[1::2], strict=True)) or None
+        """Raises `StoreFault` for a damaged batch, too."""
+        said = await self._execute(b"HGETALL", self._batch_key(tenant, name))
+        words = [one.decode(errors="replace") for one in said]
+        fields = dict(zip(words[::2], words[1::2], strict=True))
+        if fields and not {"record", "status"} <= fields.keys():
+            raise StoreFault(f"the batch {name} is damaged: it has no record or no status")
+        return fields or None
 
     async def batches(self, tenant: str, after: str | None, most: int) -> list[tuple[str, Fields]]:
-        """Batches behind the one named `after`, the newest first."""
+        """Batches behind the one named `after`, the newest first; damaged ones are told and left out."""
         order = self._of(tenant, "batches")
-        names = await self._page(order, after, most)
-        found = [(name, await self.batch(tenant, name)) for name in names]
+        found = list[tuple[str, Fields | None]]()
+        for name in await self._page(order, after, most):
+            try:
+                found.append((name, await self.batch(tenant, name)))
+            except StoreFault as error:
+                tell(self._batch_key(tenant, name), str(error))
         if gone := [name for name, one in found if one is None]:
             await self._execute(b"ZREM", order, *gone)
         return [(name, one) for name, one in found if one is not None]
@@ -225,6 +236,18 @@ def _entry(tenant: str, name: str) -> str:
     return f"{quote(tenant, safe='', errors='surrogatepass')} {name}"
 
 
+def _record(said: bytes) -> str:
+    """The sealed record of a file; empty of a damaged value."""
+    return "".join(said.decode(errors="replace").split(" ", 2)[2:])
+
+
+def _expiry(said: bytes) -> float:
+    try:
+        return int(said.split(b" ", 2)[1]) / 1e6
+    except (ValueError, IndexError):
+        return inf
+
+
 def _opened(entry: bytes) -> tuple[str, str]:
-    tenant, _, name = entry.decode().partition(" ")
+    tenant, _, name = entry.decode(errors="replace").partition(" ")
     return unquote(tenant, errors="surrogatepass"), name

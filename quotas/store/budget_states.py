@@ -8,10 +8,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from redis.exceptions import ResponseError
+
 from quotas.policy.limit import QUARTER_MICROSECONDS, Budget, Limit
 from quotas.reservation import LimitState
 from quotas.store.account import levels_key, state_key, team_state_key, until_period_ends
 from quotas.store.budget_alerts import alert_states
+from quotas.store.damage import DAMAGE, tell
 from quotas.store.redis_client import RedisClient
 from quotas.store.redis_link import command
 
@@ -58,9 +61,22 @@ class BudgetLevel(NamedTuple):
 
     owner: BudgetOwner
     limit: Limit
-    used: int | None  # in the present period; None: the store does not answer
+    used: int | None  # in the present period; None: the store does not answer, or what it has is damaged
     fields: Fields  # of the hash of its level
     now: int  # microseconds, by the store's clock
+    is_damaged: bool = False
+
+    @classmethod
+    def of(cls, owner: BudgetOwner, limit: Limit, fields: Fields, now: int) -> "BudgetLevel":
+        try:
+            return cls(owner, limit, _level(limit, fields, now)[0], fields, now)
+        except DAMAGE as error:
+            tell(owner.levels, f"{limit.label}: {error}")
+            return cls.damaged(owner, limit)
+
+    @classmethod
+    def damaged(cls, owner: BudgetOwner, limit: Limit) -> "BudgetLevel":
+        return cls(owner, limit, None, {}, 0, is_damaged=True)
 
     @property
     def share_left(self) -> float:
@@ -70,15 +86,19 @@ class BudgetLevel(NamedTuple):
 
     @property
     def state(self) -> BudgetState | None:
-        """Its state; None if the store does not answer."""
-        return None if self.used is None else budget_state(self.limit, self.fields, self.now)
+        """Its state; None if the store does not answer, or what it has is damaged."""
+        try:
+            return None if self.used is None else budget_state(self.limit, self.fields, self.now)
+        except DAMAGE as error:
+            tell(self.owner.levels, f"{self.limit.label}: {error}")
+            return None
 
 
 class BudgetHashes(NamedTuple):
     """The hashes of some owners at a moment, to be read in a thread."""
 
     now: int  # microseconds, by the store's clock
-    by_key: Mapping[bytes, Sequence[bytes]]  # fields and values in turns
+    by_key: Mapping[bytes, Sequence[bytes] | ResponseError]  # fields and values in turns
 
     @classmethod
     async def of(cls, client: RedisClient, owners: Sequence[BudgetOwner]) -> "BudgetHashes":
@@ -91,12 +111,20 @@ class BudgetHashes(NamedTuple):
         """The levels of these owners' budgets, and the owners of whose state a lost replica may hold a part."""
         found, held = list[BudgetLevel](), list[BudgetOwner]()
         for owner in owners:
-            state = _fields(self.by_key[owner.state])
-            own = state if owner.levels is owner.state else _fields(self.by_key[owner.levels])
-            now = max(self.now, int(state.get(b"now", 0)))
-            if now >= int(state.get(b"lease", now + 1)) and any(name.startswith(HELD) for name in state):
+            key = owner.state
+            try:
+                state = _fields(self.by_key[key])
+                now, lease = max(self.now, int(state.get(b"now", 0))), state.get(b"lease")
+                is_held = lease is not None and now >= int(lease) and any(name.startswith(HELD) for name in state)
+                key = owner.levels
+                own = state if key is owner.state else _fields(self.by_key[key])
+            except DAMAGE as error:
+                tell(key, str(error))
+                found += [BudgetLevel.damaged(owner, limit) for limit in owner.budgets]
+                continue
+            if is_held:
                 held.append(owner)
-            found += [BudgetLevel(owner, limit, _level(limit, own, now)[0], own, now) for limit in owner.budgets]
+            found += [BudgetLevel.of(owner, limit, own, now) for limit in owner.budgets]
         return found, held
 
 
@@ -121,6 +149,8 @@ def _level(limit: Limit, levels: Fields, now: int) -> tuple[int, int, int]:
     return int(used) if at >= first_day else 0, int(aside), first_day
 
 
-def _fields(words: Sequence[bytes]) -> Fields:
+def _fields(words: Sequence[bytes] | ResponseError) -> Fields:
+    if isinstance(words, ResponseError):
+        raise words
     turns = iter(words)
     return dict(zip(turns, turns, strict=True))

@@ -26,6 +26,7 @@ CONNECT_SECONDS = 1.0  # for the handshake, in the background
 FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.02, 1.0  # between attempts to connect
 NOT_SERVING = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)  # LOADING ends the connection itself
 NOT_SERVING_CODES = ("BUSY", "MISCONF", "NOREPLICAS")  # for which redis-py has no class
+WRONG_TYPE = "WRONGTYPE"
 PROBE = command(b"SET", b"sluice:probe", b"1", b"PX", b"1000")  # a write: a read-only server still reads
 PROBE_SECONDS = 1.0  # between two probes
 Prepare = Callable[[RedisLink], Awaitable[None]]
@@ -84,7 +85,13 @@ class RedisClient:
         self._reason = StoreUnavailable("the quota store was closed")
 
     async def execute(self, *arguments: bytes) -> Any:
-        return await self.send(command(*arguments))
+        """Return the answer to a command. Raises `StoreUnavailable`, and `StoreFault` for any other error of the
+        server, such as that of a key of another type.
+        """
+        try:
+            return await self.send(command(*arguments))
+        except ResponseError as error:
+            raise StoreFault(f"the quota store does not answer: {error}") from error
 
     async def send(self, packed: bytes) -> Any:
         """Return the answer to a command in RESP.
@@ -101,17 +108,16 @@ class RedisClient:
             raise reason from error
 
     async def send_all(self, packed: Sequence[bytes]) -> list[Any]:
-        """Return the answers to commands that share writes. Raises as `send` does, the first error of them. `timeout`
-        bounds the wait for each answer, not that for all.
+        """Return the answers to commands that share writes; that about a key of another type than the command's is a
+        `ResponseError` in its place. Raises `StoreUnavailable`, and `StoreFault` for any other error of the server.
+        `timeout` bounds the wait for each answer, not that for all.
         """
         link = self._link or await self._reconnected()
         answers = await link.submit_all(packed)
-        error = next((one for one in answers if isinstance(one, ResponseError)), None)
-        if error is None:
-            return answers
-        if (reason := self._outage(error, link)) is None:
-            raise error
-        raise reason from error
+        for error in answers:
+            if isinstance(error, ResponseError) and not str(error).startswith(WRONG_TYPE):
+                raise self._outage(error, link) or StoreFault(f"the quota store does not answer: {error}") from error
+        return answers
 
     def submit(self, packed: bytes, answered: Callable[[Any], object]) -> bool:
         """Send a command without a task that waits: `answered` is called with its answer, or with the exception that

@@ -9,16 +9,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
+from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from quotas.errors import StoreUnsuitable
 from quotas.policy.limit import EPOCH
 from quotas.reservation import NOTHING, Usage
 from quotas.store.account import PREFIX, state_key
+from quotas.store.damage import DAMAGE, tell
 from quotas.store.redis_link import command
 from quotas.store.replica import all_of
 from quotas.store.replica_name import ReplicaName
@@ -56,26 +58,41 @@ class LedgerRows(NamedTuple):
     words: list[bytes]  # fields and their entries in turn; of a field that is there twice, the later counts
     cursor: bytes = WHOLE
     link: int = 0  # the number of the link on which it was begun: a cursor holds on one server
+    is_damaged: bool = False  # it is no hash
 
-    def entries(self) -> dict[bytes, bytes]:
-        """The entries (`ENTRY`) of each row, by its name."""
-        found = dict[bytes, bytes]()
+    def entries(self) -> tuple[dict[bytes, list[bytes]], int]:
+        """The entries (`ENTRY`) of each row in parts, by its name; and the number of damaged values, which are left
+        out.
+        """
+        found, num_damaged = dict[bytes, list[bytes]](), 0
         for field, entries in dict(zip(self.words[::2], self.words[1::2], strict=True)).items():
             _, is_row, name = field.partition(b" ")
-            if is_row:
-                found[name] = found.get(name, b"") + entries
-        return found
+            if len(entries) % ENTRY.size and is_row:
+                self.tell(f"{len(entries)} bytes of {field!r:.200}")
+                num_damaged += 1
+            elif is_row:
+                found.setdefault(name, []).append(entries)
+        return found, num_damaged + self.is_damaged
 
     def by_day(self, first: date, last: date) -> dict[date, Batch]:
         """The usage on these days."""
         found = dict[date, Batch]()
-        for name, entries in self.entries().items():
+        for name, parts in self.entries()[0].items():
             row, in_batches = kind_of(name)
-            for number, *counts in ENTRY.iter_unpack(entries):
+            for number, *counts in chain.from_iterable(map(ENTRY.iter_unpack, parts)):
                 if first <= (day := EPOCH + timedelta(days=number)) <= last:
+                    try:
+                        used = usage_of(map(int, counts), in_batches)
+                    except DAMAGE as error:
+                        self.tell(f"{error} in {name!r:.200}")
+                        continue
                     batch = found.setdefault(day, {})
-                    batch[row] = batch.get(row, NOTHING) + usage_of(map(int, counts), in_batches)
+                    batch[row] = batch.get(row, NOTHING) + used
         return found
+
+    def tell(self, what: str) -> None:
+        """Tell of damage."""
+        tell(_name(self.tenant, self.month), what)
 
 
 class UsageLedger:
@@ -109,8 +126,7 @@ class UsageLedger:
         """Read these ledgers in one write, of a long one the beginning."""
         link = self._runner.client.num_links
         answers = await self._runner.client.send_all([_read(*ledger, WHOLE) for ledger in ledgers])
-        told = zip(ledgers, answers, strict=True)
-        return [LedgerRows(*ledger, words, cursor, link) for ledger, (cursor, words) in told]
+        return [_rows(ledger, answer, link) for ledger, answer in zip(ledgers, answers, strict=True)]
 
     async def read_on(self, begun: Sequence[LedgerRows]) -> list[LedgerRows]:
         """Read a further portion of each of these long ledgers, in one write; their words are then the answer's. On a
@@ -119,9 +135,11 @@ class UsageLedger:
         answers = await self._runner.client.send_all([_read(one.tenant, one.month, one.cursor) for one in begun])
         if any(one.link != self._runner.client.num_links for one in begun):
             return await self.read([(one.tenant, one.month) for one in begun])
-        for one, (_, words) in zip(begun, answers, strict=True):
-            one.words.extend(words)
-        return [one._replace(cursor=cursor) for one, (cursor, _) in zip(begun, answers, strict=True)]
+        further = [_rows(one[:2], answer) for one, answer in zip(begun, answers, strict=True)]
+        for one, more in zip(begun, further, strict=True):
+            one.words.extend(more.words)
+        told = zip(begun, further, strict=True)
+        return [one._replace(cursor=more.cursor, is_damaged=more.is_damaged) for one, more in told]
 
     async def ledgers(self, first: date, last: date) -> list[Ledger]:
         """The ledgers of the months of these days, in the order of their tenants.
@@ -155,8 +173,8 @@ class UsageLedger:
                 await asyncio.gather(asked, return_exceptions=True)
 
     def _scan(self, cursor: bytes, pattern: bytes) -> "asyncio.Task[tuple[bytes, list[bytes]]]":
-        scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", KEYS_PER_SCAN)
-        return asyncio.create_task(self._runner.client.execute(*scan))
+        scan = command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", KEYS_PER_SCAN)
+        return asyncio.create_task(self._runner.client.send(scan))
 
     async def book_running(self, day: date, seconds: float) -> None:
         """Book for how long this process has run on a UTC day, in all. Raises `StoreUnavailable`."""
@@ -164,12 +182,14 @@ class UsageLedger:
         await self._runner.client.execute(b"HSET", name, self._process, b"%d" % round(seconds * 1e6))
         await self._runner.client.execute(b"EXPIRE", name, LEDGER_LIFE_SECONDS)
 
-    async def running(self, days: Iterable[date]) -> list[float]:
-        """The seconds for which all replicas together have run, on each of these UTC days. Raises
-        `StoreUnavailable`.
+    async def running(self, days: Iterable[date]) -> tuple[list[float], int]:
+        """The seconds for which all replicas together have run, on each of these UTC days; and the number of days whose
+        value is damaged, which count as 0. Raises `QuotaError`.
         """
-        answers = await self._runner.client.send_all([command(b"HGETALL", _running_name(day)) for day in days])
-        return [sum(map(int, times[1::2])) / 1e6 for times in answers]
+        names = [_running_name(day) for day in days]
+        answers = await self._runner.client.send_all([command(b"HGETALL", name) for name in names])
+        found = [_seconds(name, times) for name, times in zip(names, answers, strict=True)]
+        return [seconds or 0.0 for seconds in found], found.count(None)
 
     def _close(self, tenant: str, batch: Open) -> None:
         """Queue a batch. The first queued one may have been sent, and stays as it is; later usage joins the last while
@@ -205,7 +225,7 @@ def months_of(first: date, last: date) -> list[date]:
 @lru_cache(4096)
 def kind_of(name: bytes) -> tuple[UsageRow, bool]:
     """The row that a name in the ledger is of, and whether its use was in batches."""
-    return row_of(name.removesuffix(IN_BATCHES).decode()), name.endswith(IN_BATCHES)
+    return row_of(name.removesuffix(IN_BATCHES).decode(errors="replace")), name.endswith(IN_BATCHES)
 
 
 def usage_of(counts: Iterable[int], in_batches: bool) -> Usage:
@@ -228,9 +248,32 @@ def usage_of(counts: Iterable[int], in_batches: bool) -> Usage:
     )
 
 
+def _name(tenant: str, month: date) -> bytes:
+    return b"%b%b%d" % (state_key(tenant).encode(), LEDGERS, (month - EPOCH).days)
+
+
 def _read(tenant: str, month: date, cursor: bytes) -> bytes:
-    name = b"%b%b%d" % (state_key(tenant).encode(), LEDGERS, (month - EPOCH).days)
-    return command(b"HSCAN", name, cursor, b"COUNT", FIELDS_PER_SCAN)
+    return command(b"HSCAN", _name(tenant, month), cursor, b"COUNT", FIELDS_PER_SCAN)
+
+
+def _rows(ledger: Ledger, answer: Any, link: int = 0) -> LedgerRows:
+    """What an answer tells of a ledger."""
+    if isinstance(answer, ResponseError):
+        tell(_name(*ledger), str(answer))
+        return LedgerRows(*ledger, [], is_damaged=True)
+    cursor, words = answer
+    return LedgerRows(*ledger, words, cursor, link)
+
+
+def _seconds(name: bytes, times: Any) -> float | None:
+    """The sum of the times of a day's replicas; None of a damaged value."""
+    try:
+        if isinstance(times, ResponseError):
+            raise times
+        return sum(map(int, times[1::2])) / 1e6
+    except DAMAGE as error:
+        tell(name, str(error))
+        return None
 
 
 def _running_name(day: date) -> bytes:

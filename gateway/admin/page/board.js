@@ -76,6 +76,7 @@ export class Board {
   #leave(why) {
     this.poller.stop();
     this.api = null;
+    delete document.body.dataset.role;
     for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
     this.signIn.ask(why);
   }

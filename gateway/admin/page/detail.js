@@ -15,6 +15,7 @@ export class Detail {
     this.body = el("div");
     const close = el("button", { type: "button", click: () => dialog.close() }, "Close");
     dialog.replaceChildren(el("div", { class: "heading" }, this.title, close), this.body);
+    dialog.addEventListener("close", () => this.body.replaceChildren()); // another admin may sign in
   }
 
   async open(api, name, title) {

@@ -79,17 +79,19 @@ class GatewayBoard extends Board {
   /** For the view that is shown. Of the parts, only the overview must answer. */
   async ask(api) {
     const view = this.views.current;
-    const parts = view === "now" ? [...NOW] : [];
-    const asked = Promise.allSettled(parts.map((part) => api.get(part === "tenants" ? part + this.search.ask() : part)));
-    const overview = await api.get("overview");
-    const settled = [...(await asked)];
+    const parts = view === "now" ? NOW : [view];
+    const coming = api.get("overview");
+    const asked = Promise.allSettled(parts.map((part) => this.#askPart(part, api, coming)));
+    const overview = await coming;
+    const settled = await asked;
     const answers = Object.fromEntries(parts.map((part, index) => [part, settled[index].value]));
-    if (view !== "now") {
-      parts.push(view);
-      settled.push(...(await Promise.allSettled([this.others[view].refresh(api, overview)])));
-    }
     const unanswered = parts.map((part, index) => ({ part, error: settled[index].reason }));
     return { answers: { ...answers, overview }, unanswered: unanswered.filter(({ error }) => error) };
+  }
+
+  async #askPart(part, api, overview) {
+    if (part in this.others) return this.others[part].refresh(api, overview);
+    return api.get(part === "tenants" ? part + this.search.ask() : part);
   }
 
   show({ overview, tenants, requests, queue, kv, refusals }) {

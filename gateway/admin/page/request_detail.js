@@ -40,11 +40,11 @@ function facts(request) {
   };
 }
 
-let asked = { of: null, place: null }; // of the request that is shown, whose answers outlast a refresh
+let asked = { of: null, place: null }; // of the request that is shown, whose answers outlast a refresh, and no closed window
 
 /** Buttons that ask for its story, and for prompts and answers: the log has them by the tenant's consent, each look is on record. */
 function more(request, texts, explain) {
-  if (asked.of === address(request)) return asked.place;
+  if (asked.of === address(request) && asked.place.isConnected) return asked.place;
   const answer = el("div", { role: "status" });
   const button = (title, attributes, ask) => {
     const show = () => ask(request).then((parts) => answer.replaceChildren(...parts), (error) => answer.replaceChildren(failed(error)));

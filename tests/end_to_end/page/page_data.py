@@ -333,6 +333,7 @@ def usage(names: tuple[str, ...] = TENANTS) -> Json:
         "rows": sorted(rows, key=lambda row: -int(row["input_tokens"])),
         "truncated": 0,
         "days": [{"day": f"2026-09-{day:02d}", **used(day % 9, True)} for day in range(1, 22)],
+        "damaged": 0,
     }
 
 
@@ -361,6 +362,7 @@ def bill(names: tuple[str, ...] = TENANTS) -> Json:
         "rows": rows,
         "truncated": 0,
         "days": [],
+        "damaged": 0,
     }
 
 
@@ -375,6 +377,7 @@ def budgets(names: tuple[str, ...] = TENANTS) -> Json:
             "resource": "tokens",
             "period": "month",
             "amount": 10_000_000,
+            "damaged": False,
             "left": None if rank == 5 else 300_000 * (rank + 1) ** 2,
             "resets_in": None if rank == 5 else 86_400.0 * 9,
             "set_aside": None if rank == 5 else 12_000 * (rank == 0),
@@ -382,7 +385,7 @@ def budgets(names: tuple[str, ...] = TENANTS) -> Json:
         }
         for rank, name in enumerate(names[:6])
     ]
-    return {"budgets": rows, "truncated": 0}
+    return {"budgets": rows, "truncated": 0, "damaged": 0}
 
 
 def audit() -> Json:

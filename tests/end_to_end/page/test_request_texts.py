@@ -33,3 +33,7 @@ def test_a_row_opens_its_story_and_its_texts(tmp_path: Path, open_tab: PageMaker
         assert page.js("document.title") != "taken"
         page.resize(800)
         page.until("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('#request-dialog'))")
+        page.click("#request-dialog .heading button")
+        page.click("#sign-out")
+        page.until_shown("#sign-in")
+        assert "onerror" not in page.js("document.body.textContent"), "nobody who signs in next sees it"

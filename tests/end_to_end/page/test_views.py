@@ -73,6 +73,32 @@ def test_a_key_is_made_used_rotated_and_revoked_and_all_of_it_is_on_record(serve
     assert not any(key in server.log.read_text() + str(audit) for key in (first, second))
 
 
+def test_an_edit_of_a_key_changes_no_address_and_nothing_that_another_tab_has_edited(
+    server: ServerProcess, keys: Page
+) -> None:
+    keys.resize(1440)
+    limits = {"requests": {"budget": "5/day", "alerts": [{"at": "80%", "url": "https://hooks.example.com/a,b"}]}}
+    asked = {"tenant": "acme", "unnamed": True, "settings": {"limits": limits}}
+    made = server.ask_admin("keys", "POST", json=asked).json()
+    edit = f"[aria-label='Edit key {made['id']}']"
+    keys.fill("#filter", made["id"])
+    keys.until_reads("#keys-table", "requests 5/day (alerts at 80%)")
+    keys.click(edit)
+    assert "/a,b" in keys.js("document.querySelector('#key-limits').value")
+    server.ask_admin(f"keys/{made['id']}/edit", "POST", json={"name": "another tab's"})
+    keys.fill("#key-tags", "project=search")
+    keys.click("#key-dialog .primary")
+    keys.until_reads("#key-dialog .problem", "was edited since you read it")
+    keys.press("Escape")
+    keys.until(f'{row(made["id"])}.innerText.includes("another tab\'s")')
+    keys.click(edit)
+    keys.fill("#key-tags", "project=search")
+    keys.click("#key-dialog .primary")
+    keys.until_gone("#key-dialog")
+    (now,) = server.admin(f"keys?contains={made['id']}")["keys"]
+    assert (now["name"], now["settings"]) == ("another tab's", {"limits": limits, "tags": {"project": "search"}})
+
+
 @pytest.mark.nightly
 def test_a_key_is_made_without_a_mouse_and_bad_input_is_told_in_words(server: ServerProcess, keys: Page) -> None:
     keys.tab_to("#key-create")
@@ -185,6 +211,8 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     page.until_reads("#usage-table thead", "metadata: project")
     page.until("document.querySelector('#usage-table tbody').innerText.includes('all others')")
     assert sorted(page.column("#usage-table", 2)) == ["all others", "none", "search"]
+    widths = page.js("[...document.querySelectorAll('#usage-table thead .stretches')].map(cell => cell.offsetWidth)")
+    assert abs(widths[0] - widths[1]) <= 20, "names of both have room"
     page.until_reads("#bill-totals", "At 3.50 an hour\n1,764.00")
 
     page.fill("#usage-from", "2026-09-01")
@@ -194,6 +222,30 @@ def test_totals_days_tenants_and_budgets_are_told_for_a_period_and_downloaded(
     assert text == "day,tenant\n2026-09-01,acme\n"
     page.until_asked("usage.csv?from=2026-09-01")
     assert name.startswith("usage-2026-09-01-")
+
+
+def test_a_day_that_is_half_typed_stays_and_the_period_before_is_asked_for(
+    gateway: FakeGateway, open_board: PageMaker
+) -> None:
+    page = open_board("usage")
+    page.until_count("#usage-table tbody tr", 10)
+    asked = gateway.queries["usage"]
+    page.js("document.querySelector('#usage-from').focus()")
+    page.press("Backspace")
+    page.js("{ const now = performance.now.bind(performance); performance.now = () => now() + 60000; }")  # it is due
+    page.until("performance.getEntriesByType('resource').filter(({ name }) => name.includes('v1/usage?')).length === 2")
+    assert page.js("document.querySelector('#usage-from').value") == ""
+    assert gateway.queries["usage"] == asked
+    page.download("#usage-csv")
+    page.until_asked(f"usage.csv?from={asked['from']}")
+
+
+def test_damaged_values_are_told(gateway: FakeGateway, open_board: PageMaker) -> None:
+    gateway.answers["budgets"]["damaged"] = 1
+    gateway.answers["budgets"]["budgets"][0] |= {"damaged": True, "left": None}
+    page = open_board("usage")
+    page.until_reads("#usage-problem", "Values in the quota store are damaged and left out")
+    assert page.column("#usage-budgets", 4)[0] == "damaged"
 
 
 def test_budgets_are_shown_where_the_usage_is_not_answered(gateway: FakeGateway, open_board: PageMaker) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from redis import Redis
 
 from gateway.admin.bill import IDLE, MILLION, BillReader, MachineDay, MachinePrice, MachineTime
 from gateway.admin.usage import UsagePeriod, UsageReader
@@ -22,9 +23,11 @@ from gateway.api.service import Service
 from gateway.errors import BadRequest
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.usage_sums import ENGINE_MICROS, NUM_COUNTS, Entries
+from quotas.policy.limit import EPOCH
 from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
 from quotas.reservation import Usage
+from quotas.store.damage import tell
 from quotas.store.redis_store import RedisStore
 from quotas.store.usage_ledger import UsageLedger
 from tests.examples import examples
@@ -37,11 +40,12 @@ MICROSECONDS = st.integers(0, 400 * 24 * HOUR)
 @settings(max_examples=examples(200))
 def test_the_parts_are_the_machines_price_to_the_last_digit(running: int, busy: list[int], amount: Decimal) -> None:
     price = MachinePrice(amount, "")
-    parts = MachineDay(running, busy, list(range(len(busy)))).parts(price)
-    assert sum(parts) == price.of_time(running) == floor(Fraction(amount) * running * 10**6 / HOUR)
-    assert all(part >= 0 for part in parts)
+    of_tenants, idle = MachineDay(running, np.array(busy, np.int64), np.arange(len(busy))).parts(price)
+    parts: list[int] = of_tenants.tolist()
+    assert sum(parts) + idle == price.of_time(running) == floor(Fraction(amount) * running * 10**6 / HOUR)
+    assert all(part >= 0 for part in (*parts, idle))
     if sum(busy) <= running:
-        assert parts[:-1] == [price.of_time(used) for used in busy]
+        assert parts == [price.of_time(used) for used in busy]
 
 
 DAYS = [date(2026, 9, 1), date(2026, 9, 2), date(2026, 9, 3)]
@@ -54,12 +58,13 @@ async def test_ledgers_of_the_same_tenants_and_days_add_up_to_the_price_of_the_r
     portions: list[list[tuple[str, int, int]]], running: list[int]
 ) -> None:
     price = MachinePrice(Decimal("3.5"), "")
-    ledger = cast(UsageLedger, SimpleNamespace(running=AsyncMock(return_value=[micros / 1e6 for micros in running])))
+    told_running = [micros / 1e6 for micros in running], 0
+    ledger = cast(UsageLedger, SimpleNamespace(running=AsyncMock(return_value=told_running)))
     machine = MachineTime(price, UsagePeriod(DAYS[0], DAYS[-1], None, "tenant"), ledger)
     await machine.begin()
     for portion in portions:
-        counts = np.zeros((len(portion), NUM_COUNTS), np.int64)
-        counts[:, ENGINE_MICROS] = [micros for *_, micros in portion]
+        counts = np.zeros((NUM_COUNTS, len(portion)))
+        counts[ENGINE_MICROS] = [micros for *_, micros in portion]
         days = np.array([day for _, day, _ in portion], np.int64)
         machine.add(Entries([(tenant, b"") for tenant, *_ in portion], np.arange(len(portion)), days, counts))
     used = Counter[tuple[str, int]]()
@@ -133,6 +138,23 @@ async def test_a_report_of_usage_reads_the_ledgers_for_the_bill_too(store: Redis
     assert (report["total"]["requests"], report["from"]) == (2, days["from"])
     assert bills.begun(days | {"tenant": "acme"}) is None, "idle time is of no tenant"
     assert reader(store, None).begun(days) is None
+
+
+async def test_damaged_times_are_told_and_count_as_none(
+    store: RedisStore, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell.cache_clear()
+    today = datetime.now(UTC).date()
+    days = [today - timedelta(days=number) for number in range(3)]
+    store.book("acme", None, Usage(engine_seconds=1800.0, requests=0))
+    await store.heartbeat()
+    await store.ledger.book_running(today, 7200.0)
+    with Redis.from_url(redis_url) as client:
+        client.set(f"sluice:running:{(days[1] - EPOCH).days}", "text")
+        client.hset(f"sluice:running:{(days[2] - EPOCH).days}", "a replica", "long")
+    bill = await reader(store, "3.50/h").bill({"from": str(days[2]), "to": str(today)})
+    assert (bill["running_seconds"], bill["rows"][0]["cost"], bill["damaged"]) == (7200.0, "1.75", 2)
+    assert "WRONGTYPE" in caplog.text and "'long'" in caplog.text
 
 
 async def test_a_bill_needs_a_price_and_is_of_all_tenants(store: RedisStore) -> None:

@@ -6,7 +6,15 @@ import pytest
 
 from gateway.admin.audit_log import AuditLog
 from gateway.admin.keys import KeyEdit, Keys, NewKey, Rotation
-from gateway.errors import AuditUnavailable, BadRequest, InvalidApiKey, KeyNotFound, KeysUnavailable, TenantNotNamed
+from gateway.errors import (
+    AuditUnavailable,
+    BadRequest,
+    InvalidApiKey,
+    KeyChanged,
+    KeyNotFound,
+    KeysUnavailable,
+    TenantNotNamed,
+)
 from gateway.settings.settings import Settings
 from gateway.tenants.auth import Principal, new_key
 from gateway.tenants.effective_policy import EffectivePolicy
@@ -180,6 +188,21 @@ async def test_a_key_is_edited_without_another_secret_and_the_audit_log_tells_wh
     assert "name: app -> other" in edits[0]
     rotated = await site.keys.rotate("me", made["id"], Rotation(overlap="0s"))
     assert (await site.row(rotated["id"]))["name"] == "other"
+
+
+async def test_an_edit_of_a_key_that_was_edited_since_is_refused(site: Site) -> None:
+    """Two admins, or two tabs of one."""
+    made = await site.keys.create("me", NewKey(tenant="acme", name="app"))
+    fields = [("settings", SETTINGS), ("name", "x"), ("scopes", []), ("expires", "2099-01-31"), ("expires", "never")]
+    for field, value in fields:
+        edition = (await site.row(made["id"]))["edition"]
+        await site.keys.edit("me", made["id"], KeyEdit(**{field: value}))
+        with pytest.raises(KeyChanged, match="was edited since"):
+            await site.keys.edit("you", made["id"], KeyEdit(name="y", edition=edition))
+    assert (await site.row(made["id"]))["name"] == "x"
+    edition = (await site.row(made["id"]))["edition"]
+    await site.keys.rotate("me", made["id"], Rotation())
+    assert (await site.keys.edit("you", made["id"], KeyEdit(name="y", edition=edition)))["name"] == "y"
 
 
 async def test_the_audit_log_has_no_address_of_an_alert_but_its_host(site: Site) -> None:

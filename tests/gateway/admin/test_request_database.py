@@ -146,6 +146,26 @@ async def test_texts_of_clients_are_data(site: Site) -> None:
     assert await site.names(model="a\ufffdb \\u0000") == ["c"]
 
 
+@pytest.mark.parametrize("damage", ["no JSON", "{}", '{"ended": 1, "began": 1, "outcome": "odd"}', "[]"])
+async def test_a_damaged_row_is_told_once_and_the_others_are_found(
+    file_site: Site, path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    for number, name in enumerate("abc"):
+        file_site.end(name, float(number))
+    file_site.database.write()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE requests SET summary = ? WHERE response_id = 'b'", [damage])
+    told = list[int]()
+    for _ in range(2):
+        assert await file_site.names() == ["c", "a"]
+        assert await file_site.names(status="200", min_seconds="1ms") == ["c", "a"]
+        assert await file_site.database.texts("b") is None
+        told.append(caplog.text.count(f"the stored value row 2 of {path} is damaged"))
+    with pytest.raises(RequestNotFound):
+        await file_site.reader.shown("b")
+    assert told[0] == told[1] > 0
+
+
 async def test_the_oldest_go_when_there_is_no_room_or_their_time_has_passed(site: Site, path: Path) -> None:
     site = Site(site.storage, max_bytes=4 * MIB, url=site.url)
     for number in range(9000):

@@ -22,6 +22,7 @@ from quotas.policy.limit import EPOCH
 from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
 from quotas.reservation import Usage
+from quotas.store.damage import tell
 from quotas.store.redis_client import RedisClient
 from quotas.store.redis_store import RedisStore
 from quotas.store.usage_ledger import ENTRY, Ledger, LedgerRows, UsageLedger
@@ -39,6 +40,7 @@ tenants:
 teams: {research: {currency: USD, limits: {cost: 12.50/week}}}
 """
 KEY = KeyRecord("k1", "acme", b"", datetime.now(UTC), settings='{"tags": {"project": "search"}}')
+OWN = '{"limits": {"requests": "7/day"}}'
 TODAY = datetime.now(UTC).date()
 YESTERDAY = TODAY - timedelta(days=1)
 DAYS = {"from": str(YESTERDAY), "to": str(TODAY)}
@@ -224,11 +226,92 @@ def test_owners_of_budgets_are_teams_then_tenants_then_keys() -> None:
     ]
 
 
+async def test_owners_of_budgets_are_found_once_for_a_policy_and_its_keys(
+    reader: UsageReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, find = list[str](), usage._owners
+
+    def counted(*asked: Any) -> Any:
+        found.append(asked[-1])
+        return find(*asked)
+
+    monkeypatch.setattr(usage, "_owners", counted)
+    for _ in range(2):
+        await reader.budgets()
+    assert found == [""]
+    assert [row["tenant"] for row in (await reader.budgets("ACME"))["budgets"]] == ["acme", "acme"]
+    cast(Any, reader)._keys.in_force = {"k9": KeyRecord("k9", "acme", b"", datetime.now(UTC), settings=OWN)}
+    assert len((await reader.budgets("acme"))["budgets"]) == 3
+    policy = f"{POLICY}defaults: {{limits: {{tokens: 2k/day}}}}"
+    reader._service.policies.current = parse_policy({"policy.yaml": policy.encode()})
+    assert len((await reader.budgets())["budgets"]) == 6
+    assert found == ["", "acme", "acme", ""]
+
+
 async def test_a_store_that_is_away_is_said_to_be(redis_url: str) -> None:
     reader = reader_of(RedisStore.at(redis_url, 0.1), 0.1)  # to which nobody has connected
     with pytest.raises(QuotaUnverifiable):
         await reader.report({"from": str(date(2026, 1, 1)), "to": str(date(2026, 1, 2)), "tenant": "acme"})
     assert all(row["left"] is None for row in (await reader.budgets())["budgets"])
+
+
+async def test_damaged_values_are_told_and_passed_over(
+    spent: None, reader: UsageReader, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell.cache_clear()
+    sound, sound_csv = await reader.report(DAYS), await reader.csv(DAYS)
+    day, month = (TODAY - EPOCH).days, (TODAY.replace(day=1) - EPOCH).days
+    odd = {f"{day // 8} odd": b"short", f"{day // 8} {{}}": ENTRY.pack(day, 1, 1, 0, 1, float("nan"), 0, 0)}
+    with Redis.from_url(redis_url) as client:
+        client.set(f"sluice:{{gone}}:ledger:{month}", "text")
+        client.hset(f"sluice:{{beta}}:ledger:{month}", mapping=odd)
+    report = await reader.report(DAYS)
+    assert report == sound | {"damaged": 3} and await reader.csv(DAYS) == sound_csv
+    assert f"{{gone}}:ledger:{month}" in caplog.text and "WRONGTYPE" in caplog.text
+    assert f"{{beta}}:ledger:{month}" in caplog.text and "5 bytes of" in caplog.text
+    caplog.clear()
+    await reader.report(DAYS)
+    assert not caplog.text, "each is told once"
+    with Redis.from_url(redis_url) as client:
+        client.hset(f"sluice:{{beta}}:ledger:{month}", b"1 \xff", ENTRY.pack(day, 1, 5, 0, 1, 0, 0, 0))
+    rows = (await reader.report(DAYS | {"by": "key", "tenant": "beta"}))["rows"]
+    assert [(row["key"], row["input_tokens"]) for row in rows] == [("\ufffd", 5), (None, 3)], "any name is one"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "num_damaged"),
+    [
+        (None, "text", 2),
+        ("now", "late", 2),
+        ("lease", "x", 2),
+        ("tokens/day", b"short", 1),
+        ("tokens/day", b"\xff" * 32, 1),
+        ("lost:tokens/day", b"x", 1),
+    ],
+    ids=["no hash", "no time", "no lease", "another length", "no number", "what was lost"],
+)
+async def test_damaged_budgets_are_told_and_the_others_shown(
+    reader: UsageReader,
+    redis_url: str,
+    caplog: pytest.LogCaptureFixture,
+    field: str | None,
+    value: str | bytes,
+    num_damaged: int,
+) -> None:
+    tell.cache_clear()
+    with Redis.from_url(redis_url) as client:
+        if field is None:
+            client.set("sluice:{acme}", value)
+        else:
+            client.hset("sluice:{acme}", field, value)
+    told = await reader.budgets()
+    rows = {row["key"] or row["tenant"] or row["team"]: (row["left"], row["damaged"]) for row in told["budgets"]}
+    assert rows == {
+        "research": (12.5, False),
+        "acme": (None, True),
+        "k2": (5, False) if num_damaged == 1 else (None, True),
+    }
+    assert told["damaged"] == num_damaged and "the stored value sluice:{acme} is damaged" in caplog.text
 
 
 async def test_every_grouping_sums_up_to_the_ledger(reader: UsageReader, redis_url: str) -> None:

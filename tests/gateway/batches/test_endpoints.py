@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from gateway.batches.endpoints import FilesEndpoint, _page, _seconds, _Upload
+from gateway.batches.endpoints import BatchEndpoint, BatchesEndpoint, FilesEndpoint, _page, _seconds, _Upload
 from gateway.batches.file_bytes import FileBytes
 from gateway.batches.multipart import FormPart
 from gateway.batches.objects import MAX_EXPIRY_S, file_object, new_id, sealed_record
 from gateway.errors import BadRequest, FilesUnavailable, Unsatisfiable
 from gateway.tenants.sealer import Sealer
+from quotas.errors import StoreFault
 
 SEALER = Sealer([b"secret"])
 
@@ -55,6 +56,31 @@ async def test_a_page_of_one_purpose_is_not_cut_short_by_files_of_others() -> No
     scope["query_string"] = b"limit=1&purpose=batch&after=" + page["last_id"].encode()
     page = await endpoint.told(SimpleNamespace(scope=scope), SimpleNamespace(name="t"))
     assert [one["filename"] for one in page["data"]] == ["249"] and not page["has_more"]
+
+
+async def test_a_damaged_batch_or_file_is_left_out_of_a_list_and_has_an_error_of_its_own() -> None:
+    names = [new_id("batch_") for _ in range(3)]
+    fields = {"record": "=damaged", "status": "validating", "created_at": "1", "expires_at": "2"}
+    batches = dict(zip(names, [fields, fields | {"completed_at": "soon"}, fields | {"total": "x"}], strict=True))
+
+    async def ask(what: str, tenant: str, *told: Any) -> Any:
+        match what:
+            case "batches":
+                return list(batches.items())
+            case "batch":
+                return batches[told[0]]
+        return [("file-1", "=damaged")] if told[0] is None else []
+
+    for path, endpoint in (("files", FilesEndpoint), ("batches", BatchesEndpoint)):
+        listing: Any = endpoint(SimpleNamespace(sealer=SEALER))  # type: ignore[arg-type]
+        listing.ask = ask
+        call = SimpleNamespace(scope={"method": "GET", "query_string": b""})
+        page = await listing.told(call, SimpleNamespace(name="t"))
+        assert [one["id"] for one in page["data"]] == (names[:1] if path == "batches" else [])
+    one: Any = BatchEndpoint(SimpleNamespace(sealer=SEALER))  # type: ignore[arg-type]
+    one.ask = ask
+    with pytest.raises(StoreFault, match=f"{names[1]} is damaged"):
+        await one.told(SimpleNamespace(scope={"path_params": {"batch_id": names[1]}}), SimpleNamespace(name="t"))
 
 
 def new_upload(files: FileBytes, left: int) -> _Upload:

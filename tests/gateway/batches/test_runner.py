@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from redis import Redis
 
 from gateway.batches import runner
 from gateway.batches.file_bytes import FileBytes
@@ -19,7 +20,7 @@ from gateway.batches.objects import new_id, sealed_record
 from gateway.batches.runner import OVERDUE_SECONDS, BatchRunner, RunnerParts
 from gateway.telemetry.metrics.batches import BatchCounts
 from gateway.tenants.sealer import Sealer
-from quotas.errors import StoreUnavailable
+from quotas.errors import StoreFault, StoreUnavailable
 from quotas.policy.policy import BatchLimits
 from quotas.reservation import NOTHING
 from quotas.store.batches import LEAST_FILE_BYTES
@@ -134,6 +135,25 @@ async def test_a_batch_whose_input_was_deleted_as_it_was_opened_ends_at_once(sit
 async def test_a_batch_whose_secret_was_removed_ends_once_it_is_overdue(site: Site) -> None:
     name = await site.open(await site.upload(), -OVERDUE_SECONDS - 9, record="AAAA")
     assert (await site.ended(name))["status"] == "failed"
+
+
+async def test_a_damaged_batch_is_told_and_others_are_computed(
+    site: Site, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [await site.open(await site.upload()) for _ in range(3)]
+    with Redis.from_url(redis_url) as client:
+        client.delete(f"sluice:{{t}}:batch:{names[0]}")
+        client.set(f"sluice:{{t}}:batch:{names[0]}", "text")
+        client.hdel(f"sluice:{{t}}:batch:{names[1]}", "status")
+        client.hset("sluice:{t}:files", "file-x", "no record")
+        client.zadd("sluice:{t}:files:order", {"file-x": 1})
+    await site.runner._sweep()
+    assert (await site.ended(names[2]))["status"] == "completed"
+    assert all(f"the stored value {name} is damaged" in caplog.text for name in names[:2])
+    assert [name for name, _ in await site.store.batches("t", None, 9)] == names[2:]
+    assert dict(await site.store.files("t", None, 9))["file-x"] == ""
+    with pytest.raises(StoreFault, match="WRONGTYPE"):
+        await site.store.batch("t", names[0])
 
 
 async def test_a_batch_ends_though_its_input_is_lost_while_it_runs(site: Site) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.background import ITEMS_PER_TURN
 from gateway.tenants.engine_hours import EngineHours
-from quotas.errors import StoreUnavailable
+from quotas.errors import StoreFault, StoreUnavailable
 from quotas.reservation import Usage
 from quotas.usage_row import NO_KEY
 
@@ -17,6 +17,7 @@ class Ledger:
         self.engine: dict[str, float] = {}
         self.running: dict[date, float] = {}
         self.is_away = False
+        self.damaged: date | None = None
 
     def add(self, tenant: str, row: str, usage: Usage) -> None:
         assert (row, usage.requests) == (NO_KEY, 0)
@@ -25,6 +26,8 @@ class Ledger:
     async def book_running(self, day: date, seconds: float) -> None:
         if self.is_away:
             raise StoreUnavailable("away")
+        if day == self.damaged:
+            raise StoreFault("WRONGTYPE")
         self.running[day] = seconds
 
 
@@ -57,6 +60,18 @@ async def test_hours_during_an_outage_are_booked_after_it() -> None:
     ledger.is_away, now = False, 7.0
     await hours.book()
     assert ledger.running == {date(2026, 1, 1): 7.0}
+
+
+async def test_a_damaged_day_does_not_keep_the_next_from_being_booked() -> None:
+    ledger, now, day = Ledger(), 0.0, date(2026, 1, 1)
+    hours = EngineHours([{}], ledger, lambda: now, lambda: day)
+    ledger.damaged, now = day, 5.0
+    await hours.book()
+    now, day = 7.0, date(2026, 1, 2)
+    await hours.book()
+    now = 8.0
+    await hours.book()
+    assert ledger.running == {date(2026, 1, 2): 1.0}
 
 
 async def test_other_tasks_take_turns_with_the_booking_of_many_tenants() -> None:

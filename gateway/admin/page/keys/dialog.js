@@ -64,7 +64,7 @@ export class KeyDialog {
     tenant.focus();
   }
 
-  /** What stays as it was is not sent, and so not changed by a rounded date. */
+  /** What stays as it was is not sent, and so not changed by a rounded date; what another tab has edited is kept. */
   edit(row) {
     const name = input({ id: "key-name", maxlength: 64, value: row.name });
     const day = row.expires === null ? "" : new Date(1000 * row.expires).toISOString().slice(0, 10);
@@ -82,6 +82,7 @@ export class KeyDialog {
     fields.push(...this.#whatIf(row, settings));
     this.#show(`Edit key ${shown(row.id, 24)}`, fields, "Put into force", () =>
       this.#api().post(path, {
+        edition: row.edition,
         name: name.value.trim(),
         scopes: scopes.chosen(),
         ...(expires.value === day ? {} : { expires: expires.value || "never" }),

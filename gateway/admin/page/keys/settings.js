@@ -1,6 +1,7 @@
 // What a key may do of its own: fields for its limits, models, classes and tags, and the YAML that they make.
 
 import { el } from "../dom.js";
+import { amountInWords } from "../policy/in_force.js";
 import { shown } from "../text.js";
 
 const LIMITS = "cost: 50/month\nrequests: 600/min\ntokens: [100k/min, 50M/month]";
@@ -37,18 +38,15 @@ export class SettingsFields {
 
 /** The same in a few words, for a table. */
 export function settingsInWords({ limits = {}, tags = {}, ...lists }) {
-  const parts = Object.entries(limits).map(([name, amount]) => `${name} ${inWords(amount)}`);
+  const parts = Object.entries(limits).map(([name, amount]) => `${name} ${amountInWords(amount)}`);
   const others = Object.entries(lists).map(([name, value]) => `${name.replace("_", " ")} ${[value].flat().join(", ")}`);
   const words = [...parts, ...others, ...Object.entries(tags).map((pair) => pair.join("="))].join("; ");
   return words && shown(words, 300);
 }
 
-function inWords(amount) {
-  return Array.isArray(amount) ? amount.map(inWords).join(" and ") : (amount.rate ?? String(amount));
-}
-
+/** With spaces in place of JSON's line breaks: a comma may be of a text, such as an address. */
 function yaml(value) {
-  return typeof value === "string" ? value : JSON.stringify(value).replaceAll(",", ", ");
+  return typeof value === "string" ? value : JSON.stringify(value, null, 1).replace(/(?<=[[{])\n *|\n *(?=[\]}])/g, "").replace(/\n */g, " ");
 }
 
 function items(field) {

@@ -12,6 +12,7 @@ const PATIENCE = 30000; // milliseconds: a large policy takes its time
 export class Edit {
   #api = () => null;
   #changed;
+  #isPutting = false;
   #opened = null; // file, tenant, digest and first line of the passage that is edited; null: a pasted text
 
   /** `api()` is the one that is signed in to; `changed()` is told when the policy was. */
@@ -57,9 +58,13 @@ export class Edit {
     this.#say("");
   }
 
+  /** Once at a time: the second press of a double click would be refused, since the first has changed the file. */
   async #put(edit = { ...this.#passage(), text: this.field.value }, path = "policy/source") {
+    if (this.#isPutting) return;
+    this.#isPutting = true;
     this.#say("Putting it into force…");
     const answer = await this.#asked(this.#api().post(path, edit, PATIENCE));
+    this.#isPutting = false;
     if (answer === null) return;
     if (!answer.valid) return this.result.replaceChildren(...this.#mistakes(answer));
     const done = answer.written ? "It is in force, and in the file." : `Not written: ${answer.obstacle}. The patch:`;

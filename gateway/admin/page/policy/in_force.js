@@ -95,9 +95,14 @@ function limitsInWords(limits) {
   return set.map(([what, amount]) => `${what} ${amountInWords(amount)}`).join(", ") || "unlimited";
 }
 
-function amountInWords(amount) {
+/** A limit, as the API writes it, for a table. Of alerts it has no addresses, which may hold a secret. */
+export function amountInWords(amount) {
   if (Array.isArray(amount)) return amount.map(amountInWords).join(" and ");
-  return amount?.rate ? `${amount.rate} (burst ${amount.burst})` : String(amount);
+  if (amount?.rate) return `${amount.rate} (burst ${amount.burst})`;
+  if (!amount?.budget) return String(amount);
+  const alerts = amount.alerts?.length ? [`alerts at ${amount.alerts.map(({ at }) => at).join(", ")}`] : [];
+  const more = [...(amount.soft ? ["soft"] : []), ...alerts].join(", ");
+  return more ? `${amount.budget} (${more})` : amount.budget;
 }
 
 function text(id, title, marks = {}) {

@@ -22,7 +22,8 @@ export class PolicyView {
   }
 
   /** Asks again when the policy is another one than is shown, or other tenants of a long one are looked for. */
-  async refresh(api, { policy }) {
+  async refresh(api, overview) {
+    const { policy } = await overview;
     const state = `${policy.version} ${policy.problem}`;
     if (api === this.#api && state === this.#seen && !this.#search.isOther) return;
     this.#api = api;

@@ -28,11 +28,11 @@ export class Period {
     byId("usage-period").addEventListener("submit", (event) => event.preventDefault());
     byId("usage-period").addEventListener("change", ({ target }) => {
       if (target === this.preset) this.renew();
-      else if (target.type === "date") this.preset.value = CHOSEN;
       this.named.hidden = !NAMED.includes(document.querySelector("[name=usage-by]:checked").value);
-      if (target.name === "usage-by" && this.isNameless) this.named.focus();
-      else if (this.first.value && this.last.value && !this.isNameless) changed();
+      if (target.name === "usage-by" && this.#isNameless) this.named.focus();
+      else if (this.isWhole) changed();
     });
+    for (const day of [this.first, this.last]) day.addEventListener("input", () => (this.preset.value = CHOSEN)); // half typed, too
     this.renew();
   }
 
@@ -43,16 +43,7 @@ export class Period {
   }
 
   get query() {
-    return `?${new URLSearchParams({ ...this.#days, by: this.by })}`;
-  }
-
-  /** The same without what it is told by. */
-  get daysQuery() {
-    return `?${new URLSearchParams(this.#days)}`;
-  }
-
-  get #days() {
-    return { from: this.first.value, to: this.last.value };
+    return `?${new URLSearchParams({ from: this.first.value, to: this.last.value, by: this.by })}`;
   }
 
   /** What use is told by: of metadata and tags, by the one that is named. */
@@ -61,13 +52,13 @@ export class Period {
     return NAMED.includes(by) ? `${by}.${this.named.value.trim()}` : by;
   }
 
-  /** Whether a name is still to be given. */
-  get isNameless() {
-    return this.by.endsWith(".");
+  /** Whether no day is half typed, and no name still to be given. */
+  get isWhole() {
+    return Boolean(this.first.value && this.last.value) && !this.#isNameless;
   }
 
-  nameOf(what) {
-    return `${what}-${this.first.value}-${this.last.value}.csv`;
+  get #isNameless() {
+    return this.by.endsWith(".");
   }
 }
 

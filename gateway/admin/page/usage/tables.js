@@ -92,7 +92,7 @@ function fillBudget(cell, row) {
   const rest = share(row);
   cell.querySelector(".track span").style.width = `${100 * Math.min(Math.max(rest ?? 0, 0), 1)}%`;
   setAttribute(cell, "class", rest !== null && rest < LOW ? "budget low" : "budget");
-  setText(cell.lastElementChild, rest === null ? "unknown" : `${row.currency ? inUnits(row.left, row) : whole(row.left)} (${percent(rest)})`);
+  setText(cell.lastElementChild, row.damaged ? "damaged" : rest === null ? "unknown" : `${row.currency ? inUnits(row.left, row) : whole(row.left)} (${percent(rest)})`);
 }
 
 function valueOf({ value }) {

@@ -11,12 +11,14 @@ import { Question } from "./question.js";
 import { budgetsTable, costInWords, usageTable } from "./tables.js";
 
 const PATIENCE = 60000; // milliseconds for a download
+const DAMAGED = "Values in the quota store are damaged and left out: the gateway's log names them.";
 
 export class UsageView {
   #api = null;
   #query = ""; // of the period, once it is chosen
   #used = new Question((report) => this.#showUsage(report), () => this.#tell());
-  #left = new Question(({ budgets, truncated }) => this.budgets.update(budgets, truncated), () => this.#tell());
+  #left = new Question((answer) => this.#showBudgets(answer), () => this.#tell());
+  #damaged = { used: 0, left: 0 }; // stored values that an answer leaves out
 
   constructor() {
     this.period = new Period(() => this.#choose());
@@ -26,8 +28,8 @@ export class UsageView {
     this.usage = usageTable(byId("usage-table"));
     this.budgets = budgetsTable(byId("usage-budgets"));
     this.tables = [this.usage, this.budgets, this.bill.table];
-    byId("usage-csv").addEventListener("click", () => this.#download(`usage.csv${this.period.query}`, "usage"));
-    byId("bill-csv").addEventListener("click", () => this.#download(`bill.csv${this.period.daysQuery}`, "bill"));
+    for (const what of ["usage", "bill"])
+      byId(`${what}-csv`).addEventListener("click", () => this.#download(what));
   }
 
   /** Returns at once: no other view waits for what may be thousands of ledgers. */
@@ -39,7 +41,7 @@ export class UsageView {
 
   #choose() {
     this.period.renew();
-    if (!this.period.isNameless) this.#query = this.period.query;
+    if (this.period.isWhole) this.#query = this.period.query;
     this.#ask();
   }
 
@@ -51,11 +53,18 @@ export class UsageView {
   }
 
   #tell() {
-    setText(byId("usage-problem"), [this.#used.problem, this.#left.problem].filter(Boolean).join(" "));
+    const damaged = this.#damaged.used || this.#damaged.left ? DAMAGED : "";
+    setText(byId("usage-problem"), [this.#used.problem, this.#left.problem, damaged].filter(Boolean).join(" "));
     setText(byId("usage-other"), this.#used.isOther ? "Below is what was asked for before." : "");
   }
 
+  #showBudgets({ budgets, truncated, damaged }) {
+    this.#damaged.left = damaged;
+    this.budgets.update(budgets, truncated);
+  }
+
   #showUsage(report) {
+    this.#damaged.used = report.damaged + (report.bill?.damaged ?? 0);
     this.#show(report);
     byId("bill-panel").hidden = report.bill === null;
     if (report.bill !== null) this.bill.update(report.bill);
@@ -86,11 +95,12 @@ export class UsageView {
   }
 
   /** A link could not carry the key. */
-  async #download(path, what) {
+  async #download(what) {
+    const days = new URLSearchParams(this.#query);
     try {
-      const text = await this.#api.text(path, PATIENCE);
+      const text = await this.#api.text(`${what}.csv${this.#query}`, PATIENCE);
       const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-      el("a", { href: address, download: this.period.nameOf(what) }).click();
+      el("a", { href: address, download: `${what}-${days.get("from")}-${days.get("to")}.csv` }).click();
       setTimeout(() => URL.revokeObjectURL(address), 10_000);
     } catch (error) {
       setText(byId("usage-problem"), `Not answered: ${shown(error.message, 300)}.`);
