@@ -39,6 +39,7 @@ MAX_BITS = 4096  # of an integer
 STEPS_PER_CLOCK_CHECK = 64  # steps between two readings of the clock
 CHEAP_LENGTH = 4096  # characters or items that take no time worth counting
 _SEQUENCES = (str, bytes, list, tuple)
+_OF_DICTS = frozenset(dir(dict))  # attributes, which precede items of these names
 T = TypeVar("T")
 _WIDTH = re.compile(r"[%{][^%{}]{0,40}\d{7,}")  # in a format, as in "%10000000d"
 _SIZED = {
@@ -337,6 +338,14 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
 
     def _plain(self, value: Any) -> Any:
         return self._control.plain(value) if self._control and isinstance(value, str) else value
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return a field of a message at once: to find first that a `dict` has no such attribute takes five times
+        as long.
+        """
+        if type(obj) is not dict or attribute in _OF_DICTS:
+            return super().getattr(obj, attribute)
+        return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Count and check each call of a macro, function or method by a template."""

@@ -130,7 +130,7 @@ class GenerationEndpoint(TokensEndpoint):
                     await self._generate(frontend, call, scope, params, identity, each)
             else:
                 await self._generate(frontend, call, scope, params, identity, each)
-        return scope.outcome or Outcome.COMPLETED
+        return scope.ended()
 
     def _parse(
         self, body: JsonBody, policy: EffectivePolicy, scope: str | None
