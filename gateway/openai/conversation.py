@@ -33,8 +33,8 @@ class Conversation:
     @property
     def size(self) -> int:
         """The cost of rendering it, in bytes of text."""
-        documents = sum(len(text) for one in self.variables.get("documents", ()) for text in one.values())
-        messages = sum(MESSAGE_BYTES + message_size(message) for message in self.messages)
+        documents = sum([len(text) for one in self.variables.get("documents", ()) for text in one.values()])
+        messages = MESSAGE_BYTES * len(self.messages) + sum(map(message_size, self.messages))
         return messages + documents + (self.tools.size if self.tools else 0)
 
     def shortened(self, num_chars: int) -> "Conversation | None":

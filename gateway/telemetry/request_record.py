@@ -186,18 +186,19 @@ class EngineRecord:
     @property
     def queued(self) -> float | None:
         """The moment at which its first sequence was queued; None if none was."""
-        return min([timeline.queued for timeline in self.timelines], default=None)
+        return self.timelines[0].queued if self.timelines else None
 
     @property
     def admitted(self) -> float | None:
         """The moment at which its last sequence joined a step; None if one never did."""
         joined = [timeline.admitted for timeline in self.timelines if timeline.admitted is not None]
-        return max(joined, default=None) if len(joined) == len(self.timelines) else None
+        return max(joined) if joined and len(joined) == len(self.timelines) else None
 
     @property
     def first_token(self) -> float | None:
         """The moment of the engine's first token of any of its sequences; None before it."""
-        return min([one.first_token for one in self.timelines if one.first_token is not None], default=None)
+        first = [one.first_token for one in self.timelines if one.first_token is not None]
+        return min(first) if first else None
 
 
 @dataclass(slots=True, eq=False)
@@ -297,8 +298,10 @@ SESSION_DIGEST_DIGITS = 12
 
 def session_name(headers: Mapping[bytes, bytes]) -> str | None:
     """The name of a request's session; a digest tells apart names that are too long or hold a key."""
-    given = next((value for name in SESSION_HEADERS if (value := headers.get(name))), None)
-    if given is None:
+    for name in SESSION_HEADERS:  # a generator takes four times as long, in every request
+        if given := headers.get(name):
+            break
+    else:
         return None
     text = given.decode("latin-1")
     shown = masked(text)
