@@ -444,7 +444,7 @@ def _usage(
             block_seconds += sequence.block_seconds(now)
         processed, cached = processed + prefilled, cached + (found or 0)
     byte_seconds = block_seconds * service.kv_shape.block_bytes
-    reasoning = min(generated, sum(one.num_reasoning_tokens for one in parsed))
+    reasoning = min(generated, sum([one.num_reasoning_tokens for one in parsed])) if parsed else 0
     return Usage(processed, generated, cached, byte_seconds, 1 if processed else 0, reasoning_tokens=reasoning)
 
 

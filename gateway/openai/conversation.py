@@ -17,9 +17,9 @@ from gateway.openai.tools import ToolUse, read_tools
 MESSAGE_BYTES = 128  # of text that take as long to render as an empty message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one is made for each request; frozen, making it takes three times as long
 class Conversation:
-    """The messages, and the template's other variables."""
+    """The messages, and the template's other variables. Treat it as immutable."""
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True

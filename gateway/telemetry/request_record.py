@@ -181,7 +181,7 @@ class EngineRecord:
     @property
     def charged(self) -> float:
         """The engine seconds charged to it."""
-        return sum(timeline.promise.charged for timeline in self.timelines)
+        return sum([timeline.promise.charged for timeline in self.timelines])
 
     @property
     def queued(self) -> float | None:
