@@ -1,15 +1,20 @@
 """Writes one log line for each request when it has ended."""
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from admission.outcome import Outcome
 from gateway.telemetry.logs.otlp_log import OtlpLog
-from gateway.telemetry.request_record import RequestRecord
+from gateway.telemetry.request_record import RequestRecord, Telemetry, Together
 
 log = logging.getLogger(__name__)
 
 MAX_TEXT_CHARS = 200  # of a client's text
+GATHER_SECONDS = 0.02  # requests that end within this time are logged together
 
 
 class RequestLog:
@@ -94,6 +99,18 @@ class RequestLog:
             "kv_byte_seconds": round(block_seconds * self._block_bytes),
             "preemptions": preemptions,
         }
+
+
+@asynccontextmanager
+async def log_requests(telemetry: Telemetry, block_bytes: int, otlp: OtlpLog | None = None) -> AsyncIterator[None]:
+    """Log each request that ends while the block runs."""
+    soon = partial(asyncio.get_running_loop().call_later, GATHER_SECONDS)
+    log_ended = Together(RequestLog(block_bytes, otlp), soon)
+    telemetry.on_end.append(log_ended)
+    try:
+        yield
+    finally:
+        log_ended.flush()
 
 
 def _level(request: RequestRecord) -> int:

@@ -1,7 +1,6 @@
 """All metrics of a gateway, connected to their sources, and the page that Prometheus scrapes."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -24,14 +23,13 @@ from gateway.telemetry.metrics.registry import Registry
 from gateway.telemetry.metrics.requests import RequestMetrics
 from gateway.telemetry.metrics.tenants import TenantMetrics
 from gateway.telemetry.metrics.vllm import VllmMetrics
-from gateway.telemetry.request_record import RequestRecord, Telemetry
+from gateway.telemetry.request_record import RequestRecord, Telemetry, Together
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.shared_debts import SharedDebts
 from quotas.store.redis_store import RedisStore
 
 TICK_SECONDS = 1.0
 STALLED_SECONDS = 1.0  # without progress of a write
-MAX_UNCOUNTED = 32  # requests that have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,8 @@ class Metrics:
         clock, scheduler, live = telemetry.clock, core.scheduler, telemetry.live
         registry, classes = Registry(), ClassNames(policies)
         self.registry = registry
-        self._uncounted = deque[RequestRecord]()  # that have ended
+        ended = Together(self._ended)
+        self._count = ended.flush
         registry.before.append(self._count)
         self.model = sources.model
         self.constant = (("model_name", sources.model),)  # labels of all series
@@ -93,7 +92,7 @@ class Metrics:
         sources.core_telemetry.on_admit.append(self._queue.admitted)
         sources.core_telemetry.on_step.append(self._engine.stepped)
         sources.core_telemetry.on_release.append(self._disconnects.released)
-        telemetry.on_end.append(self._ended)
+        telemetry.on_end += [self.replica.ended, ended]
 
     async def prometheus_text(self) -> bytes:
         """Returns every metric in Prometheus' text format, as of the call."""
@@ -110,23 +109,12 @@ class Metrics:
             self._tenants.tick()
 
     def _ended(self, record: RequestRecord) -> None:
-        self.replica.ended(record)
-        self._uncounted.append(record)
-        if len(self._uncounted) >= MAX_UNCOUNTED:
-            self._count()
-
-    def _count(self) -> None:
-        """Count the requests that have ended: some together, since code that has just run takes a third of the time,
-        and all before metrics are read.
-        """
-        while self._uncounted:
-            record = self._uncounted.popleft()
-            self._requests.ended(record)
-            self._disconnects.ended(record)
-            self._queue.ended(record)
-            self._estimates.ended(record)
-            self._tenants.ended(record)
-            self._vllm.ended(record)
+        self._requests.ended(record)
+        self._disconnects.ended(record)
+        self._queue.ended(record)
+        self._estimates.ended(record)
+        self._tenants.ended(record)
+        self._vllm.ended(record)
 
     def _num_stalled(self) -> int:
         """The number of writes without progress for a second."""
