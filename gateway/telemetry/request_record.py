@@ -317,7 +317,7 @@ MAX_TOGETHER = 32  # ended requests
 
 
 class Together:
-    """A listener that passes ended requests on some together: code that has just run takes a third of the time.
+    """A listener that passes ended requests on some together: code that has just run takes less than half of the time.
 
     The first of them is passed to `soon`, which has `flush` called in a while; without it the owner calls `flush`.
     """
