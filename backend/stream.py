@@ -20,17 +20,17 @@ class TokenStream:
     """
 
     __slots__ = (
-        "_at_mark", "_eager", "_error", "_has_begun", "_mark", "_num_taken", "_receiver", "_waiter",
-        "due", "finish_reason", "sequence",
+        "_at_mark", "_eager", "_error", "_has_begun", "_mark", "_receiver", "_waiter",
+        "due", "finish_reason", "num_taken", "sequence",
     )  # fmt: skip
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.due = 0  # tokens of output, from which on `put` is to be called
         self.finish_reason: FinishReason | None = None
+        self.num_taken = 0  # tokens of the output that the consumer has taken
         self._eager = True
         self._has_begun = False  # `put` was called
-        self._num_taken = 0  # tokens of the output
         self._waiter: asyncio.Future[None] | None = None
         self._receiver: Callable[[], bool] | None = None
         self._error: DeviceError | None = None
@@ -60,7 +60,7 @@ class TokenStream:
         The stream has ended when `finish_reason` is set. Raises `DeviceError` when the engine failed, and the
         receiver's errors.
         """
-        while len(self.sequence.output) == self._num_taken and self.finish_reason is None:
+        while len(self.sequence.output) == self.num_taken and self.finish_reason is None:
             if self._error is not None:
                 raise self._error
             self._waiter, self._receiver = asyncio.get_running_loop().create_future(), receiver
@@ -70,15 +70,10 @@ class TokenStream:
                 self._waiter = self._receiver = None
         return self.rest()
 
-    @property
-    def has_delivered(self) -> bool:
-        """True once the consumer has taken a token."""
-        return self._num_taken > 0
-
     def rest(self) -> list[int]:
         """Return the tokens since the last call, without waiting."""
-        tokens = self.sequence.output[self._num_taken :]
-        self._num_taken += len(tokens)
+        tokens = self.sequence.output[self.num_taken :]
+        self.num_taken += len(tokens)
         return tokens
 
     def put(self, reason: FinishReason | None) -> bool:
@@ -121,7 +116,7 @@ class TokenStream:
     def deliver(self) -> None:
         """Deliver the pending tokens, unless the consumer is busy, and will look for itself, or is cancelled."""
         waiter = self._waiter
-        if waiter is None or waiter.done() or len(self.sequence.output) == self._num_taken:
+        if waiter is None or waiter.done() or len(self.sequence.output) == self.num_taken:
             return
         try:
             if self.finish_reason is not None or self._receiver is None or not self._receiver():
@@ -146,7 +141,7 @@ class Delivery:
 
     def add(self, stream: TokenStream) -> None:
         """Deliver the stream's tokens at the next flush."""
-        kind = self._spare if stream.sequence.is_spare else self._later if stream.has_delivered else self._first
+        kind = self._spare if stream.sequence.is_spare else self._later if stream.num_taken else self._first
         kind[stream] = None
 
     def flush(self) -> None:

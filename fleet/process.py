@@ -40,7 +40,7 @@ from gateway.http.request_scope import ActiveRequests
 from gateway.http.server import check_tls
 from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
-from gateway.telemetry.logs.request_log import RequestLog
+from gateway.telemetry.logs.request_log import log_requests
 from gateway.telemetry.request_record import Telemetry
 from gateway.tenants.effective_policy import EffectivePolicies
 from gateway.tenants.key_source import KeySource
@@ -87,12 +87,13 @@ class FleetProcess:
         settings, clock = self.settings, self.fleet.clock
         telemetry, budget = Telemetry(clock), RetryBudget()
         metrics = RouterMetrics(self.fleet, budget)
-        telemetry.on_end += [metrics.ended, RequestLog(0)]
+        telemetry.on_end.append(metrics.ended)
         trusted = create_default_context(cafile=self._options.ca_file)
         async with (
             make_client(trusted) as client,
             open_body_reader(settings, MAX_IDS) as body_reader,
             open_route_tracing(settings, telemetry) as tracing,
+            log_requests(telemetry, block_bytes=0),
             AsyncExitStack() as stack,
         ):
             settlements = Settlements(self.fleet, client, admin_secret(settings))

@@ -68,7 +68,7 @@ from gateway.settings.settings import Settings
 from gateway.telemetry.core_observer import CoreTelemetry
 from gateway.telemetry.logs.logs import STDERR
 from gateway.telemetry.logs.otlp_log import open_otlp_log
-from gateway.telemetry.logs.request_log import RequestLog
+from gateway.telemetry.logs.request_log import log_requests
 from gateway.telemetry.metrics.grammars import GrammarSources
 from gateway.telemetry.metrics.metrics import Metrics, Sources
 from gateway.telemetry.metrics.process import count_alerts, count_losses, memory_by_use, roofline_of
@@ -160,6 +160,7 @@ async def open_service(
     async with (
         open_tracing(settings, telemetry, core_telemetry, kv_shape) as tracing,
         open_otlp_log(settings) as otlp_log,
+        log_requests(telemetry, kv_shape.block_bytes, otlp_log),
         open_quotas(settings, tenants.store_url) as quotas,
         open_alert_sender(settings, quotas.store.alerts) as alerts,
     ):
@@ -191,7 +192,6 @@ async def open_service(
         )
         count_losses(metrics.process, tracing, otlp_log)
         count_alerts(metrics.process, alerts)
-        telemetry.on_end.append(RequestLog(kv_shape.block_bytes, otlp_log))
         yield Service(
             model=settings.served_name,
             created=models[0].created,

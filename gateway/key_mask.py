@@ -21,7 +21,7 @@ def hide(secrets: Iterable[str]) -> None:
 def masked(text: str) -> str:
     """Returns the text with `MASK` in the place of each key."""
     lower = text.lower()
-    if "sk-" in lower or "sk%" in lower or "sluice-admin-" in lower:  # which is rare, and found at once
+    if "sk-" in lower or ("%" in lower and "sk%" in lower) or "sluice-admin-" in lower:  # rare, and found at once
         text = _KEY.sub(MASK, text)
     for secret in _hidden:
         if secret in text:

@@ -42,6 +42,12 @@ def key_name(key: str | None) -> str:
 
 
 @lru_cache(4096)
+def plain_row_name(key: str | None, model: str, service_class: str) -> str:
+    """The name of a row without a user and tags."""
+    return row_name(UsageRow(key, model, service_class))
+
+
+@lru_cache(4096)
 def row_name(row: UsageRow, most_rows: int = 0) -> str:
     """The name of a row. Before one with a user or tags stands the number of rows from which on a day's ledger sums up
     these rows instead of adding one.

@@ -117,9 +117,10 @@ class ControlTokens:
         text, owned = self.plain(marked), self._owned
         if self._normalize is not None and self.count(self._normalize(text)) > self.count(text):
             raise ValueError("a text in them is a control token once the tokenizer has normalized it: leave it out")
-        if all(marked[found.start() : found.end()] in owned for found in self._token.finditer(text)):
-            return text
-        return PartedText.of(text, lambda: self._foreign(text, marked))
+        for found in self._token.finditer(text):
+            if marked[found.start() : found.end()] not in owned:
+                return PartedText.of(text, lambda: self._foreign(text, marked))
+        return text
 
     def count(self, text: str) -> int:
         return sum(1 for _ in self._token.finditer(text))

@@ -155,7 +155,7 @@ class IncrementalDetokenizer:
     def push_each(self, token_ids: Iterable[int]) -> list[str]:
         """Return the texts that `push` would return for each id by itself, empty ones left out."""
         if self._matcher is None:
-            return [text for text in map(self._decoder.decode_token, token_ids) if text]
+            return list(filter(None, map(self._decoder.decode_token, token_ids)))
         return [text for token_id in token_ids if (text := self.push((token_id,)))]
 
     def flush(self) -> str:

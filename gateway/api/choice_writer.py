@@ -55,26 +55,24 @@ class ChoiceWriter:
         self._usage = TokenUsage(text.sequence.num_prompt_tokens, 0) if continuous_usage else None
 
     async def write_all(self) -> None:
-        await self._response.stream(self._joined([await self.write_but_end()]))
+        await self._response.stream(self._with_progress(await self.write_but_end()))
 
     async def write_but_end(self) -> bytes:
         """Write all events but the last ones, which are returned: they share a write with the end of the stream."""
-        text, receiver = self._text, None
-        start = self._start()
-        events = [start] if start else []
+        text, receiver, events = self._text, None, self._start()
         while text.finish_reason is None:
             events += await self._next_events(receiver)
             if events and text.finish_reason is None:
-                await self._response.stream(self._joined(events))
-                events = []
+                await self._response.stream(self._with_progress(events))
+                events = b""
                 if self._response.exchange is not None and not text.may_stop and text.guardrail is None:
                     receiver = partial(self._write_pending, self._response.exchange)
-        return b"".join([*events, self._finish()])
+        return events + self._finish()
 
     def _start(self) -> bytes:
         return self._chunks.start(self._usage)
 
-    async def _next_events(self, receiver: Callable[[], bool] | None) -> list[bytes]:
+    async def _next_events(self, receiver: Callable[[], bool] | None) -> bytes:
         """Wait for text and return its events. A `receiver` is called as by `TextStream.pieces`."""
         return self._events(await self._text.pieces(receiver))
 
@@ -86,23 +84,22 @@ class ChoiceWriter:
         if not exchange.is_writable:
             return False
         if events := self._events(self._text.push(self._text.tokens.rest())):
-            exchange.write(self._joined(events))
+            exchange.write(events if self._progress is None else self._with_progress(events))
         return True
 
-    def _joined(self, events: list[bytes]) -> bytes:
-        """Join the events into one write, behind the progress comment if one is due."""
+    def _with_progress(self, events: bytes) -> bytes:
+        """The events of one write, with the progress comment behind them if one is due."""
         if self._progress is None:
-            return b"".join(events)
+            return events
         more, self._num_written = self._text.num_tokens - self._num_written, self._text.num_tokens
-        return b"".join([*events, self._progress.after(more)])
+        return events + self._progress.after(more)
 
-    def _events(self, pieces: list[str]) -> list[bytes]:
-        chunks, usage = self._chunks, self._usage
-        if usage is not None:
-            self._note_usage(usage)
-            event = chunks.text("".join(pieces), usage) if pieces else b""
-            return [event] if event else []
-        return list(filter(None, map(chunks.text, pieces)))  # text that is parsed may be held back
+    def _events(self, pieces: list[str]) -> bytes:
+        """The events of these pieces, one each; none while text that is parsed is held back."""
+        if self._usage is None:
+            return b"".join(map(self._chunks.text, pieces))
+        self._note_usage(self._usage)
+        return self._chunks.text("".join(pieces), self._usage) if pieces else b""
 
     def _note_usage(self, usage: TokenUsage) -> None:
         usage.completion_tokens = self._text.num_tokens

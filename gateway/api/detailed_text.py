@@ -290,7 +290,7 @@ class DetailedChoiceWriter(ChoiceWriter):
         ids = self._detailed.prompt.token_ids if self._detailed.telling.request.details.ids else None
         return self._chunks.start(self._usage, None if ids is None else {"prompt_token_ids": ids})
 
-    async def _next_events(self, receiver: Callable[[], bool] | None) -> list[bytes]:
+    async def _next_events(self, receiver: Callable[[], bool] | None) -> bytes:
         pieces = await self._detailed.pieces(receiver)
         if not self._is_begun:
             self._is_begun = True
@@ -305,12 +305,12 @@ class DetailedChoiceWriter(ChoiceWriter):
             told = telling.members(tokens[start : start + TOKENS_PER_SLICE])
             await self._response.stream(self._chunks.text("" if start else text, self._usage, told))
 
-    def _events(self, pieces: list[str]) -> list[bytes]:
+    def _events(self, pieces: list[str]) -> bytes:
         if not pieces:
-            return []
+            return b""
         if self._usage is not None:
             self._note_usage(self._usage)
-        return list(filter(None, [self._chunks.text("".join(pieces), self._usage, self._told())]))
+        return self._chunks.text("".join(pieces), self._usage, self._told())
 
     def _finish(self) -> bytes:
         return self._chunks.finish(Ending(self._text.told_reason, self._usage, self._told(), self._text.stop_string))

@@ -60,7 +60,7 @@ class EncodingEndpoint(TokensEndpoint):
         async with self.scoped(call) as scope:
             self.tell_ignored(call, request.params.ignored)
             await call.response.reply(await self.reply(call, request, encoder, policy))
-        return scope.outcome or Outcome.COMPLETED
+        return scope.ended()
 
     def _encoder(self, params: EncodingParams, policy: EffectivePolicy) -> ServedEncoder:
         """The requested encoder. Raises `ModelNotFound`, and `BadRequest` for a model that generates text."""

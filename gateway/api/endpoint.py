@@ -1,8 +1,8 @@
 """The base of every endpoint: each request gets an answer, also after an error, and ends in exactly one outcome."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -121,15 +121,11 @@ class Endpoint:
         call.response.add_headers(charge.headers)
         return charge
 
-    @asynccontextmanager
-    async def scoped(self, call: Call) -> AsyncIterator[RequestScope]:
-        """The block that serves a request until its client leaves. Raises the error that has ended it early."""
+    def scoped(self, call: Call) -> RequestScope:
+        """The block that serves a request until its client leaves; behind it, `ended` is its outcome."""
         scope = self.frontend.active_requests.scope(call.scope, call.receive, call.send, self.frontend.telemetry.clock)
-        async with scope:
-            call.response.send, call.record.scope = scope.send, scope
-            yield scope
-        if scope.error is not None:
-            raise scope.error
+        call.response.send, call.record.scope = scope.send, scope
+        return scope
 
     async def complete(self, call: Call, body: bytes, status: int = 200, headers: Headers = JSON_HEADERS) -> Outcome:
         """Send a whole response outside of any scope; the connection of a client that does not read it is dropped."""

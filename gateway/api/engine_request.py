@@ -127,8 +127,8 @@ def ask_of(
 
     A line of a batch counts as no request: it holds up none of its tenant.
     """
-    num_prompt_tokens = sum(one.num_prompt_tokens for one in sequences[::num_answers])
-    num_output_tokens = sum(one.token_limit - one.num_prompt_tokens for one in sequences)
+    num_prompt_tokens = sum([one.num_prompt_tokens for one in sequences[::num_answers]])
+    num_output_tokens = sum([one.token_limit - one.num_prompt_tokens for one in sequences])
     return Ask(0 if sequences[0].is_spare else 1, num_prompt_tokens, num_output_tokens, attempt=attempt, row=row)
 
 

@@ -262,11 +262,12 @@ class Frontend:
         To render megabytes holds the interpreter for tenths of a second: a text that no context holds is found out by
         rendering its beginning.
         """
-        context = self.model.limits.max_model_len
+        context, size = self.model.limits.max_model_len, conversation.size
         most = MAX_CUT_CONTEXTS * context if is_cut else context
+        most_chars = self.tokenizer.most_chars(most + 1)
 
         def rendered() -> str:
-            short = conversation.shortened(self.tokenizer.most_chars(most + 1))
+            short = conversation.shortened(most_chars) if size > most_chars else None
             if short is not None:
                 with suppress(InvalidRequest):
                     if (fewest := self.tokenizer.fewest_tokens(short.render(self.tokenizer))) > most:
@@ -274,7 +275,7 @@ class Frontend:
                         raise context_exceeded(fewest, context, param, at_least=True)
             return conversation.render(self.tokenizer)
 
-        return await self.body_reader.offload(tenant, conversation.size, rendered)
+        return await self.body_reader.offload(tenant, size, rendered)
 
     async def encode(
         self, tenant: str, text: str, add_special_tokens: bool, param: str, is_cut: bool = False

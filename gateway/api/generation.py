@@ -130,7 +130,7 @@ class GenerationEndpoint(TokensEndpoint):
                     await self._generate(frontend, call, scope, params, identity, each)
             else:
                 await self._generate(frontend, call, scope, params, identity, each)
-        return scope.outcome or Outcome.COMPLETED
+        return scope.ended()
 
     def _parse(
         self, body: JsonBody, policy: EffectivePolicy, scope: str | None
@@ -287,10 +287,10 @@ def _token_usage(texts: Sequence[TextStream], num_answers: int) -> TokenUsage:
     """Return the usage of a request in which each prompt has `num_answers` texts in a row and counts once."""
     sequences = [text.sequence for text in texts]
     return TokenUsage(
-        prompt_tokens=sum(sequence.num_prompt_tokens for sequence in sequences[::num_answers]),
-        completion_tokens=sum(text.num_tokens for text in texts),
+        prompt_tokens=sum([sequence.num_prompt_tokens for sequence in sequences[::num_answers]]),
+        completion_tokens=sum([text.num_tokens for text in texts]),
         cached_tokens=num_cached_tokens(sequences, num_answers),
-        reasoning_tokens=sum(text.message.num_reasoning_tokens for text in texts if text.message is not None),
+        reasoning_tokens=sum([text.message.num_reasoning_tokens for text in texts if text.message is not None]),
     )
 
 

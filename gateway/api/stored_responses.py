@@ -284,7 +284,7 @@ class ResponseEndpoint(_ResponseEndpoint):
             async for event in events:
                 await call.response.stream(event)
             await call.response.end_stream(b"")
-        return scope.outcome or Outcome.COMPLETED
+        return scope.ended()
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
         name = call.scope["path_params"]["response"]

@@ -70,10 +70,10 @@ class TextStream:
 
     def push(self, tokens: list[int]) -> list[str]:
         """Return the text of these tokens, in pieces that are not empty. A stop string sets `finish_reason`."""
-        self._note_delivery(len(tokens))
-        message = self.message
-        if not self.may_stop and message is None:
-            self.num_tokens += len(tokens)
+        message, count = self.message, len(tokens)
+        self._delivered_at = self._deliveries.delivered(self.sequence, self.num_tokens, count, self._delivered_at)
+        if message is None and not self.may_stop:
+            self.num_tokens += count
             return self._detokenizer.push_each(tokens)
         pieces: list[str] = []
         for token_id in tokens:
@@ -140,8 +140,9 @@ class TextStream:
 
     def _keep(self, tokens: list[int]) -> None:
         """Count tokens that are decoded with the last one."""
-        self._note_delivery(len(tokens))
-        self.num_tokens += len(tokens)
+        count = len(tokens)
+        self._delivered_at = self._deliveries.delivered(self.sequence, self.num_tokens, count, self._delivered_at)
+        self.num_tokens += count
         self._kept += tokens
 
     async def _take(self, receiver: Callable[[], bool] | None = None) -> list[int]:
@@ -149,9 +150,6 @@ class TextStream:
         if self.tokens.finish_reason is not None:
             _check_complete(self.tokens.finish_reason)
         return tokens
-
-    def _note_delivery(self, count: int) -> None:
-        self._delivered_at = self._deliveries.delivered(self.sequence, self.num_tokens, count, self._delivered_at)
 
     def _finish(self) -> str:
         """End the stream and return the text held back, in which a stop string may be complete only now."""

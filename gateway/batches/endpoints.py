@@ -259,7 +259,7 @@ class FileContentEndpoint(_StoreEndpoint):
             async for chunk in chunks:
                 await call.response.stream(chunk)
             await call.response.end_stream(b"")
-        return scope.outcome or Outcome.COMPLETED
+        return scope.ended()
 
 
 class BatchesEndpoint(_StoreEndpoint):

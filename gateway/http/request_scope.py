@@ -321,6 +321,12 @@ class RequestScope:
             self.error = error
             self.end(error.outcome)
 
+    def ended(self) -> Outcome:
+        """The outcome of a block that has been left: it completed, unless it was ended. Raises the error that did."""
+        if self.error is not None:
+            raise self.error
+        return self.outcome or Outcome.COMPLETED
+
     def abort(self) -> None:
         """Cancel the block and drop the connection with its unwritten bytes."""
         self.end(Outcome.DISCONNECTED)

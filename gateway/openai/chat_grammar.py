@@ -93,7 +93,7 @@ def needs_grammar(request: ChatRequest, template: ResponseTemplate | None) -> bo
     if calls_are_constrained(request) or request.thinking_budget is not None:
         return True
     grammar = request.sampling.grammar
-    return reasons(template) and grammar is not None and grammar.kind is not GrammarKind.LARK
+    return grammar is not None and grammar.kind is not GrammarKind.LARK and reasons(template)
 
 
 def reasons(template: ResponseTemplate | None) -> bool:

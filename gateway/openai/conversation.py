@@ -17,9 +17,9 @@ from gateway.openai.tools import ToolUse, read_tools
 MESSAGE_BYTES = 128  # of text that take as long to render as an empty message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one is made for each request; frozen, making it takes three times as long
 class Conversation:
-    """The messages, and the template's other variables."""
+    """The messages, and the template's other variables. Treat it as immutable."""
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
@@ -33,8 +33,8 @@ class Conversation:
     @property
     def size(self) -> int:
         """The cost of rendering it, in bytes of text."""
-        documents = sum(len(text) for one in self.variables.get("documents", ()) for text in one.values())
-        messages = sum(MESSAGE_BYTES + message_size(message) for message in self.messages)
+        documents = sum([len(text) for one in self.variables.get("documents", ()) for text in one.values()])
+        messages = MESSAGE_BYTES * len(self.messages) + sum(map(message_size, self.messages))
         return messages + documents + (self.tools.size if self.tools else 0)
 
     def shortened(self, num_chars: int) -> "Conversation | None":

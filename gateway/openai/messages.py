@@ -198,9 +198,10 @@ def object_of(arguments: Any, param: str) -> Any:
 
 def message_size(message: Message) -> int:
     """The characters of a message, approximately."""
-    calls = message.get("tool_calls", ())
-    called = sum(len(call["function"]["name"]) + _size(call["function"]["arguments"]) for call in calls)
-    return len(message["content"]) + len(message.get("reasoning_content", "")) + called
+    size = len(message["content"]) + len(message.get("reasoning_content", ""))
+    for call in message.get("tool_calls", ()):
+        size += len(call["function"]["name"]) + _size(call["function"]["arguments"])
+    return size
 
 
 def _size(arguments: Any) -> int:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -181,23 +182,24 @@ class EngineRecord:
     @property
     def charged(self) -> float:
         """The engine seconds charged to it."""
-        return sum(timeline.promise.charged for timeline in self.timelines)
+        return sum([timeline.promise.charged for timeline in self.timelines])
 
     @property
     def queued(self) -> float | None:
         """The moment at which its first sequence was queued; None if none was."""
-        return min([timeline.queued for timeline in self.timelines], default=None)
+        return self.timelines[0].queued if self.timelines else None
 
     @property
     def admitted(self) -> float | None:
         """The moment at which its last sequence joined a step; None if one never did."""
         joined = [timeline.admitted for timeline in self.timelines if timeline.admitted is not None]
-        return max(joined, default=None) if len(joined) == len(self.timelines) else None
+        return max(joined) if joined and len(joined) == len(self.timelines) else None
 
     @property
     def first_token(self) -> float | None:
         """The moment of the engine's first token of any of its sequences; None before it."""
-        return min([one.first_token for one in self.timelines if one.first_token is not None], default=None)
+        first = [one.first_token for one in self.timelines if one.first_token is not None]
+        return min(first) if first else None
 
 
 @dataclass(slots=True, eq=False)
@@ -297,8 +299,10 @@ SESSION_DIGEST_DIGITS = 12
 
 def session_name(headers: Mapping[bytes, bytes]) -> str | None:
     """The name of a request's session; a digest tells apart names that are too long or hold a key."""
-    given = next((value for name in SESSION_HEADERS if (value := headers.get(name))), None)
-    if given is None:
+    for name in SESSION_HEADERS:  # a generator takes four times as long, in every request
+        if given := headers.get(name):
+            break
+    else:
         return None
     text = given.decode("latin-1")
     shown = masked(text)
@@ -309,6 +313,37 @@ def session_name(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 Listener = Callable[[RequestRecord], object]
+MAX_TOGETHER = 32  # ended requests
+
+
+class Together:
+    """A listener that passes ended requests on some together: code that has just run takes less than half of the time.
+
+    The first of them is passed to `soon`, which has `flush` called in a while; without it the owner calls `flush`.
+    """
+
+    def __init__(self, listener: Listener, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
+        self._listener, self._soon = listener, soon
+        self._records = deque[RequestRecord]()
+
+    def __call__(self, record: RequestRecord) -> None:
+        self._records.append(record)
+        if len(self._records) >= MAX_TOGETHER:
+            self.flush()
+        elif self._soon is not None and len(self._records) == 1:
+            self._soon(self.flush)
+
+    def flush(self) -> None:
+        """Pass on the requests that have ended."""
+        while self._records:
+            _tell(self._listener, self._records.popleft())
+
+
+def _tell(listener: Listener, record: RequestRecord) -> None:
+    try:
+        listener(record)
+    except Exception:
+        log.exception("the end of a request was not recorded")
 
 
 class Telemetry:
@@ -348,7 +383,4 @@ class Telemetry:
         self.live.discard(record)
         record.outcome, record.ended = outcome, self.clock() if at is None else at
         for listener in self.on_end:
-            try:
-                listener(record)
-            except Exception:
-                log.exception("the end of a request was not recorded")
+            _tell(listener, record)

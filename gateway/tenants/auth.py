@@ -93,8 +93,9 @@ class KeyRing:
         entry = self._entries.get(_id_of(key), self._nobody)
         code, now = self._hmac.copy(), self._clock()
         code.update(key)
-        digest = code.digest()
-        is_present, is_replaced = entry.secret.opens(digest, now), entry.replaced.opens(digest, now)
+        digest, present, replaced = code.digest(), entry.secret, entry.replaced
+        is_present = hmac.compare_digest(digest, present.digest) and now < present.expires
+        is_replaced = hmac.compare_digest(digest, replaced.digest) and now < replaced.expires
         if is_present or is_replaced:
             return entry.principal
         raise InvalidApiKey(_INCORRECT)
@@ -112,9 +113,6 @@ class _Secret:
     @staticmethod
     def of(digest: bytes, expires: datetime | None) -> "_Secret":
         return _Secret(digest, expires.timestamp() if expires else float("inf"))
-
-    def opens(self, digest: bytes, now: float) -> bool:
-        return hmac.compare_digest(digest, self.digest) and now < self.expires
 
 
 @dataclass(frozen=True, slots=True)

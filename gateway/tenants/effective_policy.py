@@ -28,7 +28,7 @@ from quotas.policy.policy import (
 )
 from quotas.policy.policy_file import PolicyError
 from quotas.policy.units import show_size
-from quotas.usage_row import SESSION, UsageRow, row_name
+from quotas.usage_row import SESSION, UsageRow, plain_row_name, row_name
 
 SESSION_DIGITS = 32  # hexadecimal, of the name of a session as the store has it
 MAX_NAME_CHARS = 256  # of a user or a value of metadata, of which the ledger is told
@@ -221,6 +221,8 @@ class EffectivePolicy:
         """The name of the ledger's row for a request of this user, with this metadata and in this session, as finely
         as the tenant's policy asks.
         """
+        if not (user or metadata or session):
+            return plain_row_name(self.key, model, service_class)
         detail, tags = self.tenant.usage, list[tuple[str, str]]()
         parts = detail.by if detail.rows else ()
         for part in parts:

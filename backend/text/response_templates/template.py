@@ -88,7 +88,10 @@ class ResponseTemplate:
 
     def field(self, names: tuple[str, ...]) -> ResponseField | None:
         """Return the first field that has one of these names."""
-        return next((field for field in self.fields if field.name in names), None)
+        for field in self.fields:
+            if field.name in names:
+                return field
+        return None
 
     def outside(self, with_calls: bool) -> tuple[DelimiterSet, tuple[ResponseField | None, ...]]:
         """Return the delimiters outside of all explicit regions, and the field that each opens; None: it closes the

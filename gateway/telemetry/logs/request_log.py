@@ -1,15 +1,20 @@
 """Writes one log line for each request when it has ended."""
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from admission.outcome import Outcome
 from gateway.telemetry.logs.otlp_log import OtlpLog
-from gateway.telemetry.request_record import RequestRecord
+from gateway.telemetry.request_record import RequestRecord, Telemetry, Together
 
 log = logging.getLogger(__name__)
 
 MAX_TEXT_CHARS = 200  # of a client's text
+GATHER_SECONDS = 0.02  # requests that end within this time are logged together
 
 
 class RequestLog:
@@ -55,10 +60,10 @@ class RequestLog:
             fields["guardrail_calls"] = len(request.guardrail_calls)
             fields["guardrail_seconds"] = round(sum([call.ended - call.began for call in request.guardrail_calls]), 6)
         if request.operation is not None:
-            fields |= self._generation(request, ended)
+            self._add_generation(fields, request, ended)
         return fields
 
-    def _generation(self, request: RequestRecord, ended: float) -> dict[str, Any]:
+    def _add_generation(self, fields: dict[str, Any], request: RequestRecord, ended: float) -> None:
         prompt_tokens = cached_tokens = output_tokens = jumped_tokens = preemptions = 0
         engine, engine_time, block_seconds = request.engine, 0.0, 0.0
         for timeline in engine.timelines:
@@ -73,15 +78,14 @@ class RequestLog:
         if request.num_answers > 1:
             prompt_tokens, cached_tokens = request.num_prompt_tokens, request.num_cached_tokens
         queued, first_token = engine.queued, engine.first_token
-        matched: dict[str, Any] = {}
         if engine.grammar is not None:
-            matched = {
+            fields |= {
                 "grammar": engine.grammar.name,
                 "grammar_kind": engine.grammar.kind,
                 "grammar_seconds": None if engine.grammar_wait is None else round(engine.grammar_wait, 6),
                 "jump_forward_tokens": jumped_tokens,
             }
-        return matched | {
+        fields |= {
             "operation": request.operation,
             "model": request.model and request.model[:MAX_TEXT_CHARS],
             "class": request.service_class,
@@ -95,6 +99,18 @@ class RequestLog:
             "kv_byte_seconds": round(block_seconds * self._block_bytes),
             "preemptions": preemptions,
         }
+
+
+@asynccontextmanager
+async def log_requests(telemetry: Telemetry, block_bytes: int, otlp: OtlpLog | None = None) -> AsyncIterator[None]:
+    """Log each request that ends while the block runs."""
+    soon = partial(asyncio.get_running_loop().call_later, GATHER_SECONDS)
+    log_ended = Together(RequestLog(block_bytes, otlp), soon)
+    telemetry.on_end.append(log_ended)
+    try:
+        yield
+    finally:
+        log_ended.flush()
 
 
 def _level(request: RequestRecord) -> int:

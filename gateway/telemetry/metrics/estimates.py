@@ -1,6 +1,6 @@
 """Metrics of the latency estimates sent to clients, and of their coverage."""
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterator
 
 from admission.controller import Controller
@@ -12,6 +12,7 @@ from gateway.telemetry.request_record import RequestRecord, SequenceTimeline
 ESTIMATE_ERROR = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 WINDOW_ESTIMATES = (100, 300)  # sizes of the windows, in estimates
 MIN_ESTIMATES = 50  # in a window, below which no share is shown
+MAX_KEPT = 2 * max(WINDOW_ESTIMATES)  # estimates, before all but the newest are forgotten
 TOKENS = ("first", "last")
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -20,19 +21,17 @@ class HeldWindows:
     """The newest estimates, and the share that held."""
 
     def __init__(self) -> None:
-        self._held: deque[bool] = deque(maxlen=max(WINDOW_ESTIMATES))
-        self._counts = dict.fromkeys(WINDOW_ESTIMATES, 0)  # of estimates that held, by size of window
+        self._held = bytearray()  # the oldest first, 1 for each that held: counted where they are read
 
     def add(self, held: bool) -> None:
-        known = len(self._held)
-        for size in WINDOW_ESTIMATES:
-            self._counts[size] += held - (self._held[known - size] if known >= size else 0)
         self._held.append(held)
+        if len(self._held) > MAX_KEPT:
+            del self._held[: -max(WINDOW_ESTIMATES)]
 
     def share(self, size: int) -> float:
         """Returns the share of the newest `size` that held; 1 until `MIN_ESTIMATES` are known."""
-        known = min(size, len(self._held))
-        return self._counts[size] / known if known >= MIN_ESTIMATES else 1.0
+        newest = self._held[-size:]
+        return newest.count(1) / len(newest) if len(newest) >= MIN_ESTIMATES else 1.0
 
 
 class EstimateMetrics:
@@ -49,8 +48,8 @@ class EstimateMetrics:
         self._errors = {token: [errors.at(token, side) for side in ("early", "late")] for token in TOKENS}
         coverage = Family("sluice.estimate.coverage", Kind.GAUGE, "1", "Share of the estimates that held.", ("token",))
         registry.read(coverage, self._coverages)
-        self._of_classes: dict[tuple[str, str], HeldWindows] = {}  # by class and token
-        self._of_tenants = {(OTHER, token): HeldWindows() for token in TOKENS}
+        self._of_classes = defaultdict[tuple[str, str], HeldWindows](HeldWindows)  # by class and token
+        self._of_tenants = defaultdict(HeldWindows, {(OTHER, token): HeldWindows() for token in TOKENS})
         by_class = ("class", "token", "window")
         recent = Family("sluice.estimate.recent_coverage", Kind.GAUGE, "1", "Share of the newest that held.", by_class)
         registry.read(recent, self._shares_of_classes)
@@ -73,11 +72,8 @@ class EstimateMetrics:
 
     def _note(self, timeline: SequenceTimeline, token: str, held: bool) -> None:
         sequence = timeline.sequence
-        name, tenant = self._classes.of(sequence.request.priority_class), self._tenants.of(sequence.tenant)
-        for windows, label in ((self._of_classes, name), (self._of_tenants, tenant)):
-            if (label, token) not in windows:
-                windows[label, token] = HeldWindows()
-            windows[label, token].add(held)
+        self._of_classes[self._classes.of(sequence.request.priority_class), token].add(held)
+        self._of_tenants[self._tenants.of(sequence.tenant), token].add(held)
 
     def _coverages(self) -> list[Point]:
         calibration = self._core.control.calibration

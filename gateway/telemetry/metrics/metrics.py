@@ -23,7 +23,7 @@ from gateway.telemetry.metrics.registry import Registry
 from gateway.telemetry.metrics.requests import RequestMetrics
 from gateway.telemetry.metrics.tenants import TenantMetrics
 from gateway.telemetry.metrics.vllm import VllmMetrics
-from gateway.telemetry.request_record import RequestRecord, Telemetry
+from gateway.telemetry.request_record import RequestRecord, Telemetry, Together
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.shared_debts import SharedDebts
 from quotas.store.redis_store import RedisStore
@@ -61,6 +61,9 @@ class Metrics:
         clock, scheduler, live = telemetry.clock, core.scheduler, telemetry.live
         registry, classes = Registry(), ClassNames(policies)
         self.registry = registry
+        ended = Together(self._ended)
+        self._count = ended.flush
+        registry.before.append(self._count)
         self.model = sources.model
         self.constant = (("model_name", sources.model),)  # labels of all series
         self._sources = sources
@@ -89,7 +92,7 @@ class Metrics:
         sources.core_telemetry.on_admit.append(self._queue.admitted)
         sources.core_telemetry.on_step.append(self._engine.stepped)
         sources.core_telemetry.on_release.append(self._disconnects.released)
-        telemetry.on_end.append(self._ended)
+        telemetry.on_end += [self.replica.ended, ended]
 
     async def prometheus_text(self) -> bytes:
         """Returns every metric in Prometheus' text format, as of the call."""
@@ -102,6 +105,7 @@ class Metrics:
             due = clock() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
             self.process.tick(max(0.0, clock() - due))
+            self._count()
             self._tenants.tick()
 
     def _ended(self, record: RequestRecord) -> None:
@@ -111,7 +115,6 @@ class Metrics:
         self._estimates.ended(record)
         self._tenants.ended(record)
         self._vllm.ended(record)
-        self.replica.ended(record)
 
     def _num_stalled(self) -> int:
         """The number of writes without progress for a second."""

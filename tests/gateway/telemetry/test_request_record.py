@@ -1,8 +1,20 @@
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.request_record import MAX_SESSION_CHARS, session_name, trace_context
+from admission.outcome import Outcome
+from gateway.telemetry.request_record import (
+    MAX_SESSION_CHARS,
+    MAX_TOGETHER,
+    RequestRecord,
+    Telemetry,
+    Together,
+    session_name,
+    trace_context,
+)
+from tests.gateway.telemetry.records import a_record
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -63,3 +75,36 @@ def test_sessions_with_long_or_masked_names_stay_apart() -> None:
     assert all(name and len(name) <= MAX_SESSION_CHARS and "aaaa" not in name for name in names)
     assert names[1] == session_name({b"session_id": given[1]})
     assert session_name({b"session_id": b""}) is None
+
+
+def test_requests_that_end_together_are_told_of_together_and_in_order() -> None:
+    told, timers, telemetry = list[RequestRecord](), list[Callable[[], None]](), Telemetry(lambda: 0.0)
+    telemetry.on_end.append(together := Together(told.append, timers.append))
+    records = [a_record(request_id=f"req_{number}") for number in range(MAX_TOGETHER + 2)]
+    for record in records[:2]:
+        telemetry.ended(record, Outcome.COMPLETED)
+    assert told == []
+    (timer,) = timers
+    timer()
+    assert told == records[:2]
+    for record in records[2:]:
+        telemetry.ended(record, Outcome.COMPLETED)
+    assert told == records, "as many do not wait for the timer"
+    together.flush()
+    assert told == records, "each once"
+
+
+def test_a_request_that_cannot_be_recorded_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
+    told = list[str]()
+
+    def tell(record: RequestRecord) -> None:
+        if record.request_id == "bad":
+            raise ValueError("bad")
+        told.append(record.request_id)
+
+    together = Together(tell)
+    for name in ("one", "bad", "two"):
+        together(a_record(request_id=name))
+    together.flush()
+    assert told == ["one", "two"]
+    assert [line.message for line in caplog.records] == ["the end of a request was not recorded"]

@@ -5,7 +5,8 @@ import pytest
 
 from admission.outcome import Outcome
 from gateway.errors import BadRequest, RateLimited
-from gateway.telemetry.logs.request_log import RequestLog
+from gateway.telemetry.logs.request_log import RequestLog, log_requests
+from gateway.telemetry.request_record import Telemetry
 from tests.gateway.telemetry.records import a_record, a_timeline
 
 BLOCK_BYTES = 1000
@@ -96,3 +97,12 @@ def test_a_failure_is_a_warning_and_a_probe_is_for_debugging(caplog: pytest.LogC
 def test_long_names_are_cut(caplog: pytest.LogCaptureFixture) -> None:
     _, fields = line(caplog, path="/" + "x" * 9000, model="y" * 9000)
     assert len(fields["path"]) == len(fields["model"]) == 200
+
+
+async def test_no_line_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.telemetry.logs.request_log")
+    telemetry = Telemetry(lambda: 100.1)
+    async with log_requests(telemetry, BLOCK_BYTES):
+        for number in range(3):
+            telemetry.ended(a_record(request_id=f"req_{number}"), Outcome.COMPLETED)
+    assert [vars(line)["fields"]["request_id"] for line in caplog.records] == ["req_0", "req_1", "req_2"]
