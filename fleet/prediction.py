@@ -19,6 +19,7 @@ from operator import attrgetter
 from gateway.replica.state import ReplicaState, WaitingWork
 
 NOTHING = WaitingWork(0, 0.0, 0.0)
+MIN_TURN_S = 1e-9  # a shorter turn is none: a rate by it would have no bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ def _sums(turns: list[float], amounts: list[float]) -> tuple[list[float], list[f
     return [*accumulate(amounts, initial=0.0)], [*accumulate(reversed(rates), initial=0.0)][::-1]
 
 
+def _turn(seconds: float) -> float:
+    return seconds if seconds > MIN_TURN_S else 0.0
+
+
 _FIELDS = (attrgetter("requests"), attrgetter("prefill_seconds"), attrgetter("seconds"))
 
 
@@ -65,7 +70,7 @@ class ReplicaBacklog:
     def __init__(self, waiting: Mapping[str, WaitingWork], weight: Callable[[str], float]) -> None:
         """`weight` is a tenant's."""
         self._waiting, self._weight = waiting, weight
-        turns = {name: one.seconds / weight(name) for name, one in waiting.items() if one.requests}
+        turns = {name: _turn(one.seconds / weight(name)) for name, one in waiting.items() if one.requests}
         ranked = sorted(turns, key=turns.__getitem__)
         self._turns = [turns[name] for name in ranked]  # service of a tenant of weight 1 until all of each is served
         works = [waiting[name] for name in ranked]
@@ -97,7 +102,8 @@ class ReplicaBacklog:
         """The share of a tenant's work that is served in a turn."""
         if not work.requests:
             return 0.0
-        return min(1.0, turn * self._weight(name) / work.seconds) if work.seconds > 0 else 1.0
+        whole = _turn(work.seconds / self._weight(name))
+        return min(1.0, turn / whole) if whole else 1.0
 
 
 NO_REPLICA_BACKLOG = ReplicaBacklog({}, lambda _: 1.0)
