@@ -18,6 +18,7 @@ from math import inf
 
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration, LatencyBounds
+from admission.conformal import BoundLine
 from admission.forecast import Delayed, Forecast, Forecaster
 from admission.order import DueOrder
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
@@ -255,14 +256,13 @@ class AdmissionControl:
         requests that make way for it do not count; 0 if none is late. O(requests behind), the main cost where many
         wait.
         """
-        worst, of = 0.0, (0, True, False)
-        likely = self.calibration.likely(of)
+        worst, pressing, likely = 0.0, -1, BoundLine(0.0, 0.0)
         for sequence, first_token in zip(behind.sequences, behind.first_tokens):  # noqa: B905 - as in `Ledger`
-            due, kind = sequence.request.first_token_by, self.calibration.kind(sequence)
+            due, level = sequence.request.first_token_by, sequence.request.priority_class
             assert due is not None, "it has a deadline"
-            if of != kind:
-                of = kind
-                likely = self.calibration.likely(of)
+            if level != pressing or not sequence.is_pressing:  # else of the same kind as the one before
+                pressing = level if sequence.is_pressing else -1
+                likely = self.calibration.likely(self.calibration.kind(sequence))
             excess = likely.at(first_token) - (due - now)
             if excess <= worst or likely.at(first_token - prefill) > due - now:
                 continue
