@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from admission.controller import Controller
-from admission.order import DueOrder
+from admission.order import DEBT_RAMP_S, DEBT_TOLERANCE_S, DueOrder
 from backend.scheduler.sequence import Sequence
 from labs.simulation.statistics import ServiceGap
 
@@ -16,14 +16,16 @@ def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahe
     class, 0 for tenants in one class. `ahead_s`: seconds that a tenant has prepaid for prompts and not used yet.
     `run_up_s`: seconds that a tenant spends between two choices of its requests.
 
-    While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all asking
-    tenants; afterwards i spends at most the run-up. Grants are the same for both while both have work waiting. So the
-    difference of credits moves between -(latest_s / W + run_up_s / w_i) and the same for j, or from its value when the
-    later backlog began, at most `start_s`; service is grants less credit less prepaid seconds.
+    While i is chosen rather than j, credit_i >= credit_j in one class. In two it is at least credit_j - apart_s, the
+    larger of latest_s / W, W >= w_i + w_j being the weight of all asking tenants, and of what a tenant may be behind
+    before all of its debt counts. Afterwards i spends at most the run-up. Grants are the same for both while both have
+    work waiting. So the difference of credits moves between -(apart_s + run_up_s / w_i) and the same for j, or from its
+    value when the later backlog began, at most `start_s`; service is grants less credit less prepaid seconds.
     """
     one, other = weights
-    first = max(start_s, latest_s / (one + other) + run_up_s / min(one, other))
-    return first + latest_s / (one + other) + (run_up_s + ahead_s) * (1 / one + 1 / other)
+    apart_s = max(latest_s / (one + other), DEBT_TOLERANCE_S + DEBT_RAMP_S) if latest_s else 0.0
+    first = max(start_s, apart_s + run_up_s / min(one, other))
+    return first + apart_s + (run_up_s + ahead_s) * (1 / one + 1 / other)
 
 
 class FairnessMonitor:
