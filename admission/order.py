@@ -3,10 +3,13 @@ victims.
 
 A request with a pressing deadline, one at most `PRESSING_WAIT_S` (10 s) after its arrival, is due at its deadline,
 until that has passed. Any other request, for example of a client that gives up after minutes, is due now, and later by
-what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
-(`Share.payback`); earlier, if the tenant has credit. Where four tenants of weight 1 ask, 2 s of debt make 8 s. While a
-request does not wait, the time of its payback and the age of its class stay as they were when it left the queue: only
-an edit of offsets and the most urgent open class move it, as they move later ones of its class.
+what is left of the offset of its class and by the time in which its tenant's share pays what counts of the tenant's
+debt (`delay`); earlier, if the tenant has credit. Where four tenants of weight 1 ask, 20 s of debt make 80 s. While a
+request does not wait, its delay and the age of its class stay as they were when it left the queue: only an edit of
+offsets and the most urgent open class move it, as they move later ones of its class.
+
+No debt counts that chance may make: what tenants of equal demand are behind one another. It would put requests without
+deadlines behind all deadlines, and have requests with deadlines leave room that no tenant needs.
 
 The offset of a class counts from that of the most urgent class with an open request: where no more urgent one is open,
 requests of a class yield to none, nor to its own deadlines. No class stays open for a request that has ended or was
@@ -40,10 +43,10 @@ IN_TIME_SHARE_OF_TARGET = 0.85
 OLDEST_SHARE_OF_SERVICE = 0.25
 """The share of a tenant's service without deadlines that its oldest request has, however short the others are."""
 
-DEBT_TOLERANCE_S = 2.0
-"""Engine seconds, for each unit of weight, that a tenant may be in debt and leave others no room."""
-DEBT_RAMP_S = 16.0
-"""Engine seconds of debt beyond the tolerance, over which the room that a debtor leaves grows to the whole guard."""
+DEBT_TOLERANCE_S = 6.0
+"""Engine seconds, for each unit of weight, that a tenant may be behind the one with the most credit by chance."""
+DEBT_RAMP_S = 12.0
+"""Engine seconds beyond the tolerance, over which the part of a debt that counts grows to all of it."""
 
 MIN_STALE_ENTRIES = 64  # requests that may have left a heap before it is made anew
 MAX_TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
