@@ -535,7 +535,7 @@ class DueOrder:
 
     def makes_way_for(self, newcomer: Sequence, for_debts: bool, for_classes: bool) -> Callable[[Sequence], bool]:
         """Return a test of other requests: True if admission refuses the other rather than a newcomer, whose tenant is
-        not in debt, because the other's tenant is (`for_debts`), or because it is of a lower class of the same tenant
+        no debtor, because the other's tenant is (`for_debts`), or because it is of a lower class of the same tenant
         (`for_classes`): classes are no shares.
         """
         tenant, level, debtors = newcomer.tenant, newcomer.request.priority_class, dict[str, bool]()

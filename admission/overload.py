@@ -64,7 +64,7 @@ class LearnedGuard:
         self._own_parts: dict[tuple[str, int], tuple[float, float]] = {}
 
     def kept_for(self, tenant: str, priority_class: int, ramp: float, now: float) -> float:
-        """Return the part of its slack that a newcomer of the class with a deadline leaves, `ramp` being the part of its
+        """Return the part of its slack that a newcomer of the class with a deadline leaves, `ramp` being the part of the
         tenant's debt that counts (`DueOrder.ramp`). A higher class counts while requests of it, of the same tenant, are
         admitted or wronged: otherwise no request needs the room.
         """
@@ -216,7 +216,7 @@ class AdmissionControl:
     def _wronged(
         self, order: DueOrder, sequence: Sequence, forecast: Forecast, excess: float, now: float
     ) -> tuple[bool, bool]:
-        """Return whether a late request, of a tenant that is no debtor, is wronged by debtors, and by its tenant's lower
+        """Return whether a late request, whose tenant is no debtor, is wronged by debtors, and by its tenant's lower
         classes: without their work it would be in time and make no other late. Both do where neither alone does.
         """
         due = order.due(sequence)
