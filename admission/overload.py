@@ -64,7 +64,7 @@ class LearnedGuard:
         self._own_parts: dict[tuple[str, int], tuple[float, float]] = {}
 
     def kept_for(self, tenant: str, priority_class: int, ramp: float, now: float) -> float:
-        """Return the part of its slack that a newcomer of the class with a deadline leaves, `ramp` being the part of the
+        """Return the part of its slack that a newcomer of the class with a deadline leaves; `ramp` is the part of its
         tenant's debt that counts (`DueOrder.ramp`). A higher class counts while requests of it, of the same tenant, are
         admitted or wronged: otherwise no request needs the room.
         """
@@ -136,7 +136,7 @@ class AdmissionControl:
 
     def _owes(self, sequence: Sequence) -> bool:
         order = self._order
-        return order is not None and order.share.credit(order.share.account(sequence.tenant)) < 0.0
+        return order is not None and order.delay(order.share.account(sequence.tenant)) > 0.0
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
         own = self.backlog.of(sequence.tenant)
