@@ -51,8 +51,8 @@ ZERO_BOUNDS = LatencyBounds(0.0, 0.0, 0.0)
 
 
 Kind = tuple[int, bool, bool]
-"""The class, whether a deadline presses, and if not whether a debt of the tenant delays it: it waits for its
-tenant's share, however far off that is, and for their errors requests with deadlines would be refused while nothing
+"""The class, whether a deadline presses, and if not whether a debt of the tenant delays it: it then waits for
+its tenant's share, however far off that is, and for such errors requests with deadlines would be refused while nothing
 waits.
 """
 
