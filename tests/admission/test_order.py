@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission.order import (
-    DEBT_RAMP_S,
-    DEBT_TOLERANCE_S,
+    DEBT_RAMP_BURSTS,
+    DEBT_TOLERANCE_BURSTS,
     OLDEST_SHARE_OF_SERVICE,
     Aging,
     DueOrder,
     class_offsets,
 )
-from admission.share import Share
+from admission.share import BURST_S, Share
 from backend.scheduler.scheduled_step import WaitReason
 from backend.scheduler.sequence import PRESSING_WAIT_S, Sequence
 from tests.backend.sequences import make_sequence
@@ -175,11 +175,13 @@ def test_a_tenant_with_more_debt_is_never_due_sooner(best: float, debts: tuple[f
     assert queue.order.delay(lesser) <= queue.order.delay(greater)
     for account in (lesser, greater):
         assert queue.order.delay(account) <= queue.share.payback(account)
-        behind = queue.share.behind_best(account)
-        if behind <= DEBT_TOLERANCE_S:
+        behind = queue.share.behind_best(account) / BURST_S
+        if behind <= DEBT_TOLERANCE_BURSTS:
             assert queue.order.delay(account) <= 0.0
-        if behind >= DEBT_TOLERANCE_S + DEBT_RAMP_S:
-            assert queue.order.delay(account) == min(queue.share.payback(account), behind * queue.share.scale)
+        if behind >= DEBT_TOLERANCE_BURSTS + DEBT_RAMP_BURSTS:
+            assert queue.order.delay(account) == min(
+                queue.share.payback(account), queue.share.behind_best(account) * queue.share.scale
+            )
 
 
 def test_of_one_tenant_the_shortest_that_can_be_in_time_goes_first_and_the_oldest_has_its_part() -> None:
