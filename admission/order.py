@@ -43,10 +43,10 @@ IN_TIME_SHARE_OF_TARGET = 0.85
 OLDEST_SHARE_OF_SERVICE = 0.25
 """The share of a tenant's service without deadlines that its oldest request has, however short the others are."""
 
-DEBT_TOLERANCE_BURSTS = 0.375
-"""What a tenant may be behind the one with the most credit by chance, in savings limits: 6 s for a weight of 1."""
-DEBT_RAMP_BURSTS = 0.75
-"""Savings limits beyond the tolerance, over which the part of a debt that counts grows to all of it: 12 s."""
+DEBT_TOLERANCE_BURSTS = 0.125
+"""What a tenant may be behind the one with the most credit before a debt counts, in savings limits: 2 s of 16."""
+DEBT_RAMP_BURSTS = 1.0
+"""Savings limits beyond the tolerance, over which the part of a debt that counts grows to all of it: 16 s."""
 
 MIN_STALE_ENTRIES = 64  # requests that may have left a heap before it is made anew
 MAX_TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
@@ -296,10 +296,12 @@ class DueOrder:
 
     def ramp(self, account: Account) -> float:
         """Return the part of a tenant's debt that counts, from 0 to 1, by what it is behind the tenant with the most
-        credit: 0 up to `DEBT_TOLERANCE_BURSTS`, all of it `DEBT_RAMP_BURSTS` further.
+        credit: 0 up to `DEBT_TOLERANCE_BURSTS`, all of it `DEBT_RAMP_BURSTS` further, and the square in between: the
+        further a tenant is behind, the less chance made it.
         """
         behind = self.share.behind_best(account) / self.share.burst_s
-        return max(0.0, min(1.0, (behind - DEBT_TOLERANCE_BURSTS) / DEBT_RAMP_BURSTS))
+        part = max(0.0, min(1.0, (behind - DEBT_TOLERANCE_BURSTS) / DEBT_RAMP_BURSTS))
+        return part * part
 
     def delay(self, account: Account) -> float:
         """Return the seconds by which a tenant's requests without deadlines are due later for its debt; below 0: sooner
