@@ -8,8 +8,8 @@ debt (`delay`); earlier, if the tenant has credit. Where four tenants of weight 
 request does not wait, its delay and the age of its class stay as they were when it left the queue: only an edit of
 offsets and the most urgent open class move it, as they move later ones of its class.
 
-No debt counts that chance may make: what tenants of equal demand are behind one another. It would put requests without
-deadlines behind all deadlines, and have requests with deadlines leave room that no tenant needs.
+A debt that chance may make hardly counts: what tenants of equal demand are behind one another. It would put requests
+without deadlines behind all deadlines, and have requests with deadlines leave room that no tenant needs.
 
 The offset of a class counts from that of the most urgent class with an open request: where no more urgent one is open,
 requests of a class yield to none, nor to its own deadlines. No class stays open for a request that has ended or was
