@@ -46,20 +46,27 @@ class FileBytes:
         return SealedWriter(self, tenant, name)
 
     def chunks(self, tenant: str, name: str) -> Iterator[bytes]:
-        """Yield a file's content. Raises `LostFile`, and `OSError` for a disk that fails."""
-        try:
-            file = self.path(tenant, name).open("rb")
-        except FileNotFoundError:
-            raise LostFile(f"{name} is not there") from None
-        with file:
-            number = 0
-            while head := file.read(_SIZE_BYTES):
-                sealed = file.read(int.from_bytes(head))
-                chunk = self.sealer.open(tenant, f"{name}/{number}", sealed, CHUNK_BYTES)
-                if chunk is None:
-                    raise LostFile(f"chunk {number} of {name} does not open: it is damaged, or its secret was removed")
-                number += 1
-                yield chunk
+        """Yield a file's content. Raises `LostFile`, and `OSError` for a disk that fails.
+
+        The file is opened for each chunk: a reader that is left before the end, as of a batch that was cancelled,
+        holds no descriptor until it is collected.
+        """
+        path, at, number = self.path(tenant, name), 0, 0
+        while True:
+            try:
+                with path.open("rb") as file:
+                    file.seek(at)
+                    head = file.read(_SIZE_BYTES)
+                    sealed = file.read(int.from_bytes(head))
+            except FileNotFoundError:
+                raise LostFile(f"{name} is not there") from None
+            if not head:
+                return
+            chunk = self.sealer.open(tenant, f"{name}/{number}", sealed, CHUNK_BYTES)
+            if chunk is None:
+                raise LostFile(f"chunk {number} of {name} does not open: it is damaged, or its secret was removed")
+            at, number = at + len(head) + len(sealed), number + 1
+            yield chunk
 
     async def stream(self, tenant: str, name: str) -> AsyncIterator[bytes]:
         """Yield a file's content, read on threads."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.file_bytes import CHUNK_BYTES, FileBytes
+from gateway.batches.file_bytes import CHUNK_BYTES, FileBytes, LostFile
 from gateway.tenants.sealer import Sealer
 
 
@@ -45,6 +45,17 @@ def test_a_file_of_another_tenant_or_name_or_with_chunks_out_of_order_does_not_o
         path.write_bytes(found)
         with pytest.raises(OSError, match="does not open"):
             files.read(tenant, name)
+
+
+def test_a_reader_that_is_left_before_the_end_holds_no_descriptor(files: FileBytes) -> None:
+    files.write("a", "file-1", b"x" * (2 * CHUNK_BYTES))
+    chunks = files.chunks("a", "file-1")
+    assert next(chunks) == b"x" * CHUNK_BYTES
+    held = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.exists()]
+    assert not [path for path in held if path.endswith("file-1")]
+    files.delete("a", "file-1")
+    with pytest.raises(LostFile, match="file-1 is not there"):
+        next(chunks)
 
 
 def test_an_upload_that_fails_leaves_nothing(files: FileBytes) -> None:
