@@ -40,7 +40,9 @@ from torch import Tensor
 
 from backend.bound_process import bound
 from backend.kernels import few_rows, sampling, triton_lang
+from backend.kernels.integers import rounded
 from backend.kernels.ops import ExpertWeights, StepAdapters, StepInputs
+from backend.kernels.packed_product import PackedProduct, PackedWeight
 from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check import compiling
 from labs.benchmarks.gpu_check.paper_gpu import META, compiled, paper_gpu
@@ -128,6 +130,8 @@ def run_launchers(variant: Variant) -> None:
     ops.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
     ops.silu_mul(rows(2 * 14336))
     run_products(dtype)
+    if variant.dtype != "float32":
+        run_packed_products(dtype)
     run_adapters(inputs, dtype)
     run_experts(dtype)
     if variant.dtype == "bfloat16":
@@ -145,6 +149,16 @@ def run_products(dtype: torch.dtype) -> None:
         few_rows.multiply(meta(few_rows.MAX_ROWS, 6 * hidden), x, product)
         few_rows.multiply(meta(few_rows.MAX_ROWS, 3 * hidden), x, product, gates=True)
         few_rows.multiply(x, x, few_rows.Product(meta(hidden, hidden), meta(hidden)), adds=True)
+
+
+def run_packed_products(dtype: torch.dtype) -> None:
+    """Run products with weights of each form, of 16, 64 and 1024 rows."""
+    draw = torch.empty((4096, 4096), dtype=dtype, device=META)
+    weights = [PackedWeight.of_integers(rounded(draw, bits)) for bits in (4, 8)] + [PackedWeight.rounded_to_e4m3(draw)]
+    weights.append(replace(weights[1], group=16, scales=weights[1].scales.repeat(1, 1, 2)))  # GGUF's Q6_K
+    for weight in weights:
+        for rows in (16, 64, 1024):
+            PackedProduct((weight,), draw[0])(torch.empty((rows, 4096), dtype=dtype, device=META))
 
 
 def run_adapters(inputs: StepInputs, dtype: torch.dtype) -> None:
