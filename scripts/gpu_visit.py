@@ -210,6 +210,7 @@ ROWS = (
     Row(17, "whole engines beside ours", {"peers": "", "vllm": ""}),
     Row(18, "inputs embedded in batches, beside streams", {"embeddings": ""}),
     Row(19, "adapters in a batch, beside none", {"adapters": ""}),
+    Row(20, "products of 4 and 8 bits beside those of 16", {"packed": ""}),
 )
 
 
