@@ -13,7 +13,8 @@ serves a GPU's machine (TRITON_CACHE_DIR) at the absolute path where it was made
 
 No kernel may spill, or take more shared memory than the architecture gives a program. Attention in 16 and 8 bits must
 multiply with the architecture's tensor-core instructions, copy keys and values 16 bytes at a time (8 from an 8-bit
-cache), and have copies in flight from one iteration of its loops to the next.
+cache), and have copies in flight from one iteration of its loops to the next; so must products with packed weights, but
+for the width of copies.
 """
 
 import argparse
@@ -50,6 +51,7 @@ from labs.process_pool import process_pool
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ATTENTION = ("prefill", "decode")
+PACKED = "packed_product"
 PRODUCTS = {9: "wgmma.mma_async", 10: "tcgen05.mma"}  # of many rows, by the architecture's major number
 LAUNCH_FLAGS = ("PDL", "launch_pdl")  # where an architecture has it
 FIRST_ARCH_FILLED_BY_PROGRAMS = 90  # from here on, decodes keep copies in flight by more programs, not by more stages
@@ -152,12 +154,12 @@ def run_products(dtype: torch.dtype) -> None:
 
 
 def run_packed_products(dtype: torch.dtype) -> None:
-    """Run products with weights of each form, of 16, 64 and 1024 rows."""
+    """Run products with weights of each form, by tiles of every height."""
     draw = torch.empty((4096, 4096), dtype=dtype, device=META)
     weights = [PackedWeight.of_integers(rounded(draw, bits)) for bits in (4, 8)] + [PackedWeight.rounded_to_e4m3(draw)]
     weights.append(replace(weights[1], group=16, scales=weights[1].scales.repeat(1, 1, 2)))  # GGUF's Q6_K
     for weight in weights:
-        for rows in (16, 64, 1024):
+        for rows in (16, 32, 64, 1024):
             PackedProduct((weight,), draw[0])(torch.empty((rows, 4096), dtype=dtype, device=META))
 
 
@@ -236,7 +238,9 @@ def compile_variant(variant: Variant, kernels: tuple[str, ...] = ()) -> list[Com
 
 
 def told_apart_by(constants: Mapping[str, Any]) -> str:
-    """The names of the set constants."""
+    """The names of the set constants; of packed products the bits, the inputs of a scale and the rows of a tile."""
+    if "BITS" in constants:
+        return f" {constants['BITS']}/{constants['GROUP']} x {constants['BLOCK_M']}"
     on = [name.lower() for name, value in constants.items() if value is True and name not in LAUNCH_FLAGS]
     return "".join(f" {name}" for name in on)
 
@@ -257,6 +261,8 @@ def inspect(variant: Variant, label: str, built: Any) -> Compiled:
         faults.append(f"takes {shared} bytes of shared memory, where a program has {limit}")
     if label.startswith(ATTENTION) and variant.dtype != "float32":
         faults += attention_faults(variant, label, built.asm["ptx"], in_flight)
+    if label.startswith(PACKED):
+        faults += packed_faults(variant, label, built.asm["ptx"], in_flight)
     return Compiled(variant, label, found["REG"], shared, spilled, in_flight, tuple(faults))
 
 
@@ -286,6 +292,15 @@ def attention_faults(variant: Variant, label: str, ptx: str, in_flight: int) -> 
     if narrow or not widths:
         yield f"copies {sorted(widths)} bytes at a time"
     if not in_flight and (prefill or variant.arch < FIRST_ARCH_FILLED_BY_PROGRAMS or variant.dtype == "fp8"):
+        yield "waits for copies where it begins them"
+
+
+def packed_faults(variant: Variant, label: str, ptx: str, in_flight: int) -> Iterator[str]:
+    """Yield the faults of a packed product; the tile of 16 rows has too few outputs for Hopper's instruction."""
+    instruction = "mma.sync" if label.endswith("x 16") else PRODUCTS.get(variant.arch // 10, "mma.sync")
+    if instruction not in ptx:
+        yield f"does not multiply with {instruction}"
+    if not in_flight:
         yield "waits for copies where it begins them"
 
 
