@@ -155,7 +155,7 @@ def _run(*command: str) -> str:
 
 
 COMMAND = "bash scripts/gpu_box"
-AGAIN = f"{COMMAND} --parts serving qwen3-0.6b beside"
+AGAIN = f"{COMMAND} --parts packed serving qwen3-0.6b beside"
 
 
 def show_command() -> None:
