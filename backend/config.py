@@ -13,7 +13,7 @@ WINDOW_ALIGNMENT_TOKENS = 64  # kernels read keys from a multiple of that on, th
 
 
 KVCacheDtype = Literal["auto", "fp8"]
-Quantization = Literal["auto", "none", "int8", "int4"]
+Quantization = Literal["auto", "none", "int8", "int4", "fp8", "stored"]
 Speculate = Literal["off", "lookup"]
 DRAFTED_TOKENS_PER_STEP = 64  # the most: logits of each of them have room beside those of all sequences
 

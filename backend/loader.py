@@ -18,7 +18,15 @@ from backend.paged_kv.block_names import BlockNames
 from backend.paged_kv.kv_cache import block_bytes
 from backend.parallel.loading import load_leading
 from backend.parallel.shard import Shard, pooled
-from backend.placement import check_size, place_beside, place_model, select_device, select_dtype, size_beside
+from backend.placement import (
+    check_size,
+    loading_device,
+    place_beside,
+    place_model,
+    select_device,
+    select_dtype,
+    size_beside,
+)
 from backend.sizing import ModelDemand
 from backend.structured_output.masks import TokenMasks
 from backend.structured_output.process_setup import ProcessSetup, StructuredOutputOptions
@@ -97,6 +105,8 @@ def load_model(
     demand = ModelDemand(options, config, precision, shard, least_block_bytes)
     # contradictions show before the long load
     limits = check_size(demand, target) if beside is None else size_beside(beside, demand, directory.name)
+    if options.quantization == "stored" and not any(directory.glob("*.gguf")):
+        raise ConfigError(f"quantization stored is of GGUF files, and {name} is none: choose int4, int8, fp8 or auto")
     if target.type == "cuda" or options.kv_cache_dtype != "auto" or options.quantization not in ("auto", "none"):
         # and so does a lack of kernels
         select_ops(target, precision, kernels, demand.kv_dtype, options.quantization)
@@ -107,8 +117,9 @@ def load_model(
             num_parameters = empty_weights(config, precision, torch.device("meta")).num_parameters
             runner = load_leading(tensor_parallel, directory, config, options, precision, target, kernels, advance)
         else:
-            keeps_integers = options.quantization == "auto" and target.type == "cpu"
-            weights = load_weights(directory, config, precision, target, advance, keeps_integers=keeps_integers)
+            keeps_integers = options.quantization == ("auto" if target.type == "cpu" else "stored")
+            read_to = loading_device(options, target)
+            weights = load_weights(directory, config, precision, read_to, advance, keeps_integers=keeps_integers)
             num_parameters = weights.num_parameters
             if beside is not None:
                 runner = place_beside(beside, limits, demand, weights, kernels)

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 import torch
 
-from backend.config import EngineConfig
+from backend.config import EngineConfig, EngineOptions
 from backend.errors import ConfigError
-from backend.kernels.cpu import select_ops
+from backend.kernels.cpu import PACKING, select_ops
 from backend.model.adapter_checkpoint import num_places
 from backend.model.decoder import Decoder
 from backend.model.model_config import ModelConfig
-from backend.model.weights import Weights
+from backend.model.weights import Weights, with_products_apart
 from backend.paged_kv.kv_cache import KVCache
 from backend.parallel.rank_group import Parallel
 from backend.roofline import Footprint, recorded_bytes, show_bytes
@@ -72,7 +72,9 @@ def size_beside(first: ModelRunner, demand: ModelDemand, name: str) -> EngineCon
             f"{show_bytes(needed * each)}, and there are {show_bytes(num_blocks * each)}: raise kv_memory_bytes"
         )
     if first.device.type == "cuda":
-        weights = Footprint(model, str(demand.dtype).removeprefix("torch.")).weight_bytes
+        check_packing(demand, first.device)
+        dtype = str(demand.dtype).removeprefix("torch.")
+        weights = Footprint(model, dtype, quantization=options.quantization).weight_bytes
         free, _ = free_and_total(first.device)
         if weights > free:
             raise ConfigError(
@@ -92,7 +94,7 @@ def place_beside(
     model, options, groups, longest = demand.model, demand.options, demand.groups, limits.max_model_len
     num_blocks, block_size = limits.num_blocks, limits.block_size
     ops = select_ops(first.device, demand.dtype, kernels, demand.kv_dtype, options.quantization)
-    decoder = Decoder(model, weights, ops, longest, groups=groups)
+    decoder = Decoder(model, with_products_apart(weights, first.device), ops, longest, groups=groups)
     memory, layers = first.kv.memory, groups.size
     kv = KVCache(model, num_blocks, block_size, demand.kv_dtype, first.device, memory=memory, num_layers=layers)
     runner = ModelRunner(decoder, kv, limits, beside=first)
@@ -115,7 +117,8 @@ def place_part(
     ops = select_ops(device, demand.dtype, kernels, demand.kv_dtype, options.quantization)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels are launched on the current one
-        num_bytes = weights.num_parameters * demand.dtype.itemsize
+        num_bytes = weights.num_parameters * demand.dtype.itemsize - demand.packed_away
+        weights = with_products_apart(weights, device)
         decoder = Decoder(model, weights, ops, options.max_model_len or model.max_position, parallel, groups)
         config = _size_measured(demand, decoder, num_bytes, device)
     else:
@@ -146,12 +149,31 @@ def size_for_device(demand: ModelDemand, device: torch.device) -> EngineConfig:
         raise ConfigError(
             f"speculate {options.speculate} is for CPUs, and the device is {device}: leave it off on a GPU"
         )
+    check_packing(demand, device)
     free, total = free_and_total(device)
     tokens = options.max_num_batched_tokens or DEVICE_TOKEN_BUDGET
     memory = expected_memory(str(device), free, total, demand, tokens)
     check_fits(memory)
     free = memory.kv_bytes - _adapter_bytes(demand, part, tokens)
     return size_engine(demand, _pool_bytes(free, part, demand.whole), True)
+
+
+def check_packing(demand: ModelDemand, device: torch.device) -> None:
+    """Raise `ConfigError` for a model whose weights a GPU does not keep packed."""
+    options = demand.options
+    if options.quantization not in PACKING:
+        return
+    if demand.shard is not None or demand.model.experts is not None:
+        what = "with experts" if demand.shard is None else "of several ranks"
+        raise ConfigError(
+            f"quantization {options.quantization} on {device}: weights of a model {what} are not packed there; leave "
+            "it auto"
+        )
+
+
+def loading_device(options: EngineOptions, device: torch.device) -> torch.device:
+    """Return the device to which weights are read: the host, if they are packed one by one on their way to `device`."""
+    return torch.device("cpu") if options.quantization in PACKING else device
 
 
 def _size_measured(demand: ModelDemand, decoder: Decoder, weight_bytes: int, device: torch.device) -> EngineConfig:

@@ -20,6 +20,7 @@ from backend.paged_kv.layer_groups import LayerGroups, groups_of
 from backend.worker import graph_shapes
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+PACKED_BITS = {"int4": 5.0, "int8": 8.5, "fp8": 8.0}  # of a weight that a GPU keeps packed, its scale included
 GIB = 2**30
 BLOCK_SIZE = 16  # tokens, the default of engines
 BYTES_PER_TABLE_ENTRY = 4
@@ -69,6 +70,7 @@ class Footprint:
     dtype: str
     kv_item_bytes: int | None = None  # of a cached number; None: as the weights'
     longest: int | None = None  # tokens of a text, which decides on the blocks of windows; None: the model's positions
+    quantization: str = "none"  # of the layers' products on a GPU; of `PACKED_BITS`, or all weights are of `dtype`
 
     @property
     def num_weights(self) -> int:
@@ -97,7 +99,7 @@ class Footprint:
     def bytes_read(self, tokens: int) -> float:
         """Return the bytes of weights that a step reads, of experts the share that its tokens use, drawn at random."""
         in_experts, unused = self.expert_reads
-        return self.num_read * (1 - in_experts * unused**tokens) * self.item_bytes
+        return self.num_read * (1 - in_experts * unused**tokens) * self.item_bytes - self.packed_away
 
     @cached_property
     def num_multiplied(self) -> int:
@@ -117,7 +119,15 @@ class Footprint:
 
     @property
     def weight_bytes(self) -> int:
-        return self.num_weights * self.item_bytes
+        return self.num_weights * self.item_bytes - self.packed_away
+
+    @cached_property
+    def packed_away(self) -> int:
+        """The bytes that quantization saves: of all layers' products, and not of embedding and head."""
+        if self.quantization not in PACKED_BITS or self.model.experts is not None:
+            return 0
+        numbers = self.model.num_layers * _product_weights(self.model)
+        return numbers * self.item_bytes - int(numbers * PACKED_BITS[self.quantization] / 8)
 
     @cached_property
     def item_bytes(self) -> int:
@@ -196,12 +206,18 @@ def window_table_bytes(groups: LayerGroups, seqs: int, longest: int, block_size:
     return groups.num_windows * tables * places * BYTES_PER_TABLE_ENTRY
 
 
+def _product_weights(model: ModelConfig) -> int:
+    """Return the count of the numbers of one layer's products, of a router and not of experts."""
+    query, qkv = model.num_heads * model.head_dim, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    feed_forward = 3 * model.intermediate_size if model.experts is None else model.experts.count
+    return model.hidden_size * (query + qkv + feed_forward)
+
+
 def _dense_weights(model: ModelConfig) -> int:
     """Return the count of one layer's numbers without its experts, its biases and norms included."""
     hidden, intermediate = model.hidden_size, model.intermediate_size
-    query, qkv = model.num_heads * model.head_dim, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    feed_forward = 3 * intermediate if model.experts is None else model.experts.count
-    products = hidden * (query + qkv + feed_forward)
+    qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    products = _product_weights(model)
     biases = model.attention_bias * qkv + model.output_bias * hidden
     biases += model.mlp_bias * (2 * intermediate + hidden) + model.sinks * model.num_heads
     if model.experts is not None and model.experts.clamp is not None:
@@ -232,8 +248,8 @@ class Roofline:
     @property
     def ridge(self) -> float:
         """The tokens in a step from which products take longer than reading the weights, of experts all."""
-        read = self.footprint.num_read / self.footprint.num_multiplied * self.footprint.item_bytes
-        return read / 2 * self.rate / self.peaks.bandwidth
+        read = self.footprint.num_read * self.footprint.item_bytes - self.footprint.packed_away
+        return read / self.footprint.num_multiplied / 2 * self.rate / self.peaks.bandwidth
 
     def decode(self, batch: int, context: int) -> float:
         """Return the seconds of a step of `batch` decodes that each attend to `context` tokens."""

@@ -14,7 +14,7 @@ from backend.paged_kv.block_pool import blocks_for
 from backend.paged_kv.kv_cache import block_bytes
 from backend.paged_kv.layer_groups import LayerGroups, groups_of, one_group
 from backend.parallel.shard import Shard, pooled
-from backend.roofline import GIB, show_bytes
+from backend.roofline import GIB, Footprint, show_bytes
 
 MAX_ITEM_BYTES = 4  # of a number
 DEFAULT_KV_BYTES = GIB  # unless a quarter of the free memory, or all that max_num_seqs can use, is less
@@ -50,6 +50,12 @@ class ModelDemand:
     @property
     def kv_dtype(self) -> torch.dtype:
         return cache_dtype(self.options, self.dtype)
+
+    @property
+    def packed_away(self) -> int:
+        """The bytes of weights that quantization saves on a GPU."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return Footprint(self.part, dtype, quantization=self.options.quantization).packed_away
 
     @property
     def own_block_bytes(self) -> int:

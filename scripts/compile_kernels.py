@@ -13,7 +13,8 @@ serves a GPU's machine (TRITON_CACHE_DIR) at the absolute path where it was made
 
 No kernel may spill, or take more shared memory than the architecture gives a program. Attention in 16 and 8 bits must
 multiply with the architecture's tensor-core instructions, copy keys and values 16 bytes at a time (8 from an 8-bit
-cache), and have copies in flight from one iteration of its loops to the next.
+cache), and have copies in flight from one iteration of its loops to the next; so must products with packed weights, but
+for the width of copies.
 """
 
 import argparse
@@ -40,7 +41,9 @@ from torch import Tensor
 
 from backend.bound_process import bound
 from backend.kernels import few_rows, sampling, triton_lang
+from backend.kernels.integers import rounded
 from backend.kernels.ops import ExpertWeights, Rotation, StepAdapters, StepInputs
+from backend.kernels.packed_product import PackedProduct, PackedWeight
 from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check import compiling
 from labs.benchmarks.gpu_check.paper_gpu import META, compiled, paper_gpu
@@ -48,6 +51,7 @@ from labs.process_pool import process_pool
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ATTENTION = ("prefill", "decode")
+PACKED = "packed_product"
 PRODUCTS = {9: "wgmma.mma_async", 10: "tcgen05.mma"}  # of many rows, by the architecture's major number
 LAUNCH_FLAGS = ("PDL", "launch_pdl")  # where an architecture has it
 FIRST_ARCH_FILLED_BY_PROGRAMS = 90  # from here on, decodes keep copies in flight by more programs, not by more stages
@@ -128,6 +132,8 @@ def run_launchers(variant: Variant) -> None:
     ops.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
     ops.silu_mul(rows(2 * 14336))
     run_products(dtype)
+    if variant.dtype != "float32":
+        run_packed_products(dtype)
     run_adapters(inputs, dtype)
     run_experts(dtype)
     if variant.dtype == "bfloat16":
@@ -145,6 +151,16 @@ def run_products(dtype: torch.dtype) -> None:
         few_rows.multiply(meta(few_rows.MAX_ROWS, 6 * hidden), x, product)
         few_rows.multiply(meta(few_rows.MAX_ROWS, 3 * hidden), x, product, gates=True)
         few_rows.multiply(x, x, few_rows.Product(meta(hidden, hidden), meta(hidden)), adds=True)
+
+
+def run_packed_products(dtype: torch.dtype) -> None:
+    """Run products with weights of each form, by tiles of every height."""
+    draw = torch.empty((4096, 4096), dtype=dtype, device=META)
+    weights = [PackedWeight.of_integers(rounded(draw, bits)) for bits in (4, 8)] + [PackedWeight.rounded_to_e4m3(draw)]
+    weights.append(replace(weights[1], group=16, scales=weights[1].scales.repeat(1, 1, 2)))  # GGUF's Q6_K
+    for weight in weights:
+        for rows in (16, 32, 64, 1024):
+            PackedProduct((weight,), draw[0])(torch.empty((rows, 4096), dtype=dtype, device=META))
 
 
 def run_adapters(inputs: StepInputs, dtype: torch.dtype) -> None:
@@ -222,7 +238,9 @@ def compile_variant(variant: Variant, kernels: tuple[str, ...] = ()) -> list[Com
 
 
 def told_apart_by(constants: Mapping[str, Any]) -> str:
-    """The names of the set constants."""
+    """The names of the set constants; of packed products the bits, the inputs of a scale and the rows of a tile."""
+    if "BITS" in constants:
+        return f" {constants['BITS']}/{constants['GROUP']} x {constants['BLOCK_M']}"
     on = [name.lower() for name, value in constants.items() if value is True and name not in LAUNCH_FLAGS]
     return "".join(f" {name}" for name in on)
 
@@ -243,6 +261,8 @@ def inspect(variant: Variant, label: str, built: Any) -> Compiled:
         faults.append(f"takes {shared} bytes of shared memory, where a program has {limit}")
     if label.startswith(ATTENTION) and variant.dtype != "float32":
         faults += attention_faults(variant, label, built.asm["ptx"], in_flight)
+    if label.startswith(PACKED):
+        faults += packed_faults(variant, label, built.asm["ptx"], in_flight)
     return Compiled(variant, label, found["REG"], shared, spilled, in_flight, tuple(faults))
 
 
@@ -272,6 +292,15 @@ def attention_faults(variant: Variant, label: str, ptx: str, in_flight: int) -> 
     if narrow or not widths:
         yield f"copies {sorted(widths)} bytes at a time"
     if not in_flight and (prefill or variant.arch < FIRST_ARCH_FILLED_BY_PROGRAMS or variant.dtype == "fp8"):
+        yield "waits for copies where it begins them"
+
+
+def packed_faults(variant: Variant, label: str, ptx: str, in_flight: int) -> Iterator[str]:
+    """Yield the faults of a packed product; the tile of 16 rows has too few outputs for Hopper's instruction."""
+    instruction = "mma.sync" if label.endswith("x 16") else PRODUCTS.get(variant.arch // 10, "mma.sync")
+    if instruction not in ptx:
+        yield f"does not multiply with {instruction}"
+    if not in_flight:
         yield "waits for copies where it begins them"
 
 

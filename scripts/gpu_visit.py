@@ -155,7 +155,7 @@ def _run(*command: str) -> str:
 
 
 COMMAND = "bash scripts/gpu_box"
-AGAIN = f"{COMMAND} --parts serving qwen3-0.6b beside"
+AGAIN = f"{COMMAND} --parts packed serving qwen3-0.6b beside"
 
 
 def show_command() -> None:
@@ -210,6 +210,7 @@ ROWS = (
     Row(17, "whole engines beside ours", {"peers": "", "vllm": ""}),
     Row(18, "inputs embedded in batches, beside streams", {"embeddings": ""}),
     Row(19, "adapters in a batch, beside none", {"adapters": ""}),
+    Row(20, "products of 4 and 8 bits beside those of 16", {"packed": ""}),
 )
 
 

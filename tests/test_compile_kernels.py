@@ -37,6 +37,12 @@ def test_other_kernels_and_shapes_are_compiled_without_faults(tmp_path: Path) ->
     printed = compiled(tmp_path, *SERVING, "--arch", "90", "--kernel", *rest, *sampling)
     assert "no kernel has a fault" in printed
     assert all(kernel in printed for kernel in (*rest, *sampling))
+    packed = [
+        f"packed_product {form} x {rows}" for form in ("4/32", "8/32", "8/16", "8/0") for rows in (16, 32, 64, 128)
+    ]
+    printed = compiled(tmp_path, *SERVING, "--arch", "90", "80", "100", "--kernel", *packed)
+    assert "no kernel has a fault" in printed
+    assert all(printed.count(kernel) == 3 for kernel in packed)
     small = ("--dtype", "fp8", "--head-dim", "64", "--block-size", "16", "--group", "7", "--arch", "100", "89")
     assert "no kernel has a fault" in compiled(tmp_path, *small, "--kernel", "prefill", "decode")
     products = ("product", "product gated", "product adds biased")

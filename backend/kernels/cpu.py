@@ -5,7 +5,6 @@ import importlib
 import logging
 import os
 import shutil
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from backend.errors import ConfigError
 from backend.kernels import build
 from backend.kernels.experts import ExpertProducts
-from backend.kernels.integers import IntegerWeight, StoredWeight, Weight, joined, rounded
+from backend.kernels.integers import ROUNDED_BITS, IntegerWeight, StoredWeight, Weight, rounded, unpacked
 from backend.kernels.linear import MIN_TILED_OUTPUTS, TiledLinear, packs, widened
 from backend.kernels.native import DTYPES, NO_WINDOW, PRODUCTS, NativeLayers, PackedLinear, declare, pointer
 from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Ops, Rotation, RunLayers, StepInputs
@@ -23,7 +22,7 @@ from backend.kernels.torch_ops import TorchOps
 
 log = logging.getLogger(__name__)
 
-ROUNDED_BITS = {"int4": 4, "int8": 8}
+PACKING = ("int4", "int8", "fp8", "stored")  # kinds of quantization for which a GPU keeps products' weights packed
 KINDS = ("auto", "native", "triton", "torch", "reference")
 
 
@@ -74,7 +73,7 @@ class CpuOps:
         wide = torch.float32 if weight.dtype == torch.float16 else weight.dtype
         packed: Tensor | list[IntegerWeight]
         if isinstance(weight, StoredWeight):
-            packed = [joined([*same]) for _, same in groupby((part() for part in weight.parts), lambda part: part.form)]
+            packed = unpacked(weight)
         elif bits is not None:
             packed = [rounded(weight, bits)]
         elif (
@@ -283,8 +282,16 @@ def select_ops(
     reference  the oracle, slow
 
     `kv_dtype`: that of cached keys and values, if it is another: compiled kernels of a CPU take none. `quantization` of
-    `int4` or `int8` rounds the products' weights: compiled kernels of a CPU alone do, and `auto` compiles them for it.
+    `int4` or `int8` rounds the products' weights: compiled kernels of a CPU do, which `auto` compiles for it, and
+    Triton's. These alone round them to `fp8`, and alone leave a GGUF file's integers only if it is `stored`.
     """
+    if quantization in PACKING and device.type == "cuda":
+        return _packing(device, dtype, kind, quantization)
+    if quantization in ("fp8", "stored"):
+        raise ConfigError(
+            f"quantization {quantization} is of a GPU, and the device is {device.type}: choose int8 or int4, or auto, "
+            "which keeps the integers of a GGUF file"
+        )
     if (bits := ROUNDED_BITS.get(quantization)) is not None:
         return _quantizing(device, dtype, kind, kv_dtype, bits)
     if kind not in KINDS:
@@ -303,10 +310,19 @@ def select_ops(
     return native or TorchOps()
 
 
+def _packing(device: torch.device, dtype: torch.dtype, kind: str, quantization: str) -> Ops:
+    if kind not in ("auto", "triton") or dtype.itemsize != 2:
+        raise ConfigError(
+            f"quantization {quantization} on a GPU is of Triton's kernels in 16 bits: choose kernels auto or triton, "
+            f"and dtype bfloat16 or float16; got {kind}, {dtype}"
+        )
+    return _triton(device, quantization)
+
+
 def _quantizing(device: torch.device, dtype: torch.dtype, kind: str, kv_dtype: torch.dtype | None, bits: int) -> Ops:
     if device.type != "cpu" or kind not in ("auto", "native") or dtype not in DTYPES or kv_dtype not in (None, dtype):
         raise ConfigError(
-            f"quantization int{bits} is of a CPU's compiled kernels: choose device cpu, kernels auto or native, dtype "
+            f"quantization int{bits} on a CPU is of compiled kernels: choose kernels auto or native, dtype "
             f"float32, bfloat16 or float16, and kv_cache_dtype auto; got {device.type}, {kind}, {dtype}, {kv_dtype}"
         )
     native = _native(dtype, wait=True, bits=bits)
@@ -315,12 +331,13 @@ def _quantizing(device: torch.device, dtype: torch.dtype, kind: str, kv_dtype: t
     return native
 
 
-def _triton(device: torch.device) -> Ops:
+def _triton(device: torch.device, quantization: str = "none") -> Ops:
     """Return Triton's operations, imported only when chosen: the package is not everywhere, and its import is slow."""
     if device.type != "cuda":
         raise ConfigError(f"kernels triton run on a CUDA device, not on {device.type}: choose auto or native")
     try:
-        ops: Ops = importlib.import_module("backend.kernels.triton_ops").TritonOps()
+        module = importlib.import_module("backend.kernels.triton_ops")
+        ops: Ops = module.TritonOps(quantization=quantization, device=device)
     except ModuleNotFoundError as error:
         raise ConfigError(f"kernels triton need a package: {error}; install it, or choose torch") from error
     if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "gcc", "clang", "cc") if name):

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+ROUNDED_BITS = {"int4": 4, "int8": 8}  # of the kinds of quantization that round to integers
 ROUNDED_INPUTS = 32  # of an output, whose weights share a scale when they are rounded here
 
 
@@ -75,6 +77,12 @@ class StoredWeight:
 
 
 Weight = Tensor | StoredWeight
+
+
+def unpacked(weight: StoredWeight) -> list[IntegerWeight]:
+    """Return the weight's integers, neighbouring parts of one form as one."""
+    by_form = groupby((part() for part in weight.parts), lambda part: part.form)
+    return [joined([*same]) for _, same in by_form]
 
 
 def multiplied_out(weight: Weight) -> Tensor:

@@ -5,9 +5,10 @@ from torch import Tensor
 
 from backend.kernels.few_rows import FewRowLayers, Product
 from backend.kernels.grouped import GroupedExperts
-from backend.kernels.integers import Weight, multiplied_out
+from backend.kernels.integers import ROUNDED_BITS, StoredWeight, Weight, multiplied_out, rounded, unpacked
 from backend.kernels.low_rank import launch_adapt
 from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Rotation, RunLayers, StepInputs
+from backend.kernels.packed_product import PackedProduct, PackedWeight
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
 from backend.kernels.rowwise import launch_add_rms_norm, launch_gelu_mul, launch_rms_norm, launch_silu_mul
@@ -22,6 +23,10 @@ class TritonOps:
     No operation waits for the device or reads back from it; launches depend on `StepInputs`' host numbers alone, so
     that a CUDA graph of a step holds for every step with the same ones. 8-bit keys and values are stored divided by
     `kv_scales`.
+
+    With a `quantization` of `int4`, `int8` or `fp8` weights of products are rounded, and with `stored` the integers of
+    a file stay: `packed_product` multiplies with them. Weights are moved to `device`; None: they lie where they are
+    used.
     """
 
     batch_invariant = False  # cuBLAS adds in an order that depends on the number of rows
@@ -34,14 +39,32 @@ class TritonOps:
     apply_token_bitmask = staticmethod(launch_apply_token_bitmask)
     sample = staticmethod(sample_rows)
 
-    def __init__(self, kv_scales: tuple[float, float] = (1.0, 1.0)) -> None:
+    def __init__(
+        self,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
+        quantization: str = "none",
+        device: torch.device | None = None,
+    ) -> None:
         self._kv_scales = kv_scales
+        self._quantization = quantization
+        self._device = device
 
     def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
-        return Product(multiplied_out(weight), bias)
+        if isinstance(weight, StoredWeight):
+            if self._quantization == "stored":
+                parts = tuple(PackedWeight.of_integers(part).to(self._device) for part in unpacked(weight))
+                return PackedProduct(parts, bias)
+            return Product(multiplied_out(weight).to(device=self._device), bias)
+        weight = weight.to(device=self._device)
+        if self._quantization == "fp8":
+            return PackedProduct((PackedWeight.rounded_to_e4m3(weight),), bias)
+        if self._quantization in ROUNDED_BITS:
+            integers = rounded(weight, ROUNDED_BITS[self._quantization])
+            return PackedProduct((PackedWeight.of_integers(integers),), bias)
+        return Product(weight, bias)
 
     def experts(self, weights: ExpertWeights) -> Linear:
-        return GroupedExperts(self.linear(weights.router, weights.router_bias), weights)
+        return GroupedExperts(Product(weights.router, weights.router_bias), weights)
 
     def fuse(self, stack: DecoderStack) -> RunLayers | None:
         return FewRowLayers.of(self, stack)

@@ -121,10 +121,10 @@ class Decoder:
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype).item()
         fused = ops.fuse(stack) if parallel is None else None  # ranks exchange sums within a layer
         self._run_layers: RunLayers = fused or partial(run_layers, ops, stack)
-        self.lm_head = ops.linear(weights.lm_head, None)
         head = weights.lm_head
         widens = parallel is None and weights.embedding.device.type != "cpu" and head.dtype != torch.float32
         self._wide_head = head.t() if isinstance(head, Tensor) and widens else None  # [hidden, vocab], to fp32
+        self._lm_head = ops.linear(head, None) if self._wide_head is None else None
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, kv: KVCache) -> Tensor:
@@ -138,7 +138,8 @@ class Decoder:
         """
         if self._wide_head is not None:
             return torch.mm(hidden, self._wide_head, out_dtype=torch.float32, out=out)
-        logits = self.lm_head(hidden)
+        assert self._lm_head is not None
+        logits = self._lm_head(hidden)
         if self.parallel is not None:
             logits = self.parallel.group.gather(logits)[:, : self.config.vocab_size]
         return logits.float() if out is None else out.copy_(logits)

@@ -125,6 +125,23 @@ class Weights:
         return sum(tensor.numel() for tensor in whole + fused if tensor is not None)
 
 
+def with_products_apart(weights: Weights, device: torch.device) -> Weights:
+    """Return the weights with all but the layers' products on `device`; those go there as they are repacked."""
+
+    def moved(layer: LayerWeights) -> LayerWeights:
+        parts = {field.name: getattr(layer, field.name) for field in fields(layer) if field.name not in _FUSED}
+        found = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
+        return replace(layer, **found)
+
+    embedding, head = weights.embedding.to(device), weights.lm_head
+    if head is weights.embedding:
+        head = embedding
+    elif isinstance(head, Tensor):
+        head = head.to(device)
+    layers = [moved(layer) for layer in weights.layers]
+    return replace(weights, embedding=embedding, layers=layers, final_norm=weights.final_norm.to(device), lm_head=head)
+
+
 def load_weights(
     directory: Path,
     config: ModelConfig,

@@ -61,7 +61,8 @@ def free_and_total(device: torch.device) -> tuple[int, int]:
 def expected_memory(device: str, free: int, total: int, demand: ModelDemand, tokens: int) -> DeviceMemory:
     """Estimate the memory before anything is loaded, from the config, for steps of `tokens`."""
     options, part = demand.options, demand.part
-    footprint, seqs = Footprint(part, str(demand.dtype).removeprefix("torch.")), options.max_num_seqs
+    dtype, seqs = str(demand.dtype).removeprefix("torch."), options.max_num_seqs
+    footprint = Footprint(part, dtype, quantization=options.quantization)
     weights = footprint.weight_bytes
     activations, graphs = footprint.working_bytes(tokens, 0), footprint.graph_bytes(tokens, seqs)
     longest = options.max_model_len or part.max_position

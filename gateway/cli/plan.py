@@ -20,6 +20,7 @@ from backend.roofline import (
     GPUS,
     ITEM_BYTES,
     MEMORY_BYTES,
+    PACKED_BITS,
     RUNTIME_BYTES,
     Footprint,
     MemoryPlan,
@@ -67,6 +68,12 @@ def add_plan_command(commands: "_SubParsersAction[Any]") -> None:
     )
     plan.add_argument(
         "--dtype", choices=("auto", *ITEM_BYTES), default="auto", help="precision of the weights (default: as stored)"
+    )
+    plan.add_argument(
+        "--quantization",
+        choices=("none", *PACKED_BITS),
+        default="none",
+        help="bits of the weights of layers' products (default: none, those of --dtype)",
     )
     plan.add_argument(
         "--kv-cache-dtype",
@@ -130,7 +137,15 @@ def _plan(namespace: Namespace) -> int:
     ranks = namespace.tensor_parallel
     kv_item_bytes = 1 if namespace.kv_cache_dtype == "fp8" else None
     parts = [model] if ranks == 1 else [Shard.of(model, rank, ranks).stored(model) for rank in range(ranks)]
-    footprint = max((Footprint(part, dtype, kv_item_bytes) for part in parts), key=lambda each: each.num_weights)
+    if namespace.quantization != "none" and (ranks > 1 or model.experts is not None or dtype == "float32"):
+        raise ConfigError(
+            f"--quantization {namespace.quantization}: a GPU packs the weights of models without experts, on one rank, "
+            "in 16 bits"
+        )
+    footprint = max(
+        (Footprint(part, dtype, kv_item_bytes, quantization=namespace.quantization) for part in parts),
+        key=lambda each: each.num_weights,
+    )
     wanted_len = _max_model_len(namespace.max_model_len, model)
     budget = _token_budget(namespace.max_num_batched_tokens, namespace.max_num_seqs)
     memory = MemoryPlan.make(
@@ -160,7 +175,7 @@ def step_time_of(roofline: Roofline) -> StepTime:
     from the first one on, of which the products are 60 (Llama-3-8B: Agrawal et al., 2024).
     """
     footprint, model = roofline.footprint, roofline.footprint.model
-    weights = footprint.num_read * footprint.item_bytes / roofline.peaks.bandwidth
+    weights = (footprint.num_read * footprint.item_bytes - footprint.packed_away) / roofline.peaks.bandwidth
     token = 2 * footprint.num_multiplied / roofline.rate + roofline.exchange(1)
     context = footprint.kv_bytes_per_token / roofline.peaks.bandwidth
     pair = 4 * model.num_layers * model.num_heads * model.head_dim / roofline.rate
@@ -215,7 +230,7 @@ def _memory(name: str, plan: MemoryPlan, context: int) -> str:
         (
             "weights",
             show_bytes(footprint.weight_bytes),
-            f"{footprint.num_weights / 1e6:,.1f} M x {footprint.item_bytes} B{_of_a_token(footprint)}",
+            f"{footprint.num_weights / 1e6:,.1f} M x {_item(footprint)}{_of_a_token(footprint)}",
         ),
         (
             "activations",
@@ -240,6 +255,12 @@ def _memory(name: str, plan: MemoryPlan, context: int) -> str:
     ]
     heading = (f"{name}, {footprint.dtype}", "bytes", "")
     return table(heading, rows, frozenset({"bytes"}))
+
+
+def _item(footprint: Footprint) -> str:
+    if footprint.quantization == "none":
+        return f"{footprint.item_bytes} B"
+    return f"{footprint.item_bytes} B, those of layers in {PACKED_BITS[footprint.quantization]:g} bits"
 
 
 def _of_a_token(footprint: Footprint) -> str:

@@ -82,7 +82,8 @@ def plan_memory(settings: Settings, config: ModelConfig, free: int) -> Plan:
     options, device = engine_options(settings), select_device(settings.device, ranks)
     dtype = select_dtype(settings.dtype, config, device)
     shard = Shard.of(config, 0, ranks) if ranks > 1 else None
-    weights = Footprint(config, str(dtype).removeprefix("torch.")).weight_bytes
+    packing = options.quantization if device.type == "cuda" else "none"
+    weights = Footprint(config, str(dtype).removeprefix("torch."), quantization=packing).weight_bytes
     demand = ModelDemand(options, config, dtype, shard)
     each = demand.own_block_bytes
     if device.type == "cuda":

@@ -291,7 +291,8 @@ class ExecutionFields(SettingRecord):
         "HOW",
         OPTIONS.quantization,
         "auto: on a CPU with compiled kernels the quantised weights of a GGUF file stay as they are; none: they are "
-        "multiplied out; int8, int4: weights of products are rounded at load, to 8 or 4 bits, on such a CPU",
+        "multiplied out; int8, int4: weights of products are rounded at load, to 8 or 4 bits, on such a CPU or a GPU; "
+        "fp8: to e4m3, and stored: those of a GGUF file stay as they are, on a GPU",
     )
     seed: int = setting("engine", "N", 0, "seed of requests without a seed of their own", ge=0, lt=2**63)
 

@@ -32,6 +32,11 @@ def test_a_cpu_keeps_keys_and_values_in_8_bits_where_it_is_told_to() -> None:
         load_model("embedded", narrow, device="cpu", kernels="native")
 
 
+def test_integers_can_stay_as_they_are_stored_in_a_file_that_has_some_alone() -> None:
+    with pytest.raises(ConfigError, match="quantization stored is of GGUF files, and embedded is none"):
+        load_model("embedded", EngineOptions(quantization="stored"), device="cpu")
+
+
 def test_grammar_processes_find_the_tokenizer_though_the_program_has_gone_to_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Placing a model: what fits a device, and what is said where it does not."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,6 +11,7 @@ from backend import placement
 from backend.config import EngineOptions
 from backend.errors import ConfigError
 from backend.model.known_shapes import LLAMA_3_8B
+from backend.model.model_config import ExpertsConfig
 from backend.parallel.shard import Shard
 from backend.placement import _size_measured, check_size, select_device, select_dtype, size_beside
 from backend.sizing import ModelDemand
@@ -54,6 +56,30 @@ def test_drafts_are_refused_on_a_gpu() -> None:
         ConfigError, match="speculate lookup is for CPUs, and the device is cuda:0: leave it off on a GPU"
     ):
         check_size(demand, torch.device("cuda:0"))
+
+
+def test_weights_that_a_gpu_does_not_pack_are_refused_there_and_no_others() -> None:
+    options, gpu = EngineOptions(quantization="int4"), torch.device("cuda:0")
+    experts = replace(LLAMA_3_8B, experts=ExpertsConfig(8, 2, True))
+    with pytest.raises(ConfigError, match="quantization int4 on cuda:0: weights of a model with experts are"):
+        check_size(ModelDemand(options, experts, torch.bfloat16), gpu)
+    shard = Shard.of(LLAMA_3_8B, 0, 2)
+    with pytest.raises(ConfigError, match="quantization int4 on cuda:0: weights of a model of several ranks are not"):
+        check_size(ModelDemand(options, LLAMA_3_8B, torch.bfloat16, shard), gpu)
+    placement.check_packing(ModelDemand(EngineOptions(), experts, torch.bfloat16, shard), gpu)
+
+
+def test_a_model_fits_a_gpu_by_the_bytes_of_its_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read are they to the host; 16 bits a weight would take 15 GiB."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 11 * GIB))
+    options = EngineOptions(max_num_seqs=8, max_model_len=2048)
+    gpu = torch.device("cuda:0")
+    with pytest.raises(ConfigError, match="the model does not fit"):
+        check_size(ModelDemand(options, LLAMA_3_8B, torch.bfloat16), gpu)
+    packing = replace(options, quantization="int4")
+    assert check_size(ModelDemand(packing, LLAMA_3_8B, torch.bfloat16), gpu).max_model_len == 2048
+    assert placement.loading_device(packing, gpu).type == "cpu"
+    assert placement.loading_device(options, gpu) == gpu
 
 
 def test_limits_that_do_not_fit_what_was_measured_are_refused_with_the_arithmetic(

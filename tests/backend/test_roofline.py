@@ -30,6 +30,20 @@ def test_weights_are_counted_as_they_are_made(family: str, tmp_path: Path) -> No
     assert Footprint(model, "float32").num_weights == made.num_parameters
 
 
+@pytest.mark.parametrize(("quantization", "bits"), [("int4", 5), ("int8", 8.5), ("fp8", 8)])
+def test_packed_weights_are_read_and_kept_in_fewer_bits_but_those_of_embedding_and_head(
+    quantization: str, bits: float
+) -> None:
+    packed = replace(LLAMA, quantization=quantization)
+    products = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14_336)
+    assert LLAMA.weight_bytes - packed.weight_bytes == int(products * (2 - bits / 8))
+    assert LLAMA.bytes_read(1) - packed.bytes_read(1) == int(products * (2 - bits / 8))
+    plain, faster = Roofline(LLAMA, H200), Roofline(packed, H200)
+    assert faster.decode(1, 0) == pytest.approx(packed.bytes_read(1) / H200.bandwidth)
+    assert faster.prefill(8192) == plain.prefill(8192), "as many products"
+    assert faster.ridge == pytest.approx(plain.ridge * packed.bytes_read(1) / LLAMA.bytes_read(1))
+
+
 def test_kv_bytes_are_those_of_the_pool() -> None:
     assert LLAMA.kv_bytes(1000) == 63 * block_bytes(LLAMA_3_8B, 16, torch.bfloat16)
 

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "check_gpu.py"
 PARTS = {
     "environment", "compile", "correctness", "serving", "agreement", "engine", "llama-3-8b", "qwen3-0.6b", "beside",
-    "http", "kernels", "same", "masks", "adapters", "leak", "sanitize", "tenants", "embeddings", "fa3", "peers", "vllm",
+    "http", "kernels", "same", "masks", "packed", "adapters", "leak", "sanitize", "tenants", "embeddings", "fa3",
+    "peers", "vllm",
 }  # fmt: skip
 NOT_ON_A_BARE_MACHINE = (
     "huggingface_hub", "hiredis", "httpx", "hypothesis", "opentelemetry", "orjson", "pydantic", "pydantic_settings",

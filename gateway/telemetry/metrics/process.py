@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from backend.loader import LoadedModel
-from backend.roofline import Footprint, Roofline
+from backend.roofline import PACKED_BITS, Footprint, Roofline
 from backend.worker.peaks import measured_peaks
 from gateway.http.connection_table import ConnectionCounts, ConnectionState
 from gateway.settings.machine import resident_bytes
@@ -215,13 +215,16 @@ def memory_by_use(model: LoadedModel) -> dict[str, float]:
 
 
 def roofline_of(model: LoadedModel, quantization: str) -> Roofline | None:
-    """Return the least times of the model's steps on its device, by rates that are measured now; None if its weights
-    are kept in fewer bits than its dtype has, or the device has no memory left for measuring.
+    """Return the least times of the model's steps on its device, by rates that are measured now; None if a CPU keeps
+    its weights in fewer bits than its dtype has, a GPU a file's integers, or the device has no memory left for
+    measuring.
     """
-    keeps_integers = model.runner.device.type == "cpu" and any(model.directory.glob("*.gguf"))
-    if quantization not in ("auto", "none") or (quantization == "auto" and keeps_integers):
+    is_cpu = model.runner.device.type == "cpu"
+    is_known = quantization in ("auto", "none") or (quantization in PACKED_BITS and not is_cpu)
+    if not is_known or (quantization == "auto" and is_cpu and any(model.directory.glob("*.gguf"))):
         return None
     part = model.config if model.shard is None else model.shard.stored(model.config)
-    footprint = Footprint(part, str(model.dtype).removeprefix("torch."), model.runner.kv.dtype.itemsize)
+    dtype, kv_item_bytes = str(model.dtype).removeprefix("torch."), model.runner.kv.dtype.itemsize
+    footprint = Footprint(part, dtype, kv_item_bytes, quantization=quantization)
     peaks = measured_peaks(model.runner.device, model.dtype, footprint.weight_bytes)
     return None if peaks is None else Roofline(footprint, peaks)

@@ -28,7 +28,7 @@ from backend.config import EngineConfig
 from backend.model.known_shapes import LLAMA_3_8B, QWEN3_06B
 from backend.model.model_config import ModelConfig
 from backend.worker import warm_up
-from labs.benchmarks.gpu_check import correctness, sanitized, serving
+from labs.benchmarks.gpu_check import correctness, packed, sanitized, serving
 from labs.benchmarks.gpu_check.finding import Finding
 from labs.benchmarks.gpu_check.models import TINY
 from labs.benchmarks.gpu_check.paper_gpu import compiled, paper_gpu, paper_runner
@@ -68,6 +68,7 @@ def jobs() -> dict[str, Callable[[], object]]:
         steps = serving.SHORT + serving.SHORT_WINDOW
         job = partial(serving.largest_error, CPU, (head_dim, group, kv_dtype), steps)
         found[f"heads of {head_dim}, groups of {group}, {kv_dtype}"] = job
+    found["packed products"] = packed.launch_all
     for numbers in sanitized.NUMBERS:
         found[f"sanitize, {numbers.name}"] = partial(launch_sanitized, numbers, sanitized.SIZE)
     return found | correctness.comparisons(CPU, gpu=True)

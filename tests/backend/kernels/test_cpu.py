@@ -281,8 +281,21 @@ def test_an_unknown_implementation_is_refused() -> None:
 def test_rounded_weights_are_refused_where_no_compiled_kernels_multiply_them(
     dtype: torch.dtype, kind: str, kv_dtype: torch.dtype | None
 ) -> None:
-    with pytest.raises(ConfigError, match="quantization int4 is of a CPU's compiled kernels"):
+    with pytest.raises(ConfigError, match="quantization int4 on a CPU is of compiled kernels"):
         select_ops(CPU, dtype, kind, kv_dtype, "int4")
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "stored"])
+def test_what_only_a_gpu_packs_is_refused_on_a_cpu(quantization: str) -> None:
+    with pytest.raises(ConfigError, match=f"quantization {quantization} is of a GPU, and the device is cpu"):
+        select_ops(CPU, torch.float32, "auto", None, quantization)
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8", "fp8", "stored"])
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "auto"), (torch.bfloat16, "torch")])
+def test_a_gpu_packs_weights_of_products_in_16_bits_alone(dtype: torch.dtype, kind: str, quantization: str) -> None:
+    with pytest.raises(ConfigError, match=f"quantization {quantization} on a GPU is of Triton's kernels in 16 bits"):
+        select_ops(torch.device("cuda"), dtype, kind, None, quantization)
 
 
 def test_a_type_without_kernels_is_served_by_torch_and_refused_when_native_is_demanded() -> None:

@@ -54,6 +54,11 @@ def test_triton_kernels_are_the_default_of_a_cuda_device() -> None:
     assert type(select_ops(torch.device("cuda"), torch.bfloat16)).__name__ == "TritonOps"
 
 
+def test_a_gpu_rounds_weights_where_it_is_asked_to() -> None:
+    ops = select_ops(torch.device("cuda"), torch.bfloat16, quantization="int4")
+    assert (type(ops).__name__, vars(ops)["_quantization"]) == ("TritonOps", "int4")
+
+
 def test_a_missing_triton_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "backend.kernels.triton_ops", raising=False)
     for name in ("triton", "backend.kernels.paged_decode"):

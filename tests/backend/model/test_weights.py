@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from backend.errors import ModelLoadError
 from backend.kernels.reference import ReferenceOps
 from backend.model.decoder import Decoder
 from backend.model.model_config import ModelConfig
-from backend.model.weights import Checkpoint, checkpoint_names, load_weights, random_weights
+from backend.model.weights import Checkpoint, checkpoint_names, load_weights, random_weights, with_products_apart
 from tests.backend.model.checkpoints import CONFIG, Q_PROJ, TIED, load, save, save_sharded, tensors
 
 
@@ -23,6 +24,20 @@ def test_q_k_v_and_gate_up_are_fused_in_that_order(tmp_path: Path) -> None:
     assert torch.equal(layer.qkv, torch.cat((q, k, v)))
     assert layer.gate_up_bias is not None
     assert torch.equal(layer.gate_up_bias, torch.cat((gate, up)))
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_all_but_the_layers_products_are_moved_to_the_device_that_packs_these(is_tied: bool) -> None:
+    weights = random_weights(replace(CONFIG, tie_word_embeddings=is_tied), torch.float16)
+    moved = with_products_apart(weights, torch.device("meta"))
+    assert moved.num_parameters == weights.num_parameters
+    assert (moved.lm_head is moved.embedding) is is_tied
+    there = {name.rsplit(".", 2)[-2:][0] for name, tensor in checkpoint_names(CONFIG, moved) if tensor.is_meta}
+    products = {f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert there >= {"embed_tokens", "norm", "input_layernorm", "post_attention_layernorm"}
+    kept = {name for name, tensor in checkpoint_names(CONFIG, moved) if not tensor.is_meta}
+    assert {name.split(".")[-2] for name in kept} == products
+    assert all(name.endswith("weight") for name in kept), "biases are moved"
 
 
 @pytest.mark.parametrize("write", [save, save_sharded])

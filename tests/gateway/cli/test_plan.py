@@ -62,6 +62,15 @@ def test_of_several_ranks_each_has_its_part_and_they_exchange_sums(model: str, p
     assert f"of which ranks exchange sums for {exchanged * 1e3:.2f} ms" in out
 
 
+def test_packed_weights_take_fewer_bytes_and_steps_less_time(model: str, tmp_path: Path, printed: Printed) -> None:
+    file = tmp_path / "planned.json"
+    out = printed("plan", model, "--memory", "12GiB", "--quantization", "int4", "--save-device", file)
+    assert "those of layers in 5 bits" in out
+    footprint = Footprint(LLAMA_3_8B, "bfloat16", quantization="int4")
+    reading = footprint.bytes_read(1) / GPUS["h200"].bandwidth
+    assert json.loads(file.read_text())["coefficients"][0] == pytest.approx(reading)
+
+
 def test_a_devices_own_figures_take_the_place_of_the_known_ones(model: str, printed: Printed) -> None:
     flags = ["--bandwidth", "2TB", "--flops", "100T", "--gpu", "a100"]
     assert "2.00 TB/s and 100 TFLOP/s; ridge at 50 tokens" in printed("plan", model, "--memory", "40GiB", *flags)
@@ -105,6 +114,7 @@ def test_it_saves_steps_that_read_the_weights_and_then_multiply(model: str, tmp_
             "--max-num-batched-tokens 255: each of --max-num-seqs 256 takes one token of a step",
         ),
         (["--memory", "80GiB", "--max-model-len", "10k"], "the model has 8,192 positions"),
+        (["--quantization", "int4", "--tensor-parallel", "2"], "a GPU packs the weights of models without experts, on"),
         (["--memory", "12GiB"], "12.00 GiB of memory - weights 14.96 GiB"),
         (["--memory", "80GiB", "--gpu", "abacus"], "invalid choice"),
     ],
