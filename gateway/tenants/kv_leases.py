@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from admission.admission import Admission
-from quotas.errors import QuotaError
+from quotas.errors import NotSent, QuotaError
 from quotas.store.redis_store import RedisStore
 
 log = logging.getLogger(__name__)
@@ -94,11 +94,14 @@ class KvLeases:
             lease.wanted_at = now
         limit = max(lease.limit, longest * self._block_bytes)
         wanted = min(round(demand * HEADROOM_RATIO) * self._block_bytes, limit)
-        if (fewer := wanted // self._block_bytes) < lease.blocks:  # given back before others may lease it
+        before = lease.blocks
+        if (fewer := wanted // self._block_bytes) < before:  # given back before others may lease it
             self._set(tenant, lease, fewer)
         try:
             granted, seconds = await self._store.lease_kv(tenant, limit, wanted)
         except QuotaError as error:
+            if isinstance(error, NotSent):
+                self._set(tenant, lease, before)
             self._outage(tenant, lease, error)
             return
         lease.renewed, lease.expires, lease.is_short = now, now + seconds, granted < wanted

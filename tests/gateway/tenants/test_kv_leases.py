@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from gateway.tenants.kv_leases import IDLE_SECONDS, RENEW_SECONDS, KvLeases
-from quotas.errors import StoreFault, StoreUnavailable
+from quotas.errors import NotSent, StoreFault
 from tests.interrupted import assert_ends_when_cancelled
 
 BLOCK = 1024
@@ -23,7 +23,7 @@ class Pool:
     async def lease_kv(self, tenant: str, limit: int, wanted: int) -> tuple[int, float]:
         self.calls += 1
         if self.is_away:
-            raise StoreUnavailable("away")
+            raise NotSent("away")
         return max(0, min(wanted, limit - self.others)), 30.0
 
 
@@ -119,6 +119,13 @@ async def test_an_outage_leaves_the_lease_until_it_expires(bench: Bench) -> None
     assert await bench.after(2) == 0
     bench.pool.is_away = False
     assert await bench.after(RENEW_SECONDS) == 10
+
+
+async def test_a_tenant_that_idles_in_an_outage_has_its_lease_when_it_comes_back(bench: Bench) -> None:
+    bench.engine.needs = 40
+    await bench.lease()
+    bench.pool.is_away, bench.engine.needs = True, 0
+    assert await bench.after(RENEW_SECONDS) == 50
 
 
 @pytest.mark.parametrize("tried", [0.0, 0.02, 0.5, 0.98])
