@@ -51,8 +51,8 @@ ZERO_BOUNDS = LatencyBounds(0.0, 0.0, 0.0)
 
 
 Kind = tuple[int, bool, bool]
-"""The class, whether a deadline presses, and if not whether a debt of the tenant delays it: it then waits for
-its tenant's share, however far off that is, and for such errors requests with deadlines would be refused while nothing
+"""The class, whether a deadline presses, and if not whether the tenant is in debt: other requests wait for their
+tenant's share, however far off that is, and for their errors requests with deadlines would be refused while nothing
 waits.
 """
 
@@ -161,7 +161,7 @@ class EstimateCalibration:
         owes: Callable[[Sequence], bool] = lambda sequence: False,
     ) -> None:
         """`decisive` is the confidence with which a first token must meet its deadline; `pipeline` counts the seconds
-        that steps have stalled; `owes` tells if a sequence is due later for its tenant's debt.
+        that steps have stalled; `owes` tells if a sequence's tenant is in debt.
         """
         self._owes = owes
         self._pipeline = pipeline or Pipeline()

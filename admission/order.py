@@ -3,13 +3,10 @@ victims.
 
 A request with a pressing deadline, one at most `PRESSING_WAIT_S` (10 s) after its arrival, is due at its deadline,
 until that has passed. Any other request, for example of a client that gives up after minutes, is due now, and later by
-what is left of the offset of its class and by the time in which its tenant's share pays what counts of the tenant's
-debt (`delay`); earlier, if the tenant has credit. Where four tenants of weight 1 ask, 20 s of debt make 80 s. While a
-request does not wait, its delay and the age of its class stay as they were when it left the queue: only an edit of
-offsets and the most urgent open class move it, as they move later ones of its class.
-
-A debt that chance may make hardly counts: what tenants of equal demand are behind one another. It would put requests
-without deadlines behind all deadlines, and have requests with deadlines leave room that no tenant needs.
+what is left of the offset of its class and by the time in which its tenant's share pays the tenant's debt
+(`Share.payback`); earlier, if the tenant has credit. Where four tenants of weight 1 ask, 2 s of debt make 8 s. While a
+request does not wait, the time of its payback and the age of its class stay as they were when it left the queue: only
+an edit of offsets and the most urgent open class move it, as they move later ones of its class.
 
 The offset of a class counts from that of the most urgent class with an open request: where no more urgent one is open,
 requests of a class yield to none, nor to its own deadlines. No class stays open for a request that has ended or was
@@ -43,10 +40,10 @@ IN_TIME_SHARE_OF_TARGET = 0.85
 OLDEST_SHARE_OF_SERVICE = 0.25
 """The share of a tenant's service without deadlines that its oldest request has, however short the others are."""
 
-DEBT_TOLERANCE_BURSTS = 0.125
-"""What a tenant may be behind the one with the most credit before a debt counts, in savings limits: 2 s of 16."""
-DEBT_RAMP_BURSTS = 1.0
-"""Savings limits beyond the tolerance, over which the part of a debt that counts grows to all of it: 16 s."""
+DEBT_TOLERANCE_S = 2.0
+"""Engine seconds, for each unit of weight, that a tenant may be in debt and leave others no room."""
+DEBT_RAMP_S = 16.0
+"""Engine seconds of debt beyond the tolerance, over which the room that a debtor leaves grows to the whole guard."""
 
 MIN_STALE_ENTRIES = 64  # requests that may have left a heap before it is made anew
 MAX_TENANTS_EXAMINED = 32  # by a forecast, as each takes microseconds
@@ -294,30 +291,15 @@ class DueOrder:
         due, age = self._dues.get(sequence) or self._due_and_age(sequence)
         return due + self._offset_left(sequence.request.priority_class, age)
 
-    def ramp(self, account: Account) -> float:
-        """Return the part of a tenant's debt that counts, from 0 to 1, by what it is behind the tenant with the most
-        credit: 0 up to `DEBT_TOLERANCE_BURSTS`, all of it `DEBT_RAMP_BURSTS` further, and the square in between: the
-        further a tenant is behind, the less chance made it.
-        """
-        behind = self.share.behind_best(account) / self.share.burst_s
-        part = max(0.0, min(1.0, (behind - DEBT_TOLERANCE_BURSTS) / DEBT_RAMP_BURSTS))
-        return part * part
-
-    def delay(self, account: Account) -> float:
-        """Return the seconds by which a tenant's requests without deadlines are due later for its debt; below 0: sooner
-        for its credit. Of a debt no more counts than the ramp times what the tenant is behind: chance makes debts too.
-        """
-        counted = self.ramp(account) * self.share.behind_best(account)
-        return min(self.share.payback(account), counted * self.share.scale)
-
     def _due_and_age(self, sequence: Sequence) -> tuple[float, float]:
         """Return when a request is due now, but for its class's offset, and the age of its class, which takes from that
         offset. The age is infinite if the request is due at its deadline: no offset is left then.
         """
         if self._is_dated(sequence):
             return _deadline(sequence), inf
+        payback = self.share.payback(self.share.account(sequence.tenant))
         age = self._ages.age(sequence.request.priority_class, self.now, self._held)
-        return self.now + self.delay(self.share.account(sequence.tenant)), age
+        return self.now + payback, age
 
     def _is_dated(self, sequence: Sequence) -> bool:
         """Return True until its deadline has passed, if that presses: a deadline of the past would be due first for
@@ -337,7 +319,7 @@ class DueOrder:
 
     def _due_of(self, undated: UndatedBacklog) -> float:
         """Return when a tenant's requests without deadlines are due."""
-        return self.now + self.delay(undated.account) + self._offset(undated.level)
+        return self.now + self.share.payback(undated.account) + self._offset(undated.level)
 
     def _waits(self, sequence: Sequence, number: int) -> bool:
         undated = self.undated.get(sequence.tenant)
@@ -400,21 +382,19 @@ class DueOrder:
         first = self._first_tenant()
         if first is None or (dated is not None and dated.due <= first[0]):
             return dated.sequence if dated is not None else None
-        return first[-1].first(self.now)
+        return first[2].first(self.now)
 
-    def _first_tenant(self) -> tuple[float, float, int, UndatedBacklog] | None:
-        """Return the tenant due first among tenants not on hold, behind its `_rank`. O(classes log tenants)."""
+    def _first_tenant(self) -> tuple[float, int, UndatedBacklog] | None:
+        """Return the tenant due first among tenants not on hold, behind its due time and its number. O(classes log
+        tenants).
+        """
         repaid, self.share.repaid = self.share.repaid, []
         for account in repaid:
             account.is_repaid = False
             if (waiting := self.undated.get(account.tenant)) is not None:
                 self._rankings[waiting.level].place(waiting)
         firsts = [ranking.first(self._held) for ranking in self._rankings.values()]
-        return min([(*self._rank(one), one) for one in firsts if one is not None], default=None)
-
-    def _rank(self, undated: UndatedBacklog) -> tuple[float, float, int]:
-        """Return when a tenant is due; of tenants due at once the one with the most credit goes first."""
-        return self._due_of(undated), undated.account.offset, undated.number
+        return min([(self._due_of(one), one.number, one) for one in firsts if one is not None], default=None)
 
     def first_that(self, may: Callable[[str, int], bool]) -> Sequence | None:
         """Return the waiting request due first, of tenants not on hold, whose tenant and class pass the test. O(tenants
@@ -424,8 +404,8 @@ class DueOrder:
         others = (entry for entry in self.dated if entry.sequence.tenant not in held)
         dated = next((e for e in others if may(e.sequence.tenant, e.sequence.request.priority_class)), None)
         tenants = [one for tenant, one in self.undated.items() if tenant not in held and may(tenant, one.most_urgent)]
-        for undated in sorted(tenants, key=self._rank):
-            if dated is not None and dated.due <= self._due_of(undated):
+        for due, _, undated in sorted([(self._due_of(one), one.number, one) for one in tenants]):
+            if dated is not None and dated.due <= due:
                 break
             first = undated.first(self.now)
             if may(first.tenant, first.request.priority_class):
@@ -503,8 +483,8 @@ class DueOrder:
         for undated, times in self._examined(None if is_dated else tenant):
             if undated.account.tenant in held:
                 continue
-            soonest = self.now + self.delay(undated.account)
-            lowest, until = level, due - soonest - self._offset(undated.level)
+            lowest, until = level, due - self._due_of(undated)
+            soonest = self.now + self.share.payback(undated.account)
             for lower in undated.classes_below(level):  # due earlier than the newcomer too, where the class has aged
                 if (left := due - soonest - self._offset(lower)) > 0.0:
                     lowest, until = max(lowest, lower), max(until, left)
@@ -536,9 +516,13 @@ class DueOrder:
         """Return the entries of tenants not on hold: the end of a hold cannot be foreseen."""
         return [entry for entry in entries if entry.sequence.tenant not in self._held] if self._held else entries
 
+    def ramp(self, account: Account) -> float:
+        """Return a tenant's debt beyond `DEBT_TOLERANCE_S` as a share of `DEBT_RAMP_S`, from 0 to 1."""
+        return max(0.0, min(1.0, (self.share.behind_best(account) - DEBT_TOLERANCE_S) / DEBT_RAMP_S))
+
     def makes_way_for(self, newcomer: Sequence, for_debts: bool, for_classes: bool) -> Callable[[Sequence], bool]:
         """Return a test of other requests: True if admission refuses the other rather than a newcomer, whose tenant is
-        no debtor, because the other's tenant is (`for_debts`), or because it is of a lower class of the same tenant
+        not in debt, because the other's tenant is (`for_debts`), or because it is of a lower class of the same tenant
         (`for_classes`): classes are no shares.
         """
         tenant, level, debtors = newcomer.tenant, newcomer.request.priority_class, dict[str, bool]()

@@ -4,13 +4,12 @@ A request with a deadline is admitted if it is forecast in time, and if no earli
 becomes late by it (the admission test of earliest deadline first: Liu and Layland, 1973). An admitted request is never
 given up for another.
 
-Room. A tenant whose debt counts (`DueOrder.ramp`), a debtor, must leave a part of its slack free for the others, and a
-lower class for the higher classes of its tenant. A debtor's part is a guard times the part of its debt that counts, in
-every class: between tenants shares decide, not classes. Guards are learned, one for all debtors, and for lower classes
-one by tenant and class: each rises when a request of a tenant that is no debtor is refused that would be in time
-without that work, and falls when one is admitted, so that `WRONGED_SHARE_OF_REQUESTS` of them are refused for that
-work. While no request is wronged, debtors' guard falls from `GUARD_STEP_SHARE` to 0 in some 50 admissions, and that of
-lower classes is 0.
+Room. A tenant in debt must leave a part of its slack free for the others, and a lower class for the higher classes of
+its tenant. A debtor's part grows with the debt (`DueOrder.ramp`) up to a guard, the same in every class: between
+tenants shares decide, not classes. Guards are learned, one for all debtors, and for lower classes one by tenant and
+class: each rises when a request of a tenant without debt is refused that would be in time without that work, and falls
+when one is admitted, so that `WRONGED_SHARE_OF_REQUESTS` of them are refused for that work. While no request is
+wronged, debtors' guard falls from `GUARD_STEP_SHARE` to 0 in some 50 admissions, and that of lower classes is 0.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from math import inf
 
 from admission.backlog import Backlog, DrainMeter, Load
 from admission.calibration import CalibratedEstimate, EstimateCalibration, LatencyBounds
-from admission.conformal import BoundLine
 from admission.forecast import Delayed, Forecast, Forecaster
 from admission.order import DueOrder
 from admission.outcome import DeadlineInfeasible, QueueFull, TenantQueueFull
@@ -39,7 +37,7 @@ PATIENCE_ROOM_PREFILLS = 16.0
 mean, scaled by how much of its time is taken: without it, patient requests would be admitted until all of their time is
 taken, and would hold up all later arrivals.
 """
-WRONGED_SHARE_OF_REQUESTS = 0.02  # of tenants that are no debtors, refused for debtors and their own lower classes
+WRONGED_SHARE_OF_REQUESTS = 0.02  # of tenants without debt, refused for debtors and their own lower classes
 GUARD_STEP_SHARE = 0.25  # by which a guard moves for a wronged request; debtors' begins there
 
 
@@ -64,16 +62,16 @@ class LearnedGuard:
         self._own_parts: dict[tuple[str, int], tuple[float, float]] = {}
 
     def kept_for(self, tenant: str, priority_class: int, ramp: float, now: float) -> float:
-        """Return the part of its slack that a newcomer of the class with a deadline leaves; `ramp` is the part of its
-        tenant's debt that counts (`DueOrder.ramp`). A higher class counts while requests of it, of the same tenant, are
-        admitted or wronged: otherwise no request needs the room.
+        """Return the part of its slack that a newcomer of the class with a deadline leaves, `ramp` being its tenant's
+        debt (`DueOrder.ramp`). A higher class counts while requests of it, of the same tenant, are admitted or wronged:
+        otherwise no request needs the room.
         """
         owed = ramp * self._debtors_part
         higher = [self._own_parts.get((tenant, level), (0.0, -inf)) for level in range(priority_class)]
         return max([owed, *[part for part, learned_at in higher if now - learned_at < ASKING_S]])
 
     def learn(self, tenant: str, priority_class: int, by_debtors: bool, by_lower_classes: bool, now: float) -> None:
-        """Learn from a request of a tenant that is no debtor: it was refused for the work of debtors, for that of its
+        """Learn from a request of a tenant without debt: it was refused for the work of debtors, for that of its
         tenant's lower classes, for both together, or for neither: it was admitted.
         """
         self._debtors_part = _moved(self._debtors_part, by_debtors)
@@ -136,7 +134,7 @@ class AdmissionControl:
 
     def _owes(self, sequence: Sequence) -> bool:
         order = self._order
-        return order is not None and order.delay(order.share.account(sequence.tenant)) > 0.0
+        return order is not None and order.share.credit(order.share.account(sequence.tenant)) < 0.0
 
     def _check_bounds(self, sequence: Sequence, load: Load) -> None:
         own = self.backlog.of(sequence.tenant)
@@ -216,7 +214,7 @@ class AdmissionControl:
     def _wronged(
         self, order: DueOrder, sequence: Sequence, forecast: Forecast, excess: float, now: float
     ) -> tuple[bool, bool]:
-        """Return whether a late request, whose tenant is no debtor, is wronged by debtors, and by its tenant's lower
+        """Return whether a late request, of a tenant without debt, is wronged by debtors, and by its tenant's lower
         classes: without their work it would be in time and make no other late. Both do where neither alone does.
         """
         due = order.due(sequence)
@@ -257,13 +255,14 @@ class AdmissionControl:
         requests that make way for it do not count; 0 if none is late. O(requests behind), the main cost where many
         wait.
         """
-        worst, pressing, likely = 0.0, -1, BoundLine(0.0, 0.0)
+        worst, of = 0.0, (0, True, False)
+        likely = self.calibration.likely(of)
         for sequence, first_token in zip(behind.sequences, behind.first_tokens):  # noqa: B905 - as in `Ledger`
-            due, level = sequence.request.first_token_by, sequence.request.priority_class
+            due, kind = sequence.request.first_token_by, self.calibration.kind(sequence)
             assert due is not None, "it has a deadline"
-            if level != pressing or not sequence.is_pressing:  # else of the same kind as the one before
-                pressing = level if sequence.is_pressing else -1
-                likely = self.calibration.likely(self.calibration.kind(sequence))
+            if of != kind:
+                of = kind
+                likely = self.calibration.likely(of)
             excess = likely.at(first_token) - (due - now)
             if excess <= worst or likely.at(first_token - prefill) > due - now:
                 continue

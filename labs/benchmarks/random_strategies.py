@@ -20,7 +20,7 @@ from random import Random
 from statistics import mean
 from typing import NamedTuple
 
-from admission.order import DEBT_RAMP_BURSTS, DEBT_TOLERANCE_BURSTS
+from admission.order import DEBT_RAMP_S, DEBT_TOLERANCE_S
 from admission.share import BURST_S, DEBT_LIMIT_BURSTS
 from labs.benchmarks.mixes import DEFAULT_CLASS, TARGETS, default_policy
 from labs.benchmarks.overload_loads import DEVICE, ENGINE, MAX_TOKENS
@@ -33,9 +33,7 @@ from labs.simulation.recorder import Objective, Recorder
 LOAD = 1.5
 FIRST_SECONDS, SETTLED_SECONDS, END_SECONDS = 90.0, 120.0, 240.0
 MOST_GAIN = 1.05
-DATED_BOUND_S = (
-    DEBT_TOLERANCE_BURSTS + DEBT_RAMP_BURSTS
-) * BURST_S  # engine seconds beyond its share, once, if all have deadlines
+DATED_BOUND_S = DEBT_TOLERANCE_S + DEBT_RAMP_S  # engine seconds beyond its share, once, if all have deadlines
 UNDATED_BOUND_S = (1 + DEBT_LIMIT_BURSTS) * BURST_S  # the same without, and with what it had saved before
 LENGTHS = ((600, 120), (600, 120), (6000, 80), (60, 12), (3000, 600), (50, 900), (660, 1), (12_000, 20))
 CLASSES = ((1,), (1,), (0,), (2,), (0, 1), (1, 2), (0, 1, 2), (0, 2), (1, 1, 1, 1, 1, 1, 1, 1, 1, 2))

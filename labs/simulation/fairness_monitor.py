@@ -3,31 +3,27 @@
 from collections.abc import Iterable
 
 from admission.controller import Controller
-from admission.order import DEBT_RAMP_BURSTS, DEBT_TOLERANCE_BURSTS, DueOrder
+from admission.order import DueOrder
 from backend.scheduler.sequence import Sequence
 from labs.simulation.statistics import ServiceGap
 
 
-def gap_bound(
-    weights: tuple[float, float], start_s: float, latest_s: float, counts_s: float, ahead_s: float, run_up_s: float
-) -> float:
+def gap_bound(weights: tuple[float, float], start_s: float, latest_s: float, ahead_s: float, run_up_s: float) -> float:
     """Return the most engine seconds, for each unit of weight, by which the service of two tenants differs over any
     interval in which both have requests without deadlines waiting: |W_i/w_i - W_j/w_j|.
 
-    `start_s`: the largest difference of two tenants' credits. `latest_s`: the largest offset of a class, 0 for tenants
-    in one class. `counts_s`: what a tenant is behind when all of its debt counts. `ahead_s`: seconds that a tenant has
-    prepaid for prompts and not used yet. `run_up_s`: seconds that a tenant spends between two choices of its requests.
+    `start_s`: the largest difference of two tenants' credits. `latest_s`: the largest offset of a
+    class, 0 for tenants in one class. `ahead_s`: seconds that a tenant has prepaid for prompts and not used yet.
+    `run_up_s`: seconds that a tenant spends between two choices of its requests.
 
-    While i is chosen rather than j, credit_i >= credit_j in one class. In two it is at least credit_j - apart_s, the
-    larger of `counts_s` and of latest_s / W, W >= w_i + w_j being the weight of all asking tenants. Afterwards i spends
-    at most the run-up. Grants are the same for both while both have work waiting. So the difference of credits moves
-    between -(apart_s + run_up_s / w_i) and the same for j, or from its value when the later backlog began, at most
-    `start_s`; service is grants less credit less prepaid seconds.
+    While i is chosen rather than j, credit_i >= credit_j - latest_s / W, W >= w_i + w_j being the weight of all asking
+    tenants; afterwards i spends at most the run-up. Grants are the same for both while both have work waiting. So the
+    difference of credits moves between -(latest_s / W + run_up_s / w_i) and the same for j, or from its value when the
+    later backlog began, at most `start_s`; service is grants less credit less prepaid seconds.
     """
     one, other = weights
-    apart_s = max(latest_s / (one + other), counts_s) if latest_s else 0.0
-    first = max(start_s, apart_s + run_up_s / min(one, other))
-    return first + apart_s + (run_up_s + ahead_s) * (1 / one + 1 / other)
+    first = max(start_s, latest_s / (one + other) + run_up_s / min(one, other))
+    return first + latest_s / (one + other) + (run_up_s + ahead_s) * (1 / one + 1 / other)
 
 
 class FairnessMonitor:
@@ -88,8 +84,7 @@ class FairnessMonitor:
         if len(weights) < 2:
             return 0.0
         spread_s = self.share.burst_s + self.share.debt_limit_s
-        counts_s, lightest = (DEBT_TOLERANCE_BURSTS + DEBT_RAMP_BURSTS) * self.share.burst_s, (weights[0], weights[1])
-        return gap_bound(lightest, spread_s, self.latest_s, counts_s, self.most_ahead_s, self.most_run_up_s)
+        return gap_bound((weights[0], weights[1]), spread_s, self.latest_s, self.most_ahead_s, self.most_run_up_s)
 
     def check(self) -> None:
         assert self.gap <= self.bound * (1 + 1e-9), f"the service gap {self.gap} exceeds its bound {self.bound}"

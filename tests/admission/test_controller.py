@@ -14,13 +14,11 @@ from tests.backend.sequences import make_sequence
 CONFIG = CoreConfig(memory=MemoryGate.OPTIMISTIC)
 
 
-def crowded(count: int, max_preemptions: int, tenants: str = "t") -> tuple[ClockedCore, list[Sequence]]:
-    """More than there is memory for, once they have grown; the tenants send in turn."""
+def crowded(count: int, max_preemptions: int) -> tuple[ClockedCore, list[Sequence]]:
+    """More than there is memory for, once they have grown."""
     engine = EngineConfig(12, 48, 4, 4, 16, prefill_chunk=8, max_preemptions=max_preemptions)
     machine = ClockedCore(make_core(CONFIG, engine), lambda step: 0.01)
-    sequences = [  # each is promised
-        make_sequence(f"s{n}", tenants[n % len(tenants)], 8, 38, first_token_target=60.0) for n in range(count)
-    ]
+    sequences = [make_sequence(f"s{n}", "t", 8, 38, first_token_target=60.0) for n in range(count)]  # each is promised
     for sequence in sequences:
         machine.add(sequence)
         machine.now += 0.001
@@ -28,7 +26,7 @@ def crowded(count: int, max_preemptions: int, tenants: str = "t") -> tuple[Clock
 
 
 def test_a_preempted_sequence_counts_as_waiting_even_where_no_step_was_planned() -> None:
-    machine, sequences = crowded(6, max_preemptions=8, tenants="tu")
+    machine, sequences = crowded(2, max_preemptions=8)
     in_vain = 0
     while machine.scheduler.has_work:
         machine.plan()

@@ -80,7 +80,7 @@ def test_the_line_around_a_newcomer_is_the_order_in_which_all_are_served(name: s
             admitted.append(head)
     newcomer = arriving(count)
     due = order.due(newcomer)
-    ahead, behind = order.ahead(newcomer, due), [one.sequence for one in order.behind(newcomer, due)]
+    ahead, behind = order.ahead(newcomer, due), [one for _, _, one, _ in order.behind(newcomer, due)]
     assert order.ahead(newcomer, due) == ahead, "and asking changes nothing"
     order.set_time(now := float(count))
     order.add(newcomer)
