@@ -18,6 +18,7 @@ TABLE = [
     (errors.Forbidden("m"), 403, INVALID, "insufficient_permissions", None, None),
     (errors.RoleNotAllowed("m"), 403, INVALID, "role_not_allowed", None, None),
     (errors.PolicyChanged("m"), 412, INVALID, "policy_changed", None, None),
+    (errors.KeyChanged("m"), 412, INVALID, "key_changed", None, None),
     (errors.PolicyUnavailable("m"), 500, "internal_error", "policy_unavailable", None, None),
     (errors.RequestLogUnavailable("m"), 500, "internal_error", "request_log_unavailable", None, None),
     (errors.ClassNotAllowed("m"), 403, INVALID, "class_not_allowed", None, None),

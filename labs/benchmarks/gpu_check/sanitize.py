@@ -39,6 +39,7 @@ UNSUPPORTED = "Device not supported"
 KERNELS = (
     "_rms_norm", "_silu_mul", "_rope_and_store", "_decode", "_join", "_prefill", "_product", "_survey", "gather",
     "_choose", "_apply_token_bitmask", "_shrink", "_expand", "_multiply_groups",
+    "_packed_product",
 )  # fmt: skip
 STARTS = """
 from ctypes import CDLL, byref, c_void_p

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from backend.config import EngineConfig
+from backend.kernels.integers import rounded
+from backend.kernels.packed_product import PackedProduct, PackedWeight
 from backend.kernels.self_check import disagreements
 from backend.kernels.triton_lang import FP8
 from backend.kernels.triton_ops import TritonOps
@@ -180,10 +182,22 @@ def _beside(decodes: Batch, prompts: Batch) -> Batch:
     )
 
 
+def multiply_packed(device: torch.device) -> None:
+    """Run a product of few rows and one of many with a weight in each form of 4 and 8 bits."""
+    weight = torch.randn(80, 320, device=device)
+    forms = [PackedWeight.of_integers(rounded(weight, bits)) for bits in (4, 8)] + [
+        PackedWeight.rounded_to_e4m3(weight)
+    ]
+    for form in forms:
+        for rows in (3, 70):
+            PackedProduct((form,), None)(torch.randn(rows, 320, device=device).bfloat16())
+
+
 def run(all_numbers: tuple[Numbers, ...], size: Size, device: torch.device) -> Iterator[str]:
     """Yield the name of the next step before it runs, and at the end."""
     yield "operations one by one"  # masks and adapters among them, which no step below has
     disagreements(TritonOps(), torch.float32, device)
+    multiply_packed(device)
     for numbers in all_numbers:
         runner = None
         for what, batch in steps(size).items():

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels.cpu import CpuOps
+from backend.kernels.linear import MIN_TILED_OUTPUTS
 from backend.kernels.native import NativeLayers, PackedLinear
 from backend.kernels.ops import DecoderLayer, DecoderStack
 from backend.kernels.reference import one_by_one
@@ -74,8 +75,9 @@ def test_products_in_bfloat16_are_the_librarys_unless_the_processor_multiplies_i
     monkeypatch.setattr("backend.kernels.build.multiplies_in_bfloat16", lambda: multiplies)
     monkeypatch.setattr("backend.kernels.cpu.packs", lambda dtype: True)
     monkeypatch.setattr("backend.kernels.cpu.TiledLinear", lambda weight, bias: SimpleNamespace(batch_invariant=True))
-    product = native.linear(torch.zeros(8, 16, dtype=torch.bfloat16), None)
+    product = native.linear(torch.zeros(MIN_TILED_OUTPUTS, 16, dtype=torch.bfloat16), None)
     assert isinstance(product, PackedLinear) is not multiplies
+    assert isinstance(native.linear(torch.zeros(1, 16, dtype=torch.bfloat16), None), PackedLinear)
 
 
 def test_a_product_refuses_what_it_would_misread(native: CpuOps) -> None:

@@ -12,7 +12,7 @@ from backend.kernels.self_check import disagreements
 from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check import sanitize, sanitized
 from labs.benchmarks.gpu_check.compiling import launch_sanitized
-from labs.benchmarks.gpu_check.paper_gpu import paper_gpu
+from labs.benchmarks.gpu_check.paper_gpu import META, paper_gpu
 from labs.benchmarks.processes import ROOT
 
 CLEAN = """\
@@ -207,4 +207,5 @@ def test_the_steps_launch_every_kernel_of_the_layers_and_of_sampling(numbers: sa
     with paper_gpu(90, lambda kernel, _args, _constants: launched.add(kernel.fn.__name__)):
         launch_sanitized(numbers, sanitized.SIZE)
         disagreements(TritonOps(), torch.float32)
+        sanitized.multiply_packed(META)
     assert launched == set(sanitize.KERNELS)
