@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quotas.errors import StoreFault
 from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource, TokenPrices
 from quotas.reservation import Usage
 from quotas.store.batches import LEAST_FILE_BYTES, SCANNED, DoneLine, FinishedLine
@@ -105,6 +106,23 @@ async def test_the_list_of_batches_forgets_those_whose_time_is_over(store: Redis
         await batches._execute(b"DEL", batches._batch_key(tenant, name))
     await batches.open(tenant, "d", FIELDS, 9)
     assert await batches._execute(b"ZRANGE", batches._of(tenant, "batches"), 0, -1) == [b"c", b"d"]
+
+
+async def test_an_old_batch_that_is_no_hash_keeps_no_other_from_being_opened(store: RedisStore, tenant: str) -> None:
+    """What a script has written stays when it fails: each try would leave a batch that is computed and charged."""
+    batches = store.batches()
+    await batches.open(tenant, "a", FIELDS, 9)
+    await batches._execute(b"SET", batches._batch_key(tenant, "a"), b"text")
+    assert await batches.open(tenant, "b", FIELDS, 9)
+    assert await batches._execute(b"ZRANGE", batches._of(tenant, "batches"), 0, -1) == [b"b"]
+
+
+async def test_a_batch_that_cannot_be_listed_leaves_nothing(store: RedisStore, tenant: str) -> None:
+    batches = store.batches()
+    await batches._execute(b"SET", batches._of(tenant, "batches"), b"text")
+    with pytest.raises(StoreFault):
+        await batches.open(tenant, "a", FIELDS, 9)
+    assert await batches.batch(tenant, "a") is None
 
 
 async def test_batches_that_have_ended_make_room_for_others_and_open_ones_do_not(
