@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
 from itertools import chain
-from operator import itemgetter
+from operator import itemgetter, lt
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -77,7 +77,7 @@ class LedgerRows(NamedTuple):
         return found, num_damaged + self.is_damaged
 
     def by_day(self, first: date, last: date) -> dict[date, Batch]:
-        """The usage on these days; entries with a damaged count are told and left out. A count below zero is none: what
+        """The usage on these days; an entry with a damaged count is told and left out. A negative count is sound: what
         was booked on the day before may be taken back.
         """
         found = dict[date, Batch]()
@@ -85,7 +85,7 @@ class LedgerRows(NamedTuple):
             row, in_batches = kind_of(name)
             for number, *counts in chain.from_iterable(map(ENTRY.iter_unpack, parts)):
                 if first <= (day := EPOCH + timedelta(days=number)) <= last:
-                    if not all(abs(count) < most for count, most in zip(counts, MOSTS, strict=True)):
+                    if not all(map(lt, map(abs, counts), MOSTS)):  # nan is not
                         self.tell(f"counts of {name!r:.200}")
                         continue
                     batch = found.setdefault(day, {})
