@@ -6,7 +6,8 @@ from typing import Any
 
 from scripts.soak_load import SERVED, Manner, Visitor
 
-MAX_BATCH_LINES, BATCH_POLLS = 6, 40
+MAX_BATCH_LINES = 6
+BATCH_POLLS, POLL_SECONDS = 20, 0.25  # so that a gate that closes waits five seconds for a batch
 
 COLOURS = ("red", "green", "blue", "grey", "brown", "black", "white")
 
@@ -115,7 +116,7 @@ async def batch(visitor: Visitor) -> None:
     polls = random.choice((0, BATCH_POLLS))
     while polls and one.get("status") not in ("completed", "failed", "expired", "cancelled"):
         polls -= 1
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(POLL_SECONDS)
         status, found = await _ask(visitor, "GET", path, tenant, {})
         visitor.note("batch GET", status, SERVED)
         one = found if status == 200 else one
@@ -138,10 +139,12 @@ async def short_lived_key(visitor: Visitor) -> None:
         return
     key = reply.json()
     own = {"authorization": f"Bearer {key['key']}", "x-sluice-session": visitor.random.randbytes(6).hex()}
-    status, _ = await _post(visitor, "chat/completions", visitor.chat(max_tokens=5), "steady", **own)
-    visitor.note("key's answer", status, SERVED | {401})
-    reply = await visitor.http.post(f"{url}/{key['id']}/revoke", json={}, headers=headers)
-    visitor.note("key revoked", reply.status_code, {200})
+    try:
+        status, _ = await _post(visitor, "chat/completions", visitor.chat(max_tokens=5), "steady", **own)
+        visitor.note("key's answer", status, SERVED | {401})
+    finally:  # also of a broken connection: a key that stays is memory that grows
+        reply = await visitor.http.post(f"{url}/{key['id']}/revoke", json={}, headers=headers)
+        visitor.note("key revoked", reply.status_code, {200})
 
 
 DIALECTS: dict[Manner, float] = {  # by how often, beside a hundred chats

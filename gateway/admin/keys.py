@@ -25,7 +25,16 @@ from gateway.http.json_body import Wire
 from gateway.quoting import quoted
 from gateway.tenants.auth import Principal, new_key
 from gateway.tenants.effective_policy import EffectivePolicy
-from gateway.tenants.key_source import KeySource, RotatedAlready, UnknownKey, edit, revoke, rotate
+from gateway.tenants.key_source import (
+    EditedSince,
+    KeySource,
+    RotatedAlready,
+    UnknownKey,
+    edit,
+    narrowed,
+    revoke,
+    rotate,
+)
 from gateway.tenants.key_store import KeyRecord, KeyStoreError
 from gateway.tenants.live_policy import LivePolicy
 from gateway.tenants.unnamed_tenants import describe_unnamed
@@ -118,14 +127,20 @@ class Keys:
         Raises `BadRequest`, `KeyNotFound`, `KeyChanged`, `AuditUnavailable` and `KeysUnavailable`.
         """
         fields, record, now = await self._edited(key_id, asked), self._stored(key_id), datetime.now(UTC)
-        if asked.edition not in (None, _edition(record)):
-            raise KeyChanged(f"The key {quoted(key_id)} was edited since you read it: read it again.")
+        if asked.edition not in (None, _edition(record)):  # a dry run is refused as well
+            raise _translated(EditedSince(key_id), "")
+
+        def is_expected(stored: KeyRecord) -> bool:
+            tenant = self._policies.current.tenant(stored.tenant)
+            return asked.edition in (None, _edition(narrowed(stored, tenant)))
+
         before, after = (self._row(one, now) for one in (record, replace(record, **fields)))
         pairs = [(name, before[name], after[name]) for name in fields if before[name] != after[name]]
         changes = [f"{name}: {_shown(old)} -> {_shown(new)}" for name, old, new in pairs]
         if changes and not asked.dry_run:
             target = f"{record.id} of {record.tenant}: {'; '.join(changes)}"
-            await self._change(actor, "keys.edit", target, lambda: edit(self._source.store, key_id, fields))
+            store = self._source.store
+            await self._change(actor, "keys.edit", target, lambda: edit(store, key_id, fields, is_expected))
         return after | {"changes": changes}
 
     async def _edited(self, key_id: str, asked: KeyEdit) -> dict[str, Any]:
@@ -190,6 +205,7 @@ class Keys:
                 changed = await asyncio.to_thread(change)
             except KeyStoreError as error:
                 await self._audit.record(actor, action, target, f"failed: {error!s:.500}")
+                await self._source.reload()  # for an admin who reads again
                 raise _translated(error, target) from None
             await self._source.reload()
             return changed
@@ -340,8 +356,10 @@ def _argument(param: str, read: Callable[[str], T], text: str) -> T:
         raise BadRequest(f"{param}: {error}.", param) from None
 
 
-def _translated(error: KeyStoreError, target: str) -> BadRequest | KeyNotFound | KeysUnavailable:
+def _translated(error: KeyStoreError, target: str) -> BadRequest | KeyNotFound | KeyChanged | KeysUnavailable:
     match error:
+        case EditedSince():
+            return KeyChanged(f"{error!s}.".replace("the key", "The key", 1))
         case UnknownKey():
             return KeyNotFound(f"There is no stored key {target:.200} any longer.")
         case RotatedAlready():

@@ -222,6 +222,13 @@ class UnknownKey(KeyStoreError):
         )
 
 
+class EditedSince(KeyStoreError):
+    """The key is not as it was when the edit was asked."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(f"the key {quoted(key_id)} was edited since you read it: read it again")
+
+
 class RotatedAlready(KeyStoreError):
     """A second rotation would leave three secrets: the older one was promised until `until`."""
 
@@ -252,11 +259,17 @@ def rotate(
     return key, new
 
 
-def edit(store: KeyStore, key_id: str, fields: Mapping[str, Any]) -> KeyRecord:
-    """Replace these fields of a stored key's record. Raises `UnknownKey` and `KeyStoreError`."""
+def edit(
+    store: KeyStore, key_id: str, fields: Mapping[str, Any], is_expected: Callable[[KeyRecord], bool] = lambda _: True
+) -> KeyRecord:
+    """Replace these fields of a stored key's record, if it is the expected one: no other process edits it meanwhile.
+    Raises `UnknownKey`, `EditedSince` and `KeyStoreError`.
+    """
     with store.edit() as records:
         if key_id not in records:
             raise UnknownKey(key_id)
+        if not is_expected(records[key_id]):
+            raise EditedSince(key_id)
         records[key_id] = replace(records[key_id], **fields)
     return records[key_id]
 

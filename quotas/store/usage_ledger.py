@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
 from itertools import chain
-from operator import itemgetter
+from operator import itemgetter, lt
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -28,6 +28,8 @@ from quotas.store.scripts import Script, ScriptRunner
 from quotas.usage_row import UsageRow, rest_name, row_of
 
 ENTRY = struct.Struct("<H7d")  # of lua/ledger.lua
+MOST = 2.0**53  # of a count; another is none of ours
+MOSTS = (*[MOST] * 4, MOST * 2**26, *[MOST] * 2)  # in their order: KV byte seconds may be more
 LEDGERS = b":ledger:"
 PATTERN = f"{PREFIX}:{{*}}".encode() + LEDGERS
 LEDGER = re.compile(rb"%b:\{([!-z|~]{1,192})\}%b([0-9]{1,6})" % (PREFIX.encode(), LEDGERS))
@@ -75,19 +77,19 @@ class LedgerRows(NamedTuple):
         return found, num_damaged + self.is_damaged
 
     def by_day(self, first: date, last: date) -> dict[date, Batch]:
-        """The usage on these days."""
+        """The usage on these days; an entry with a damaged count is told and left out. A negative count is sound: what
+        was booked on the day before may be taken back.
+        """
         found = dict[date, Batch]()
         for name, parts in self.entries()[0].items():
             row, in_batches = kind_of(name)
             for number, *counts in chain.from_iterable(map(ENTRY.iter_unpack, parts)):
                 if first <= (day := EPOCH + timedelta(days=number)) <= last:
-                    try:
-                        used = usage_of(map(int, counts), in_batches)
-                    except DAMAGE as error:
-                        self.tell(f"{error} in {name!r:.200}")
+                    if not all(map(lt, map(abs, counts), MOSTS)):  # nan is not
+                        self.tell(f"counts of {name!r:.200}")
                         continue
                     batch = found.setdefault(day, {})
-                    batch[row] = batch.get(row, NOTHING) + used
+                    batch[row] = batch.get(row, NOTHING) + usage_of(map(int, counts), in_batches)
         return found
 
     def tell(self, what: str) -> None:

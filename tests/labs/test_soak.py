@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from backend.bound_process import bound
 from labs.benchmarks.report import Report
 from scripts import soak
 from scripts.soak import KEPT, LEFT, Row, judge
+from scripts.soak_dialects import batch, short_lived_key
 from scripts.soak_load import BROKEN, Visitor
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +87,40 @@ async def test_a_break_of_the_network_is_expected_and_an_answer_that_does_not_co
             await soak.come_and_go(visitor, gate)
     assert visitor.wrong == {("manner: ReadTimeout", BROKEN): 1}
     assert visitor.statuses.total() == 3
+
+
+async def test_a_key_whose_holder_lost_the_connection_is_revoked(tmp_path: Path) -> None:
+    paths = list[str]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        if request.url.path == "/v1/chat/completions":
+            raise httpx.ReadError("reset")
+        return httpx.Response(200, json={"id": "k1", "key": "secret"})
+
+    server: Any = SimpleNamespace(url="http://gateway", admin_url="http://admin", admin_headers={})
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        with pytest.raises(httpx.ReadError):
+            await short_lived_key(Visitor(server, {"steady": "key"}, tmp_path, Random(0), http))
+    assert paths == ["/admin/v1/keys", "/v1/chat/completions", "/admin/v1/keys/k1/revoke"]
+
+
+async def test_a_batch_that_does_not_end_is_waited_for_a_few_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = list[float]()
+
+    async def waited(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("scripts.soak_dialects.asyncio", SimpleNamespace(sleep=waited))
+    server: Any = SimpleNamespace(url="http://gateway")
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"id": "one", "status": "in_progress"}))
+    async with httpx.AsyncClient(transport=transport) as http:
+        for seed in range(4):
+            waits.clear()
+            await batch(Visitor(server, {"steady": "key"}, tmp_path, Random(seed), http))
+            assert sum(waits) in (0, 5)
 
 
 @pytest.mark.nightly

@@ -6,7 +6,8 @@ if tonumber(redis.call('HGET', booked, ARGV[1]) or 0) >= tonumber(ARGV[2]) then 
 for a = 3, #ARGV, 8 do
   local numbers = {}
   for place = 1, 7 do numbers[place] = tonumber(ARGV[a + place]) end
-  book(KEYS[1], ARGV[a], unpack(numbers))
+  local failed = book(KEYS[1], ARGV[a], unpack(numbers))
+  if failed then return failed end -- of the first row: its replica keeps them all, and tries again
 end
 redis.call('HSET', booked, ARGV[1], ARGV[2])
 redis.call('EXPIRE', booked, 86400)

@@ -17,7 +17,8 @@ end
 local function with_item(items, at, item) return items:sub(1, at) .. item .. items:sub(at + #item + 1) end
 
 -- Add to what a row has used today, by the clock alone. What is taken back is negative. A number before a row's name is how
--- many rows a day has before such rows are summed up.
+-- many rows a day has before such rows are summed up. Where the ledger is no hash, nothing is booked, which its readers tell.
+-- The error is returned, not raised: what the script has written before stays, so that the rest has to follow.
 local function book(tenant, row, r, i, c, o, kv, us, reasoning)
   us, reasoning = us or 0, reasoning or 0
   if r == 0 and i == 0 and c == 0 and o == 0 and kv == 0 and us == 0 then return end
@@ -26,7 +27,8 @@ local function book(tenant, row, r, i, c, o, kv, us, reasoning)
   local days = int(floor(day / DAYS_PER_FIELD)) .. ' '
   local most, name = row:match('^(%d+) (.*)$')
   local field = days .. (name or row)
-  local entries = redis.call('HGET', ledger, field) or ''
+  local entries = redis.pcall('HGET', ledger, field) or ''
+  if type(entries) == 'table' then return entries end
   local at = bytes_before(entries, ENTRY_SIZE, day)
   if at == #entries then
     local counts = redis.call('HGET', ledger, '#') or ''

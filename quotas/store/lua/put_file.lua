@@ -8,7 +8,7 @@ local total = tonumber(redis.call('HGET', KEYS[1], '') or 0)
 local earlier = redis.call('HGET', KEYS[1], ARGV[1])
 if earlier then total = total - earlier:match('^%d+') end
 if total + ARGV[2] > tonumber(ARGV[5]) then return {'full'} end
+redis.call('ZADD', KEYS[2], now, ARGV[1]) -- first: what fails has written nothing
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4])
 redis.call('HSET', KEYS[1], '', string.format('%.0f', total + ARGV[2]))
-redis.call('ZADD', KEYS[2], now, ARGV[1])
 return {'ok'}

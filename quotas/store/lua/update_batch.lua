@@ -12,7 +12,7 @@ if ARGV[5] ~= '' then
   redis.call('DEL', KEYS[1] .. ':lines')
   local held = redis.call('HGET', KEYS[1], 'result_bytes') -- counted by the files that have them from now on
   if held then
-    redis.call('HINCRBY', KEYS[3], '', -held)
+    redis.pcall('HINCRBY', KEYS[3], '', -held) -- or, with a damaged sum, the batch would be kept for ever
     redis.call('HDEL', KEYS[1], 'result_bytes')
   end
   redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[5] / 1000))

@@ -247,3 +247,28 @@ def test_a_keys_own_settings_hold_and_are_edited_on_the_page(office: tuple[Serve
     refused = server.post("/v1/completions", key=made["key"], **completion(), service_tier="priority")
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "class_not_allowed")
     assert [use(server, made["key"], service_tier="flex") for _ in range(2)] == [200, 429]
+
+
+BROKEN_ONCE = """
+    addEventListener("unhandledrejection", (event) => event.preventDefault());
+    const { stringify } = JSON;
+    JSON.stringify = (value, ...more) => {
+      if (value?.text === undefined) return stringify(value, ...more);
+      JSON.stringify = stringify;
+      throw new Error("no such thing");
+    };
+"""
+
+
+def test_an_edit_that_could_not_be_sent_is_sent_at_the_next_press(
+    office: tuple[ServerProcess, Path], desk: Page
+) -> None:
+    _, policy = office
+    open_tenant(desk, "spare")
+    for button in ("what-if", "put"):
+        desk.js(f"() => {{{BROKEN_ONCE}}}")
+        desk.js(f"document.querySelector('#policy-{button}').click()")
+        desk.until("!document.querySelector('#policy-what-if').disabled")
+    desk.click("#policy-put")
+    desk.until_reads("#policy-checked", "It is in force, and in the file.")
+    assert "spare:" in policy.read_text()

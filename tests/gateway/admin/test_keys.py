@@ -1,3 +1,4 @@
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,32 @@ async def test_an_edit_of_a_key_that_was_edited_since_is_refused(site: Site) -> 
     edition = (await site.row(made["id"]))["edition"]
     await site.keys.rotate("me", made["id"], Rotation())
     assert (await site.keys.edit("you", made["id"], KeyEdit(name="y", edition=edition)))["name"] == "y"
+
+
+async def test_of_two_edits_of_one_edition_at_once_one_is_refused(site: Site) -> None:
+    made = await site.keys.create("me", NewKey(tenant="acme", name="app"))
+    edits = [KeyEdit(name=name, edition=made["edition"]) for name in ("x", "y")]
+    done = await asyncio.gather(*(site.keys.edit("me", made["id"], one) for one in edits), return_exceptions=True)
+    assert sorted(type(one).__name__ for one in done) == ["KeyChanged", "dict"]
+    (name,) = [one["name"] for one in done if isinstance(one, dict)]
+    assert (await site.row(made["id"]))["name"] == name
+
+
+@pytest.mark.parametrize("expires", ["", "expires: 2098-01-31"])
+async def test_an_edit_is_refused_after_one_of_another_replica_that_was_not_read_yet(
+    site: Site, tmp_path: Path, expires: str
+) -> None:
+    made = await site.keys.create("me", NewKey(tenant="acme", name="app"))
+    policy = f"tenants: {{acme: {{keys: {{{made['id']}: {{{expires}}}}}}}}}"
+    one, other = (Site(tmp_path, policy) for _ in range(2))
+    edition = (await one.row(made["id"]))["edition"]
+    await one.keys.edit("me", made["id"], KeyEdit(name="x", edition=edition))
+    with pytest.raises(KeyChanged, match=f"The key '{made['id']}' was edited since you read it"):
+        await other.keys.edit("you", made["id"], KeyEdit(name="y", edition=edition))
+    row = await other.row(made["id"])
+    assert row["name"] == "x", "read again at once"
+    assert (await other.record())[-1][-1].startswith("failed: the key")
+    assert (await other.keys.edit("you", made["id"], KeyEdit(name="y", edition=row["edition"])))["name"] == "y"
 
 
 async def test_the_audit_log_has_no_address_of_an_alert_but_its_host(site: Site) -> None:

@@ -255,13 +255,17 @@ async def test_a_store_that_is_away_is_said_to_be(redis_url: str) -> None:
     assert all(row["left"] is None for row in (await reader.budgets())["budgets"])
 
 
+@pytest.mark.parametrize("count", [float("nan"), 1e300, -1e300])
+@pytest.mark.parametrize("place", range(7))
 async def test_damaged_values_are_told_and_passed_over(
-    spent: None, reader: UsageReader, redis_url: str, caplog: pytest.LogCaptureFixture
+    spent: None, reader: UsageReader, redis_url: str, caplog: pytest.LogCaptureFixture, place: int, count: float
 ) -> None:
     tell.cache_clear()
     sound, sound_csv = await reader.report(DAYS), await reader.csv(DAYS)
     day, month = (TODAY - EPOCH).days, (TODAY.replace(day=1) - EPOCH).days
-    odd = {f"{day // 8} odd": b"short", f"{day // 8} {{}}": ENTRY.pack(day, 1, 1, 0, 1, float("nan"), 0, 0)}
+    counts: list[float] = [1, 1, 0, 1, 0, 0, 0]
+    counts[place] = count
+    odd = {f"{day // 8} odd": b"short", f"{day // 8} {{}}": ENTRY.pack(day, *counts)}
     with Redis.from_url(redis_url) as client:
         client.set(f"sluice:{{gone}}:ledger:{month}", "text")
         client.hset(f"sluice:{{beta}}:ledger:{month}", mapping=odd)
@@ -276,6 +280,21 @@ async def test_damaged_values_are_told_and_passed_over(
         client.hset(f"sluice:{{beta}}:ledger:{month}", b"1 \xff", ENTRY.pack(day, 1, 5, 0, 1, 0, 0, 0))
     rows = (await reader.report(DAYS | {"by": "key", "tenant": "beta"}))["rows"]
     assert [(row["key"], row["input_tokens"]) for row in rows] == [("\ufffd", 5), (None, 3)], "any name is one"
+
+
+async def test_what_is_taken_back_a_day_after_and_much_kv_memory_are_no_damage(
+    reader: UsageReader, redis_url: str
+) -> None:
+    day, month = (TODAY - EPOCH).days, (TODAY.replace(day=1) - EPOCH).days
+    with Redis.from_url(redis_url) as client:
+        client.hset(f"sluice:{{gone}}:ledger:{month}", f"{day // 8} k", ENTRY.pack(day, -1, -5, 0, 9, 2.0**60, 0, 0))
+    report = await reader.report(DAYS | {"by": "key", "tenant": "gone"})
+    assert [(row["requests"], row["input_tokens"], row["kv_byte_seconds"]) for row in report["rows"]] == [
+        (-1, -5, 2**60)
+    ]
+    (row,) = csv.DictReader(StringIO(await reader.csv(DAYS | {"by": "key", "tenant": "gone"})))
+    counts = [int(row[name].lstrip("'")) for name in ("requests", "input_tokens", "kv_byte_seconds")]
+    assert counts == [-1, -5, 2**60]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from quotas.policy.limit import Budget, BudgetPeriod, Limit, Rate, Resource, TokenPrices
+from quotas.errors import StoreFault
+from quotas.policy.limit import EPOCH, Budget, BudgetPeriod, Limit, Rate, Resource, TokenPrices
 from quotas.reservation import Usage
 from quotas.store.batches import LEAST_FILE_BYTES, SCANNED, DoneLine, FinishedLine
 from quotas.store.redis_store import RedisStore
@@ -79,6 +80,29 @@ async def test_a_line_costs_the_price_of_batches_and_its_result_counts_among_the
     assert await batches.file_bytes(tenant) == LEAST_FILE_BYTES
 
 
+@pytest.mark.parametrize("damaged", ["ledger", "files"])
+async def test_a_line_is_charged_beside_what_is_no_hash(store: RedisStore, tenant: str, damaged: str) -> None:
+    batches, month = store.batches(), datetime.now(UTC).date().replace(day=1)
+    await batches.open(tenant, "b", FIELDS, 1)
+    epoch = await batches.claim(tenant, "b")
+    place = f"ledger:{(month - EPOCH).days}" if damaged == "ledger" else damaged
+    await batches._execute(b"SET", batches._of(tenant, place), b"text")
+    budget = (Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.DAY)),)
+    for _ in range(2):
+        assert await store.finish_line(tenant, "k", budget, FinishedLine("b", epoch, 0, True, result_bytes=9), USED)
+    assert [one.remaining for one in await store.states(tenant, "k", budget)] == [1000 - 12]
+    assert await batches.update(tenant, "b", {"status": "completed"}, epoch=epoch, kept=60.0)
+    assert await batches._execute(b"PTTL", batches._batch_key(tenant, "b")) > 0, "it is not kept for ever"
+
+
+async def test_a_file_that_cannot_be_listed_leaves_nothing(store: RedisStore, tenant: str) -> None:
+    files = store.batches()
+    await files._execute(b"SET", files._of(tenant, "files:order"), b"text")
+    with pytest.raises(StoreFault):
+        await files.put_file(tenant, "f", 9, 2e9, "record", 2**30)
+    assert await files.file(tenant, "f") is None and await files.file_bytes(tenant) == 0
+
+
 async def test_the_done_lines_of_a_large_batch_come_in_parts(
     store: RedisStore, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +129,23 @@ async def test_the_list_of_batches_forgets_those_whose_time_is_over(store: Redis
         await batches._execute(b"DEL", batches._batch_key(tenant, name))
     await batches.open(tenant, "d", FIELDS, 9)
     assert await batches._execute(b"ZRANGE", batches._of(tenant, "batches"), 0, -1) == [b"c", b"d"]
+
+
+async def test_an_old_batch_that_is_no_hash_keeps_no_other_from_being_opened(store: RedisStore, tenant: str) -> None:
+    """What a script has written stays when it fails: each try would leave a batch that is computed and charged."""
+    batches = store.batches()
+    await batches.open(tenant, "a", FIELDS, 9)
+    await batches._execute(b"SET", batches._batch_key(tenant, "a"), b"text")
+    assert await batches.open(tenant, "b", FIELDS, 9)
+    assert await batches._execute(b"ZRANGE", batches._of(tenant, "batches"), 0, -1) == [b"b"]
+
+
+async def test_a_batch_that_cannot_be_listed_leaves_nothing(store: RedisStore, tenant: str) -> None:
+    batches = store.batches()
+    await batches._execute(b"SET", batches._of(tenant, "batches"), b"text")
+    with pytest.raises(StoreFault):
+        await batches.open(tenant, "a", FIELDS, 9)
+    assert await batches.batch(tenant, "a") is None
 
 
 async def test_batches_that_have_ended_make_room_for_others_and_open_ones_do_not(

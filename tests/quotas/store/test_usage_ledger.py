@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from quotas.errors import StoreUnavailable, StoreUnsuitable
-from quotas.policy.limit import EPOCH, Limit, Resource
+from quotas.errors import StoreFault, StoreUnavailable, StoreUnsuitable
+from quotas.policy.limit import EPOCH, Budget, BudgetPeriod, Limit, Resource
 from quotas.reservation import Ask, Usage
 from quotas.store.account import state_key
 from quotas.store.redis_store import RedisStore
-from quotas.store.scripts import ScriptRunner
+from quotas.store.scripts import Script, ScriptRunner
 from quotas.store.usage_ledger import ENTRY, TENANTS_PER_TURN, WHOLE, Batch, LedgerRows, months_of
 from quotas.usage_row import UsageRow, row_name
 from tests.examples import examples
@@ -93,6 +93,28 @@ async def test_replicas_book_into_one_ledger(wire: Wire, tenant: str) -> None:
         store.book(tenant, "k1", USAGE)
         await store.heartbeat()
     assert (await booked(store, tenant))["k1"] == Usage(200, 100, 60, 2e9, 2)
+
+
+async def test_what_is_settled_beside_a_ledger_that_is_no_hash_is_given_back_once(wire: Wire, tenant: str) -> None:
+    """What a script has written stays when it fails, and would be written again by the next try."""
+    store, today = RedisStore(wire), datetime.now(UTC).date()
+    limits, reclaim = (Limit(Resource.TOKENS, 1000, Budget(BudgetPeriod.DAY)),), Script.RECLAIM
+    await store.settle(await store.reserve(tenant, None, limits, Ask(1, 300, 0)), Usage(300))
+    settled = await store.reserve(tenant, None, limits, Ask(1, 100, 0))
+    await store.reserve(tenant, None, limits, Ask(1, 50, 0))
+    state = state_key(tenant).encode()
+    await wire.client.execute(b"SET", b"%b:ledger:%d" % (state, (today.replace(day=1) - EPOCH).days), b"text")
+    await store.settle(settled, Usage())
+    replica = store._replica.id.encode()
+    for _ in range(2):
+        assert await wire.call(reclaim, (state,), replica, b"60000000", b"99", b"99") == [b"OK"]
+    assert [one.remaining for one in await store.states(tenant, None, limits)] == [700]
+    store.book(tenant, None, USAGE)
+    with pytest.raises(StoreFault):
+        await store.heartbeat()
+    await wire.client.execute(b"DEL", b"%b:ledger:%d" % (state, (today.replace(day=1) - EPOCH).days))
+    await store.heartbeat()
+    assert await booked(store, tenant) == {None: USAGE}, "use that no limit counts is kept until it can be booked"
 
 
 @pytest.mark.parametrize("tenant", STRANGE)

@@ -63,8 +63,12 @@ export class Edit {
     if (this.#isPutting) return;
     this.#isPutting = true;
     this.#say("Putting it into force…");
-    const answer = await this.#asked(this.#api().post(path, edit, PATIENCE));
-    this.#isPutting = false;
+    let answer = null;
+    try {
+      answer = await this.#asked(this.#api().post(path, edit, PATIENCE));
+    } finally {
+      this.#isPutting = false;
+    }
     if (answer === null) return;
     if (!answer.valid) return this.result.replaceChildren(...this.#mistakes(answer));
     const done = answer.written ? "It is in force, and in the file." : `Not written: ${answer.obstacle}. The patch:`;
@@ -111,10 +115,15 @@ export class Edit {
     tick();
     const timer = setInterval(tick, 1000);
     const edit = { ...(this.#opened ? this.#passage() : {}), text };
-    const checked = await this.#checked(text);
-    const answer = checked?.valid ? await this.#asked(this.#api().post("policy/what-if", edit, SIMULATION)) : null;
-    clearInterval(timer);
-    button.disabled = false;
+    let checked = null;
+    let answer = null;
+    try {
+      checked = await this.#checked(text);
+      answer = checked?.valid ? await this.#asked(this.#api().post("policy/what-if", edit, SIMULATION)) : null;
+    } finally {
+      clearInterval(timer);
+      button.disabled = false;
+    }
     if (checked && !checked.valid) this.result.replaceChildren(...this.#mistakes(checked));
     else if (answer && this.field.value === text) this.result.replaceChildren(...verdict(checked), ...whatIf(answer));
   }
