@@ -43,6 +43,7 @@ from gateway.http.responses import encode_headers
 from gateway.tenants.effective_policy import EffectivePolicy
 from quotas.errors import StoreFault
 from quotas.policy.units import show_size
+from quotas.store.damage import tell
 
 log = logging.getLogger(__name__)
 
@@ -271,11 +272,12 @@ class BatchesEndpoint(_StoreEndpoint):
             return await self._create(call, policy)
         after, limit = _page(call)
         found = list[Json]()
-        for name, fields in await self.ask("batches", tenant, after, limit + 1):
-            try:
-                found.append(self.shown(tenant, name, fields))
-            except StoreFault as error:
-                log.warning("a list of batches lacks one: %s", error)
+        while len(found) <= limit and (page := await self.ask("batches", tenant, after, limit + 1)):
+            for after, fields in page:  # the next page is behind the last of these
+                try:
+                    found += [self.shown(tenant, after, fields)] if fields else []
+                except StoreFault as error:
+                    tell(after, str(error))
         return _listed(found, limit)
 
     async def _create(self, call: Call, policy: EffectivePolicy) -> Json:
