@@ -235,11 +235,10 @@ class FileEndpoint(_StoreEndpoint):
         record = await self.file_record(tenant, name)
         if call.scope["method"] == "GET":
             return record
-        for batch in await self.ask("open_of", tenant):
-            with suppress(StoreFault):  # a damaged batch is never computed
-                fields = await self.ask("batch", tenant, batch)
-                if fields and self.shown(tenant, batch, fields)["input_file_id"] == name:
-                    raise BadRequest(f"The file is the input of {batch}, which has not ended: cancel it.", "file_id")
+        for batch, fields in await self.ask("read", tenant, await self.ask("open_of", tenant)):
+            asked = fields and opened_record(self.frontend.sealer, tenant, batch, fields["record"])
+            if asked and asked["input_file_id"] == name:
+                raise BadRequest(f"The file is the input of {batch}, which has not ended: cancel it.", "file_id")
         await self.ask("delete_file", tenant, name)
         await asyncio.to_thread(self.frontend.files.delete, tenant, name)
         return {"id": name, "object": "file", "deleted": True}

@@ -187,6 +187,34 @@ async def stored(redis_url: str, tmp_path: Path) -> AsyncIterator[Stored]:
         yield Stored(BatchRecords(store.batches()), FileBytes(tmp_path, SEALER))
 
 
+async def test_a_damaged_open_batch_keeps_no_file_from_being_deleted(stored: Stored, redis_url: str) -> None:
+    needed, other = await stored.upload(), await stored.upload()
+    damaged, sound = await stored.open(needed), await stored.open(needed)
+    with Redis.from_url(redis_url) as client:
+        client.delete(f"sluice:{{t}}:batch:{damaged}")
+        client.set(f"sluice:{{t}}:batch:{damaged}", "text")
+        client.hset(f"sluice:{{t}}:batch:{sound}", "completed_at", "soon")
+    assert (await stored.told(FileEndpoint, "DELETE", file_id=other))["deleted"]
+    with pytest.raises(BadRequest, match=f"the input of {sound}"):
+        await stored.told(FileEndpoint, "DELETE", file_id=needed)
+
+
+async def test_the_input_of_an_open_batch_outlives_a_store_that_may_not_be_read(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = await stored.upload()
+    await stored.open(needed)
+    client: Any = stored.records.store._runner.client
+
+    async def refuse(packed: object) -> Any:
+        raise StoreFault("NOPERM")
+
+    monkeypatch.setattr(client, "send_all", refuse)
+    with pytest.raises(QuotaUnverifiable):
+        await stored.told(FileEndpoint, "DELETE", file_id=needed)
+    assert stored.files.has("t", needed)
+
+
 async def test_batches_that_are_damaged_or_gone_end_no_list(
     stored: Stored, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
