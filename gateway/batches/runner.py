@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -163,20 +163,27 @@ class BatchRunner:
         opened, inputs = set[str](), set[str]()
         for tenant, name in await store.open_batches():
             opened.add(name)
-            with suppress(StoreFault):  # a damaged one is told as it is passed over
-                fields = await store.batch(tenant, name)
+            for _, fields in await store.read(tenant, [name]):
                 record = fields and opened_record(files.sealer, tenant, name, fields["record"])
                 inputs.add(record["input_file_id"] if record else "")
         for tenant in await asyncio.to_thread(files.tenants):
-            expiries, now = await store.expiries(tenant), time.time()
-            old = [name for name, expires in expiries.items() if expires <= now and name not in inputs]
-            for name in old:
-                await store.delete_file(tenant, name)
-            entries = await asyncio.to_thread(files.entries, tenant)
-            known = opened | expiries.keys()
-            old += [name for name, changed in entries if name not in known and now - changed > STRAY_SECONDS]
-            for name in old:
-                await asyncio.to_thread(files.delete, tenant, name)
+            try:
+                await self._sweep_tenant(tenant, opened, inputs)
+            except StoreFault as error:  # others' files are swept though
+                tell(f"files of {tenant}", str(error))
+
+    async def _sweep_tenant(self, tenant: str, opened: Set[str], inputs: Set[str]) -> None:
+        """`opened` and `inputs` are open batches and their files. Deletes no bytes if it raises `StoreFault`."""
+        files, store = self.parts.files, self.parts.store
+        expiries, now = await store.expiries(tenant), time.time()
+        old = [name for name, expires in expiries.items() if expires <= now and name not in inputs]
+        for name in old:
+            await store.delete_file(tenant, name)
+        entries = await asyncio.to_thread(files.entries, tenant)
+        known = opened | expiries.keys()
+        old += [name for name, changed in entries if name not in known and now - changed > STRAY_SECONDS]
+        for name in old:
+            await asyncio.to_thread(files.delete, tenant, name)
 
 
 class BatchRun:

@@ -156,6 +156,39 @@ async def test_a_damaged_batch_is_told_and_others_are_computed(
         await site.store.batch("t", names[0])
 
 
+async def test_damaged_files_of_one_tenant_keep_no_others_from_being_swept(
+    site: Site, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = dict[str, str]()
+    for tenant in ("t", "u", "v"):
+        kept[tenant] = name = new_id("file-")
+        site.files.write(tenant, name, b"{}")
+        assert await site.store.put_file(tenant, name, 2, 1.0, "-", 2**40)
+    tenants = site.files.tenants()
+    with Redis.from_url(redis_url) as client:
+        client.set(f"sluice:{{{tenants[0]}}}:files", "text")
+    await site.runner._sweep()
+    assert [site.files.has(tenant, kept[tenant]) for tenant in tenants] == [True, False, False]
+    assert f"files of {tenants[0]} is damaged" in caplog.text
+
+
+async def test_a_sweep_that_cannot_read_the_batches_deletes_no_input(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = await site.upload(expires=1.0)
+    await site.open(file)
+
+    async def refuse(*packed: object) -> Any:
+        raise StoreFault("NOPERM")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.store._runner.client, "send_all", refuse)
+        patch.setattr(site.store, "batch", refuse)
+        with pytest.raises(StoreFault):
+            await site.runner._sweep()
+    assert site.files.has("t", file)
+
+
 async def test_a_batch_ends_though_its_input_is_lost_while_it_runs(site: Site) -> None:
     file = await site.upload()
 
