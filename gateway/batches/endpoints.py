@@ -65,9 +65,7 @@ class _StoreEndpoint(StoredEndpoint):
         sealed = await self.ask("file", tenant, name) if FILE_ID.fullmatch(name) else None
         record = None if sealed is None else opened_record(self.frontend.sealer, tenant, name, sealed)
         if record is None or record["expires_at"] <= time.time():
-            raise StoredFileNotFound(
-                f"There is no file {name[:80]!r}: it was never uploaded, was deleted, or has expired."
-            )
+            raise _no_file(name)
         return record
 
     async def batch_fields(self, tenant: str, name: str) -> Fields:
@@ -83,6 +81,10 @@ class _StoreEndpoint(StoredEndpoint):
             return batch_object(self.frontend.sealer, tenant, name, fields)
         except (KeyError, ValueError) as error:
             raise StoreFault(f"the batch {name} is damaged: {error!r}") from error
+
+
+def _no_file(name: str) -> StoredFileNotFound:
+    return StoredFileNotFound(f"There is no file {name[:80]!r}: it was never uploaded, was deleted, or has expired.")
 
 
 def _page(call: Call) -> tuple[str | None, int]:
@@ -232,14 +234,15 @@ class FileEndpoint(_StoreEndpoint):
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
         tenant, name = policy.name, call.scope["path_params"]["file_id"]
-        record = await self.file_record(tenant, name)
         if call.scope["method"] == "GET":
-            return record
+            return await self.file_record(tenant, name)
         for batch, fields in await self.ask("read", tenant, await self.ask("open_of", tenant)):
             asked = fields and opened_record(self.frontend.sealer, tenant, batch, fields["record"])
             if asked and asked["input_file_id"] == name:
                 raise BadRequest(f"The file is the input of {batch}, which has not ended: cancel it.", "file_id")
-        await self.ask("delete_file", tenant, name)
+        # a damaged one, too, which nobody could remove otherwise
+        if not (FILE_ID.fullmatch(name) and await self.ask("delete_file", tenant, name)):
+            raise _no_file(name)
         await asyncio.to_thread(self.frontend.files.delete, tenant, name)
         return {"id": name, "object": "file", "deleted": True}
 

@@ -99,7 +99,12 @@ class BatchStore:
 
     async def file_bytes(self, tenant: str) -> int:
         """The bytes of all of the tenant's files, and of the results of its open batches."""
-        return int(await self._execute(b"HGET", self._file_keys(tenant)[0], "") or 0)
+        key = self._file_keys(tenant)[0]
+        said = await self._execute(b"HGET", key, "") or b"0"
+        try:
+            return int(said)
+        except ValueError as error:
+            raise StoreFault(f"the bytes of {key.decode()} are damaged: {error}") from error
 
     # batches
 

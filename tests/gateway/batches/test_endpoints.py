@@ -26,7 +26,7 @@ from gateway.batches.file_bytes import FileBytes
 from gateway.batches.multipart import FormPart
 from gateway.batches.objects import MAX_EXPIRY_S, file_object, new_id, sealed_record
 from gateway.batches.records import BatchRecords
-from gateway.errors import BadRequest, FilesUnavailable, QuotaUnverifiable, Unsatisfiable
+from gateway.errors import BadRequest, FilesUnavailable, QuotaUnverifiable, StoredFileNotFound, Unsatisfiable
 from gateway.tenants.sealer import Sealer
 from quotas.errors import QuotaError, StoreFault
 from tests.quotas.servers import connected
@@ -239,3 +239,25 @@ async def test_batches_that_are_damaged_or_gone_end_no_list(
         assert client.zcard("sluice:{t}:batches") == 6, "without the one that is gone"
         later = await stored.open(new_id("file-"))
         assert (await stored.told(BatchesEndpoint))["first_id"] == later, "a damaged one keeps none from being opened"
+
+
+async def test_a_file_whose_record_is_damaged_can_be_deleted(stored: Stored, redis_url: str) -> None:
+    file, odd = await stored.upload(), await stored.upload()
+    with Redis.from_url(redis_url) as client:
+        client.hset("sluice:{t}:files", mapping={file: "no record", odd: "4096 soon -"})
+    for name in (file, odd):
+        with pytest.raises(StoredFileNotFound):
+            await stored.told(FileEndpoint, file_id=name)
+        assert (await stored.told(FileEndpoint, "DELETE", file_id=name))["deleted"]
+        assert not stored.files.has("t", name) and await stored.ask("file", "t", name) is None
+        with pytest.raises(StoredFileNotFound):
+            await stored.told(FileEndpoint, "DELETE", file_id=name)
+    with pytest.raises(StoredFileNotFound):
+        await stored.told(FileEndpoint, "DELETE", file_id="../t-u/file-1")
+
+
+async def test_damaged_bytes_of_all_files_are_a_fault_of_the_store(stored: Stored, redis_url: str) -> None:
+    with Redis.from_url(redis_url) as client:
+        client.hset("sluice:{t}:files", "", "many")
+    with pytest.raises(QuotaUnverifiable):
+        await stored.ask("file_bytes", "t")
