@@ -126,21 +126,27 @@ class BatchRunner:
             self._passed[name] = now + PASS_SECONDS
             try:
                 await self._take_one(group, tenant, name)
-            except (StoreFault, KeyError, ValueError) as error:
-                tell(name.encode(), repr(error))
+            except StoreFault as error:
+                tell(name, str(error))
+            except QuotaError:  # nothing is known of it: it is looked at as soon as the store answers
+                self._passed.pop(name, None)
+                raise
 
     async def _take_one(self, group: asyncio.TaskGroup, tenant: str, name: str) -> None:
         store = self.parts.store
         fields = await store.batch(tenant, name)
         if fields is None or fields["status"] not in OPEN:
-            self._passed.pop(name)
+            self._passed.pop(name, None)
             await store.forget(tenant, name)
             return
+        try:
+            overdue = int(fields["expires_at"]) + OVERDUE_SECONDS
+        except (KeyError, ValueError) as error:
+            raise StoreFault(f"the batch {name} is damaged: {error!r}") from error
         record = opened_record(self.parts.files.sealer, tenant, name, fields["record"])
         file = "" if record is None else record["input_file_id"]
         has_input = self.parts.files.has(tenant, file)
-        is_overdue = time.time() >= int(fields["expires_at"]) + OVERDUE_SECONDS
-        if not (has_input or is_overdue) and (record is None or await store.file(tenant, file)):
+        if not (has_input or time.time() >= overdue) and (record is None or await store.file(tenant, file)):
             return  # of a replica with another state directory, or with the secret of the record
         if epoch := await store.claim(tenant, name):
             self._passed.pop(name, None)

@@ -156,6 +156,40 @@ async def test_a_damaged_batch_is_told_and_others_are_computed(
         await site.store.batch("t", names[0])
 
 
+async def test_an_ended_batch_that_changes_as_it_is_looked_at_is_not_damaged(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = await site.open(await site.upload(), status="completed")
+    read = site.store.batch
+
+    async def changed(tenant: str, batch: str) -> Any:
+        fields = await read(tenant, batch)
+        site.runner.look(batch)
+        return fields
+
+    site.store.batch = changed  # type: ignore[method-assign]
+    async with asyncio.TaskGroup() as group:
+        await site.runner._take(group)
+    assert "damaged" not in caplog.text and not await site.store.unclaimed() and name not in site.runner.running
+
+
+async def test_a_batch_that_an_outage_hid_is_looked_at_once_the_store_answers(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = await site.open(await site.upload())
+
+    async def away(*told: object) -> Any:
+        raise StoreUnavailable("away")
+
+    async with asyncio.TaskGroup() as group:
+        with monkeypatch.context() as patch:
+            patch.setattr(site.store, "batch", away)
+            with pytest.raises(StoreUnavailable):
+                await site.runner._take(group)
+        await site.runner._take(group)
+        assert name in site.runner.running
+
+
 async def test_damaged_files_of_one_tenant_keep_no_others_from_being_swept(
     site: Site, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
