@@ -124,7 +124,9 @@ class FilesEndpoint(_StoreEndpoint):
         while len(found) <= limit and (page := await self.ask("files", policy.name, after, MAX_LISTED)):
             for after, sealed in page:  # the next page is behind the last of these
                 record = opened_record(self.frontend.sealer, policy.name, after, sealed)
-                if record and record["expires_at"] > time.time() and purpose in (None, record["purpose"]):
+                if record is None:
+                    tell(after, "its record is damaged, or the secret that it was sealed with was removed")
+                elif record["expires_at"] > time.time() and purpose in (None, record["purpose"]):
                     found.append(record)
         return _listed(found, limit)
 

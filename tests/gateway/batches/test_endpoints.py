@@ -70,7 +70,10 @@ async def test_a_page_of_one_purpose_is_not_cut_short_by_files_of_others() -> No
     assert [one["filename"] for one in page["data"]] == ["249"] and not page["has_more"]
 
 
-async def test_a_damaged_batch_or_file_is_left_out_of_a_list_and_has_an_error_of_its_own() -> None:
+async def test_a_damaged_batch_or_file_is_told_and_left_out_of_a_list_and_has_an_error_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = new_id("file-")
     names = [new_id("batch_") for _ in range(3)]
     fields = {"record": "=damaged", "status": "validating", "created_at": "1", "expires_at": "2"}
     batches = dict(zip(names, [fields, fields | {"completed_at": "soon"}, fields | {"total": "x"}], strict=True))
@@ -81,14 +84,15 @@ async def test_a_damaged_batch_or_file_is_left_out_of_a_list_and_has_an_error_of
                 return list(batches.items()) if told[0] is None else []
             case "batch":
                 return batches[told[0]]
-        return [("file-1", "=damaged")] if told[0] is None else []
+        return [(file, "=damaged")] if told[0] is None else []
 
-    for path, endpoint in (("files", FilesEndpoint), ("batches", BatchesEndpoint)):
+    for path, endpoint in (("files", FilesEndpoint), ("batches", BatchesEndpoint)) * 2:
         listing: Any = endpoint(SimpleNamespace(sealer=SEALER))  # type: ignore[arg-type]
         listing.ask = ask
         call = SimpleNamespace(scope={"method": "GET", "query_string": b""})
         page = await listing.told(call, SimpleNamespace(name="t"))
         assert [one["id"] for one in page["data"]] == (names[:1] if path == "batches" else [])
+    assert [sum(name in line for line in caplog.messages) for name in (file, *names)] == [1, 0, 1, 1], "each once"
     one: Any = BatchEndpoint(SimpleNamespace(sealer=SEALER))  # type: ignore[arg-type]
     one.ask = ask
     with pytest.raises(StoreFault, match=f"{names[1]} is damaged"):
