@@ -152,7 +152,7 @@ async def test_a_damaged_batch_is_told_and_others_are_computed(
     assert all(f"the stored value {name} is damaged" in caplog.text for name in names[:2])
     assert [name for name, one in await site.store.batches("t", None, 9) if one] == names[2:]
     assert dict(await site.store.files("t", None, 9))["file-x"] == ""
-    with pytest.raises(StoreFault, match="WRONGTYPE"):
+    with pytest.raises(StoreFault, match="answered with an error: WRONGTYPE"):
         await site.store.batch("t", names[0])
 
 
