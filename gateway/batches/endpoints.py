@@ -41,9 +41,9 @@ from gateway.errors import (
 from gateway.http.request_scope import BodyParts
 from gateway.http.responses import encode_headers
 from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.damage import tell
 from quotas.errors import StoreFault
 from quotas.policy.units import show_size
-from quotas.store.damage import tell
 
 log = logging.getLogger(__name__)
 

@@ -26,11 +26,11 @@ from gateway.batches.lines import Line, check_lines, paced, problem_object, read
 from gateway.batches.objects import file_object, opened_record, sealed_record
 from gateway.telemetry.metrics.batches import BatchCounts
 from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.damage import tell
 from quotas.errors import QuotaError, StoreFault
 from quotas.policy.policy import token_prices
 from quotas.quotas import Quotas
 from quotas.store.batches import OPEN, BatchStore, DoneLine, FinishedLine
-from quotas.store.damage import tell
 from quotas.usage_row import model_of
 
 log = logging.getLogger(__name__)

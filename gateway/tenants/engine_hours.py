@@ -6,9 +6,9 @@ from datetime import date
 
 from admission.share import Account
 from gateway.background import Outages, map_in_slices
+from quotas.damage import tell
 from quotas.errors import QuotaError, StoreFault
 from quotas.reservation import Usage
-from quotas.store.damage import tell
 from quotas.store.usage_ledger import UsageLedger
 from quotas.usage_row import NO_KEY
 

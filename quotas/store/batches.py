@@ -17,10 +17,10 @@ from urllib.parse import quote, unquote
 
 from redis.exceptions import ResponseError
 
+from quotas.damage import tell
 from quotas.errors import QuotaError, StoreFault
 from quotas.policy.limit import TokenPrices
 from quotas.store.account import PREFIX, state_key
-from quotas.store.damage import tell
 from quotas.store.redis_link import command
 from quotas.store.scripts import Script, ScriptRunner
 
