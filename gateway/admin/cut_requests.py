@@ -24,5 +24,5 @@ async def settle_cut(store: RedisStore, cut: CutRequest) -> Json:
     try:
         settled = await store.conclude(cut.tenant, Delivered(cut.request, cut.has_begun, cut.output_tokens))
     except QuotaError as error:
-        raise QuotaUnverifiable(f"The quota store, which keeps the use, does not answer: {error}.") from None
+        raise QuotaUnverifiable(f"The quota store did not settle the request: {error}.") from None
     return {"settled": settled}

@@ -28,7 +28,7 @@ from gateway.admin.request_storage import (
 )
 from gateway.admin.request_summary import Refusal, RequestSummary, SequenceSummary
 from gateway.errors import RequestLogUnavailable
-from quotas.store.damage import tell
+from quotas.damage import tell
 
 log = logging.getLogger(__name__)
 

@@ -93,7 +93,7 @@ def explained(most: int) -> Iterator[None]:
             "from",
         ) from None
     except QuotaError as error:
-        raise QuotaUnverifiable(f"The quota store, which keeps the use, does not answer: {error}.") from None
+        raise QuotaUnverifiable(f"The use cannot be read from the quota store: {error}.") from None
 
 
 def _check_size(number: int, most: int, what: str) -> None:

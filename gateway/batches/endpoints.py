@@ -41,6 +41,7 @@ from gateway.errors import (
 from gateway.http.request_scope import BodyParts
 from gateway.http.responses import encode_headers
 from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.damage import tell
 from quotas.errors import StoreFault
 from quotas.policy.units import show_size
 
@@ -64,9 +65,7 @@ class _StoreEndpoint(StoredEndpoint):
         sealed = await self.ask("file", tenant, name) if FILE_ID.fullmatch(name) else None
         record = None if sealed is None else opened_record(self.frontend.sealer, tenant, name, sealed)
         if record is None or record["expires_at"] <= time.time():
-            raise StoredFileNotFound(
-                f"There is no file {name[:80]!r}: it was never uploaded, was deleted, or has expired."
-            )
+            raise _no_file(name)
         return record
 
     async def batch_fields(self, tenant: str, name: str) -> Fields:
@@ -82,6 +81,10 @@ class _StoreEndpoint(StoredEndpoint):
             return batch_object(self.frontend.sealer, tenant, name, fields)
         except (KeyError, ValueError) as error:
             raise StoreFault(f"the batch {name} is damaged: {error!r}") from error
+
+
+def _no_file(name: str) -> StoredFileNotFound:
+    return StoredFileNotFound(f"There is no file {name[:80]!r}: it was never uploaded, was deleted, or has expired.")
 
 
 def _page(call: Call) -> tuple[str | None, int]:
@@ -121,7 +124,9 @@ class FilesEndpoint(_StoreEndpoint):
         while len(found) <= limit and (page := await self.ask("files", policy.name, after, MAX_LISTED)):
             for after, sealed in page:  # the next page is behind the last of these
                 record = opened_record(self.frontend.sealer, policy.name, after, sealed)
-                if record and record["expires_at"] > time.time() and purpose in (None, record["purpose"]):
+                if record is None:
+                    tell(after, "its record is damaged, or the secret that it was sealed with was removed")
+                elif record["expires_at"] > time.time() and purpose in (None, record["purpose"]):
                     found.append(record)
         return _listed(found, limit)
 
@@ -231,15 +236,15 @@ class FileEndpoint(_StoreEndpoint):
 
     async def told(self, call: Call, policy: EffectivePolicy) -> Json:
         tenant, name = policy.name, call.scope["path_params"]["file_id"]
-        record = await self.file_record(tenant, name)
         if call.scope["method"] == "GET":
-            return record
-        for batch in await self.ask("open_of", tenant):
-            with suppress(StoreFault):  # a damaged batch is never computed
-                fields = await self.ask("batch", tenant, batch)
-                if fields and self.shown(tenant, batch, fields)["input_file_id"] == name:
-                    raise BadRequest(f"The file is the input of {batch}, which has not ended: cancel it.", "file_id")
-        await self.ask("delete_file", tenant, name)
+            return await self.file_record(tenant, name)
+        for batch, fields in await self.ask("read", tenant, await self.ask("open_of", tenant)):
+            asked = fields and opened_record(self.frontend.sealer, tenant, batch, fields["record"])
+            if asked and asked["input_file_id"] == name:
+                raise BadRequest(f"The file is the input of {batch}, which has not ended: cancel it.", "file_id")
+        # a damaged one, too, which nobody could remove otherwise
+        if not (FILE_ID.fullmatch(name) and await self.ask("delete_file", tenant, name)):
+            raise _no_file(name)
         await asyncio.to_thread(self.frontend.files.delete, tenant, name)
         return {"id": name, "object": "file", "deleted": True}
 
@@ -271,11 +276,12 @@ class BatchesEndpoint(_StoreEndpoint):
             return await self._create(call, policy)
         after, limit = _page(call)
         found = list[Json]()
-        for name, fields in await self.ask("batches", tenant, after, limit + 1):
-            try:
-                found.append(self.shown(tenant, name, fields))
-            except StoreFault as error:
-                log.warning("a list of batches lacks one: %s", error)
+        while len(found) <= limit and (page := await self.ask("batches", tenant, after, limit + 1)):
+            for after, fields in page:  # the next page is behind the last of these
+                try:
+                    found += [self.shown(tenant, after, fields)] if fields else []
+                except StoreFault as error:
+                    tell(after, str(error))
         return _listed(found, limit)
 
     async def _create(self, call: Call, policy: EffectivePolicy) -> Json:

@@ -24,6 +24,7 @@ class BatchRecords:
             "put_file": store.put_file,
             "delete_file": store.delete_file,
             "batch": store.batch,
+            "read": store.read,
             "batches": store.batches,
             "open_of": store.open_of,
             "open": self._open,

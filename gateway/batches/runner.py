@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,11 +26,11 @@ from gateway.batches.lines import Line, check_lines, paced, problem_object, read
 from gateway.batches.objects import file_object, opened_record, sealed_record
 from gateway.telemetry.metrics.batches import BatchCounts
 from gateway.tenants.effective_policy import EffectivePolicy
+from quotas.damage import tell
 from quotas.errors import QuotaError, StoreFault
 from quotas.policy.policy import token_prices
 from quotas.quotas import Quotas
 from quotas.store.batches import OPEN, BatchStore, DoneLine, FinishedLine
-from quotas.store.damage import tell
 from quotas.usage_row import model_of
 
 log = logging.getLogger(__name__)
@@ -126,21 +126,27 @@ class BatchRunner:
             self._passed[name] = now + PASS_SECONDS
             try:
                 await self._take_one(group, tenant, name)
-            except (StoreFault, KeyError, ValueError) as error:
-                tell(name.encode(), repr(error))
+            except StoreFault as error:
+                tell(name, str(error))
+            except QuotaError:  # nothing is known of it: it is looked at as soon as the store answers
+                self._passed.pop(name, None)
+                raise
 
     async def _take_one(self, group: asyncio.TaskGroup, tenant: str, name: str) -> None:
         store = self.parts.store
         fields = await store.batch(tenant, name)
         if fields is None or fields["status"] not in OPEN:
-            self._passed.pop(name)
+            self._passed.pop(name, None)
             await store.forget(tenant, name)
             return
+        try:
+            overdue = int(fields["expires_at"]) + OVERDUE_SECONDS
+        except (KeyError, ValueError) as error:
+            raise StoreFault(f"the batch {name} is damaged: {error!r}") from error
         record = opened_record(self.parts.files.sealer, tenant, name, fields["record"])
         file = "" if record is None else record["input_file_id"]
         has_input = self.parts.files.has(tenant, file)
-        is_overdue = time.time() >= int(fields["expires_at"]) + OVERDUE_SECONDS
-        if not (has_input or is_overdue) and (record is None or await store.file(tenant, file)):
+        if not (has_input or time.time() >= overdue) and (record is None or await store.file(tenant, file)):
             return  # of a replica with another state directory, or with the secret of the record
         if epoch := await store.claim(tenant, name):
             self._passed.pop(name, None)
@@ -163,20 +169,27 @@ class BatchRunner:
         opened, inputs = set[str](), set[str]()
         for tenant, name in await store.open_batches():
             opened.add(name)
-            with suppress(StoreFault):  # a damaged one is told as it is passed over
-                fields = await store.batch(tenant, name)
+            for _, fields in await store.read(tenant, [name]):
                 record = fields and opened_record(files.sealer, tenant, name, fields["record"])
                 inputs.add(record["input_file_id"] if record else "")
         for tenant in await asyncio.to_thread(files.tenants):
-            expiries, now = await store.expiries(tenant), time.time()
-            old = [name for name, expires in expiries.items() if expires <= now and name not in inputs]
-            for name in old:
-                await store.delete_file(tenant, name)
-            entries = await asyncio.to_thread(files.entries, tenant)
-            known = opened | expiries.keys()
-            old += [name for name, changed in entries if name not in known and now - changed > STRAY_SECONDS]
-            for name in old:
-                await asyncio.to_thread(files.delete, tenant, name)
+            try:
+                await self._sweep_tenant(tenant, opened, inputs)
+            except StoreFault as error:  # others' files are swept though
+                tell(f"files of {tenant}", str(error))
+
+    async def _sweep_tenant(self, tenant: str, opened: Set[str], inputs: Set[str]) -> None:
+        """`opened` and `inputs` are open batches and their files. Deletes no bytes if it raises `StoreFault`."""
+        files, store = self.parts.files, self.parts.store
+        expiries, now = await store.expiries(tenant), time.time()
+        old = [name for name, expires in expiries.items() if expires <= now and name not in inputs]
+        for name in old:
+            await store.delete_file(tenant, name)
+        entries = await asyncio.to_thread(files.entries, tenant)
+        known = opened | expiries.keys()
+        old += [name for name, changed in entries if name not in known and now - changed > STRAY_SECONDS]
+        for name in old:
+            await asyncio.to_thread(files.delete, tenant, name)
 
 
 class BatchRun:

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from datetime import date
 
 from admission.share import Account
 from gateway.background import Outages, map_in_slices
+from quotas.damage import tell
 from quotas.errors import QuotaError, StoreFault
 from quotas.reservation import Usage
 from quotas.store.usage_ledger import UsageLedger
@@ -40,8 +40,10 @@ class EngineHours:
         await map_in_slices(dict.fromkeys(tenant for accounts in self._shares for tenant in accounts), self._book)
         now, today = self._clock(), self._today()
         self._ran, self._since = self._ran + now - self._since, now
-        with suppress(StoreFault):  # a damaged day would keep the next ones from being booked
+        try:
             await self._ledger.book_running(self._day, self._ran)
+        except StoreFault as error:  # a damaged day would keep the next ones from being booked
+            tell(f"running time of {self._day}", str(error))
         if today != self._day:
             self._day, self._ran = today, 0.0
 

@@ -78,6 +78,8 @@ class UsageSums:
     def add(self, entries: Entries) -> None:
         rows, row, day, counts, num_damaged = entries
         self.num_damaged += num_damaged
+        if not len(row):  # nobody used anything on these days: there may be no place yet to add to
+            return
         places = np.zeros((2, len(rows)), np.int64)
         used = np.flatnonzero(np.bincount(row, minlength=len(rows)))
         for at in used.tolist():

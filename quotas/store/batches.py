@@ -9,16 +9,19 @@ has by one read: it may be behind the batches, which decide. Another tenant's id
 """
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from redis.exceptions import ResponseError
+
+from quotas.damage import tell
 from quotas.errors import QuotaError, StoreFault
 from quotas.policy.limit import TokenPrices
 from quotas.store.account import PREFIX, state_key
-from quotas.store.damage import tell
+from quotas.store.redis_link import command
 from quotas.store.scripts import Script, ScriptRunner
 
 _INDEX = f"{PREFIX}:batches".encode()
@@ -96,7 +99,12 @@ class BatchStore:
 
     async def file_bytes(self, tenant: str) -> int:
         """The bytes of all of the tenant's files, and of the results of its open batches."""
-        return int(await self._execute(b"HGET", self._file_keys(tenant)[0], "") or 0)
+        key = self._file_keys(tenant)[0]
+        said = await self._execute(b"HGET", key, "") or b"0"
+        try:
+            return int(said)
+        except ValueError as error:
+            raise StoreFault(f"the bytes of {key.decode()} are damaged: {error}") from error
 
     # batches
 
@@ -112,25 +120,29 @@ class BatchStore:
 
     async def batch(self, tenant: str, name: str) -> Fields | None:
         """Raises `StoreFault` for a damaged batch, too."""
-        said = await self._execute(b"HGETALL", self._batch_key(tenant, name))
-        words = [one.decode(errors="replace") for one in said]
-        fields = dict(zip(words[::2], words[1::2], strict=True))
-        if fields and not {"record", "status"} <= fields.keys():
-            raise StoreFault(f"the batch {name} is damaged: it has no record or no status")
-        return fields or None
+        return _fields(name, await self._execute(b"HGETALL", self._batch_key(tenant, name)))
 
-    async def batches(self, tenant: str, after: str | None, most: int) -> list[tuple[str, Fields]]:
-        """Batches behind the one named `after`, the newest first; damaged ones are told and left out."""
-        order = self._of(tenant, "batches")
-        found = list[tuple[str, Fields | None]]()
-        for name in await self._page(order, after, most):
+    async def read(self, tenant: str, names: Sequence[str]) -> list[tuple[str, Fields | None]]:
+        """These batches: None of one that is gone, no fields of a damaged one, which is told. A store that may not be
+        read is a `StoreFault`, and no damage.
+        """
+        asked = [command(b"HGETALL", self._batch_key(tenant, name)) for name in names]
+        answers, found = await self._runner.client.send_all(asked), list[tuple[str, Fields | None]]()
+        for name, said in zip(names, answers, strict=True):
             try:
-                found.append((name, await self.batch(tenant, name)))
+                found.append((name, _fields(name, said)))
             except StoreFault as error:
                 tell(self._batch_key(tenant, name), str(error))
-        if gone := [name for name, one in found if one is None]:
+                found.append((name, {}))
+        return found
+
+    async def batches(self, tenant: str, after: str | None, most: int) -> list[tuple[str, Fields | None]]:
+        """Batches behind the one named `after`, the newest first, as `read` tells them."""
+        order = self._of(tenant, "batches")
+        found = await self.read(tenant, await self._page(order, after, most))
+        if gone := [name for name, one in found[:-1] if one is None]:  # the next page begins behind the last
             await self._execute(b"ZREM", order, *gone)
-        return [(name, one) for name, one in found if one is not None]
+        return found
 
     async def open_batches(self) -> list[tuple[str, str]]:
         """The tenant and the id of every batch that has not ended, and perhaps of some that have."""
@@ -234,6 +246,17 @@ class BatchStore:
 
 def _entry(tenant: str, name: str) -> str:
     return f"{quote(tenant, safe='', errors='surrogatepass')} {name}"
+
+
+def _fields(name: str, said: "list[bytes] | ResponseError") -> Fields | None:
+    """The fields of a batch; None if it is gone. Raises `StoreFault` for a damaged one."""
+    if isinstance(said, ResponseError):
+        raise StoreFault(f"the batch {name} is damaged: {said}")
+    words = [one.decode(errors="replace") for one in said]
+    fields = dict(zip(words[::2], words[1::2], strict=True))
+    if fields and not {"record", "status"} <= fields.keys():
+        raise StoreFault(f"the batch {name} is damaged: it has no record or no status")
+    return fields or None
 
 
 def _record(said: bytes) -> str:

@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 from redis.exceptions import ResponseError
 
+from quotas.damage import tell
 from quotas.policy.limit import QUARTER_MICROSECONDS, Budget, Limit
 from quotas.reservation import LimitState
 from quotas.store.account import levels_key, state_key, team_state_key, until_period_ends
 from quotas.store.budget_alerts import alert_states
-from quotas.store.damage import DAMAGE, tell
+from quotas.store.damage import DAMAGE
 from quotas.store.redis_client import RedisClient
 from quotas.store.redis_link import command
 

@@ -91,7 +91,7 @@ class RedisClient:
         try:
             return await self.send(command(*arguments))
         except ResponseError as error:
-            raise StoreFault(f"the quota store does not answer: {error}") from error
+            raise _fault(error) from error
 
     async def send(self, packed: bytes) -> Any:
         """Return the answer to a command in RESP.
@@ -116,7 +116,7 @@ class RedisClient:
         answers = await link.submit_all(packed)
         for error in answers:
             if isinstance(error, ResponseError) and not str(error).startswith(WRONG_TYPE):
-                raise self._outage(error, link) or StoreFault(f"the quota store does not answer: {error}") from error
+                raise self._outage(error, link) or _fault(error) from error
         return answers
 
     def submit(self, packed: bytes, answered: Callable[[Any], object]) -> bool:
@@ -237,3 +237,7 @@ class RedisClient:
                 await self.prepare(link)
         except RedisError as error:
             raise StoreFault(f"the quota store gave an invalid answer: {error}") from error
+
+
+def _fault(error: ResponseError) -> StoreFault:
+    return StoreFault(f"the quota store answered with an error: {error}")

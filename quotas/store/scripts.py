@@ -130,7 +130,7 @@ def _parse(text: bytes) -> dict[str, str]:
 
 
 def _failure(script: Script, error: ResponseError) -> StoreFault:
-    return StoreFault(f"the quota store failed to {script}: {error}")
+    return StoreFault(f"the quota store answered {script} with an error: {error}")
 
 
 class ScriptRunner:

@@ -16,11 +16,12 @@ from urllib.parse import unquote
 
 from redis.exceptions import NoPermissionError, ResponseError
 
+from quotas.damage import tell
 from quotas.errors import StoreUnsuitable
 from quotas.policy.limit import EPOCH
 from quotas.reservation import NOTHING, Usage
 from quotas.store.account import PREFIX, state_key
-from quotas.store.damage import DAMAGE, tell
+from quotas.store.damage import DAMAGE
 from quotas.store.redis_link import command
 from quotas.store.replica import all_of
 from quotas.store.replica_name import ReplicaName

@@ -9,7 +9,7 @@ redis.call('SADD', KEYS[3], ARGV[1])
 for _, old in ipairs(redis.call('ZRANGE', KEYS[2], 0, ARGV[2] + 9)) do
   local batch, is_open = KEYS[1]:sub(1, -1 - #ARGV[1]) .. old, redis.call('SISMEMBER', KEYS[3], old) == 1
   if not is_open and redis.call('ZCARD', KEYS[2]) > tonumber(ARGV[3]) then redis.call('DEL', batch) end
-  local known = redis.pcall('HEXISTS', batch, 'status') -- fails where an old one is no hash: the new one is open all the same
-  if known ~= 1 then redis.call('ZREM', KEYS[2], old) end
+  local has_status = redis.pcall('HEXISTS', batch, 'status') -- an error of a damaged one, which stays
+  if has_status == 0 then redis.call('ZREM', KEYS[2], old) end
 end
 return {'ok'}

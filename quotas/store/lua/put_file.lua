@@ -6,7 +6,7 @@ local now = clock()
 if KEYS[3] and redis.call('HGET', KEYS[3], 'epoch') ~= ARGV[6] then return {'stale'} end
 local total = tonumber(redis.call('HGET', KEYS[1], '') or 0)
 local earlier = redis.call('HGET', KEYS[1], ARGV[1])
-if earlier then total = total - earlier:match('^%d+') end
+if earlier then total = total - (earlier:match('^%d+') or 0) end
 if total + ARGV[2] > tonumber(ARGV[5]) then return {'full'} end
 redis.call('ZADD', KEYS[2], now, ARGV[1]) -- first: what fails has written nothing
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4])

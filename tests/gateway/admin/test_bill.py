@@ -23,11 +23,11 @@ from gateway.api.service import Service
 from gateway.errors import BadRequest
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.usage_sums import ENGINE_MICROS, NUM_COUNTS, Entries
+from quotas.damage import tell
 from quotas.policy.limit import EPOCH
 from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
 from quotas.reservation import Usage
-from quotas.store.damage import tell
 from quotas.store.redis_store import RedisStore
 from quotas.store.usage_ledger import UsageLedger
 from tests.examples import examples

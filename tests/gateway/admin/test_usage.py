@@ -18,11 +18,11 @@ from gateway.errors import BadRequest, QuotaUnverifiable
 from gateway.tenants import usage as tenants_usage
 from gateway.tenants.key_source import KeySource
 from gateway.tenants.key_store import KeyRecord
+from quotas.damage import tell
 from quotas.policy.limit import EPOCH
 from quotas.policy.policy_file import parse_policy
 from quotas.quotas import Quotas
 from quotas.reservation import Usage
-from quotas.store.damage import tell
 from quotas.store.redis_client import RedisClient
 from quotas.store.redis_store import RedisStore
 from quotas.store.usage_ledger import ENTRY, Ledger, LedgerRows, UsageLedger

@@ -10,14 +10,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from redis import Redis
 
-from gateway.batches.endpoints import BatchEndpoint, BatchesEndpoint, FilesEndpoint, _page, _seconds, _Upload
+from gateway.api.refusals import refusal_of
+from gateway.batches.endpoints import (
+    BatchEndpoint,
+    BatchesEndpoint,
+    FileEndpoint,
+    FilesEndpoint,
+    _page,
+    _seconds,
+    _Upload,
+)
 from gateway.batches.file_bytes import FileBytes
 from gateway.batches.multipart import FormPart
 from gateway.batches.objects import MAX_EXPIRY_S, file_object, new_id, sealed_record
-from gateway.errors import BadRequest, FilesUnavailable, Unsatisfiable
+from gateway.batches.records import BatchRecords
+from gateway.errors import BadRequest, FilesUnavailable, QuotaUnverifiable, StoredFileNotFound, Unsatisfiable
 from gateway.tenants.sealer import Sealer
-from quotas.errors import StoreFault
+from quotas.errors import QuotaError, StoreFault
+from tests.quotas.servers import connected
 
 SEALER = Sealer([b"secret"])
 
@@ -58,7 +70,10 @@ async def test_a_page_of_one_purpose_is_not_cut_short_by_files_of_others() -> No
     assert [one["filename"] for one in page["data"]] == ["249"] and not page["has_more"]
 
 
-async def test_a_damaged_batch_or_file_is_left_out_of_a_list_and_has_an_error_of_its_own() -> None:
+async def test_a_damaged_batch_or_file_is_told_and_left_out_of_a_list_and_has_an_error_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = new_id("file-")
     names = [new_id("batch_") for _ in range(3)]
     fields = {"record": "=damaged", "status": "validating", "created_at": "1", "expires_at": "2"}
     batches = dict(zip(names, [fields, fields | {"completed_at": "soon"}, fields | {"total": "x"}], strict=True))
@@ -66,17 +81,18 @@ async def test_a_damaged_batch_or_file_is_left_out_of_a_list_and_has_an_error_of
     async def ask(what: str, tenant: str, *told: Any) -> Any:
         match what:
             case "batches":
-                return list(batches.items())
+                return list(batches.items()) if told[0] is None else []
             case "batch":
                 return batches[told[0]]
-        return [("file-1", "=damaged")] if told[0] is None else []
+        return [(file, "=damaged")] if told[0] is None else []
 
-    for path, endpoint in (("files", FilesEndpoint), ("batches", BatchesEndpoint)):
+    for path, endpoint in (("files", FilesEndpoint), ("batches", BatchesEndpoint)) * 2:
         listing: Any = endpoint(SimpleNamespace(sealer=SEALER))  # type: ignore[arg-type]
         listing.ask = ask
         call = SimpleNamespace(scope={"method": "GET", "query_string": b""})
         page = await listing.told(call, SimpleNamespace(name="t"))
         assert [one["id"] for one in page["data"]] == (names[:1] if path == "batches" else [])
+    assert [sum(name in line for line in caplog.messages) for name in (file, *names)] == [1, 0, 1, 1], "each once"
     one: Any = BatchEndpoint(SimpleNamespace(sealer=SEALER))  # type: ignore[arg-type]
     one.ask = ask
     with pytest.raises(StoreFault, match=f"{names[1]} is damaged"):
@@ -134,3 +150,118 @@ async def test_uploads_at_once_are_together_within_the_bytes_of_their_tenant(tmp
         await second.take(FormPart("file", "f", chunks(b"x" * 30, b"x" * 30)))
     assert files.uploaded["t"] == first.size + second.size == 90
     assert [name for name, _ in files.entries("t")] == [first.name]
+
+
+class Stored:
+    """The files and batches of tenant `t` in a store, and the endpoints that answer about them."""
+
+    def __init__(self, records: BatchRecords, files: FileBytes) -> None:
+        self.records, self.files = records, files
+
+    async def ask(self, what: str, *told: Any) -> Any:
+        try:
+            return await self.records.call(what, *told)
+        except QuotaError as error:
+            raise refusal_of(error) from None
+
+    async def told(self, kind: type[Any], method: str = "GET", query: str = "", **path_params: str) -> Any:
+        endpoint = kind(SimpleNamespace(sealer=SEALER, files=self.files))
+        endpoint.ask = self.ask
+        scope = {"method": method, "query_string": query.encode(), "path_params": path_params}
+        return await endpoint.told(SimpleNamespace(scope=scope), SimpleNamespace(name="t"))
+
+    async def upload(self) -> str:
+        name = new_id("file-")
+        self.files.write("t", name, b"{}")
+        record = sealed_record(SEALER, "t", name, file_object(name, 2, "f", "batch", time.time() + 60))
+        assert await self.ask("put_file", "t", name, 2, time.time() + 60, record, 2**40)
+        return name
+
+    async def open(self, file: str) -> str:
+        name = new_id("batch_")
+        record = sealed_record(SEALER, "t", name, {"input_file_id": file})
+        fields = {"record": record, "status": "validating", "created_at": "1", "expires_at": "2"}
+        assert await self.ask("open", "t", name, fields, 99)
+        return name
+
+
+@pytest.fixture
+async def stored(redis_url: str, tmp_path: Path) -> AsyncIterator[Stored]:
+    async with connected(redis_url) as store:
+        yield Stored(BatchRecords(store.batches()), FileBytes(tmp_path, SEALER))
+
+
+async def test_a_damaged_open_batch_keeps_no_file_from_being_deleted(stored: Stored, redis_url: str) -> None:
+    needed, other = await stored.upload(), await stored.upload()
+    damaged, sound = await stored.open(needed), await stored.open(needed)
+    with Redis.from_url(redis_url) as client:
+        client.delete(f"sluice:{{t}}:batch:{damaged}")
+        client.set(f"sluice:{{t}}:batch:{damaged}", "text")
+        client.hset(f"sluice:{{t}}:batch:{sound}", "completed_at", "soon")
+    assert (await stored.told(FileEndpoint, "DELETE", file_id=other))["deleted"]
+    with pytest.raises(BadRequest, match=f"the input of {sound}"):
+        await stored.told(FileEndpoint, "DELETE", file_id=needed)
+
+
+async def test_the_input_of_an_open_batch_outlives_a_store_that_may_not_be_read(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = await stored.upload()
+    await stored.open(needed)
+    client: Any = stored.records.store._runner.client
+
+    async def refuse(packed: object) -> Any:
+        raise StoreFault("NOPERM")
+
+    monkeypatch.setattr(client, "send_all", refuse)
+    with pytest.raises(QuotaUnverifiable):
+        await stored.told(FileEndpoint, "DELETE", file_id=needed)
+    assert stored.files.has("t", needed)
+
+
+async def test_batches_that_are_damaged_or_gone_end_no_list(
+    stored: Stored, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = [await stored.open(new_id("file-")) for _ in range(7)]
+    with Redis.from_url(redis_url) as client:
+        for gone in made[1:3]:
+            client.delete(f"sluice:{{t}}:batch:{gone}")
+        client.set(f"sluice:{{t}}:batch:{made[1]}", "text")
+        client.hset(f"sluice:{{t}}:batch:{made[3]}", "completed_at", "soon")
+        client.hdel(f"sluice:{{t}}:batch:{made[5]}", "status")
+        pages, after = list[list[str]](), ""
+        for _ in range(9):
+            page = await stored.told(BatchesEndpoint, query=f"limit=1{after}")
+            pages.append([one["id"] for one in page["data"]])
+            after = f"&after={page['last_id']}"
+            if not page["has_more"]:
+                break
+        assert pages == [[made[6]], [made[4]], [made[0]]]
+        told = [sum(name in line for line in caplog.messages) for name in made]
+        assert told == [0, 1, 0, 1, 0, 1, 0], "each once"
+        assert len((await stored.told(BatchesEndpoint))["data"]) == 3
+        assert client.zcard("sluice:{t}:batches") == 6, "without the one that is gone"
+        later = await stored.open(new_id("file-"))
+        assert (await stored.told(BatchesEndpoint))["first_id"] == later, "a damaged one keeps none from being opened"
+
+
+async def test_a_file_whose_record_is_damaged_can_be_deleted(stored: Stored, redis_url: str) -> None:
+    file, odd = await stored.upload(), await stored.upload()
+    with Redis.from_url(redis_url) as client:
+        client.hset("sluice:{t}:files", mapping={file: "no record", odd: "4096 soon -"})
+    for name in (file, odd):
+        with pytest.raises(StoredFileNotFound):
+            await stored.told(FileEndpoint, file_id=name)
+        assert (await stored.told(FileEndpoint, "DELETE", file_id=name))["deleted"]
+        assert not stored.files.has("t", name) and await stored.ask("file", "t", name) is None
+        with pytest.raises(StoredFileNotFound):
+            await stored.told(FileEndpoint, "DELETE", file_id=name)
+    with pytest.raises(StoredFileNotFound):
+        await stored.told(FileEndpoint, "DELETE", file_id="../t-u/file-1")
+
+
+async def test_damaged_bytes_of_all_files_are_a_fault_of_the_store(stored: Stored, redis_url: str) -> None:
+    with Redis.from_url(redis_url) as client:
+        client.hset("sluice:{t}:files", "", "many")
+    with pytest.raises(QuotaUnverifiable):
+        await stored.ask("file_bytes", "t")

@@ -150,10 +150,77 @@ async def test_a_damaged_batch_is_told_and_others_are_computed(
     await site.runner._sweep()
     assert (await site.ended(names[2]))["status"] == "completed"
     assert all(f"the stored value {name} is damaged" in caplog.text for name in names[:2])
-    assert [name for name, _ in await site.store.batches("t", None, 9)] == names[2:]
+    assert [name for name, one in await site.store.batches("t", None, 9) if one] == names[2:]
     assert dict(await site.store.files("t", None, 9))["file-x"] == ""
-    with pytest.raises(StoreFault, match="WRONGTYPE"):
+    with pytest.raises(StoreFault, match="answered with an error: WRONGTYPE"):
         await site.store.batch("t", names[0])
+
+
+async def test_an_ended_batch_that_changes_as_it_is_looked_at_is_not_damaged(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = await site.open(await site.upload(), status="completed")
+    read = site.store.batch
+
+    async def changed(tenant: str, batch: str) -> Any:
+        fields = await read(tenant, batch)
+        site.runner.look(batch)
+        return fields
+
+    site.store.batch = changed  # type: ignore[method-assign]
+    async with asyncio.TaskGroup() as group:
+        await site.runner._take(group)
+    assert "damaged" not in caplog.text and not await site.store.unclaimed() and name not in site.runner.running
+
+
+async def test_a_batch_that_an_outage_hid_is_looked_at_once_the_store_answers(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = await site.open(await site.upload())
+
+    async def away(*told: object) -> Any:
+        raise StoreUnavailable("away")
+
+    async with asyncio.TaskGroup() as group:
+        with monkeypatch.context() as patch:
+            patch.setattr(site.store, "batch", away)
+            with pytest.raises(StoreUnavailable):
+                await site.runner._take(group)
+        await site.runner._take(group)
+        assert name in site.runner.running
+
+
+async def test_damaged_files_of_one_tenant_keep_no_others_from_being_swept(
+    site: Site, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = dict[str, str]()
+    for tenant in ("t", "u", "v"):
+        kept[tenant] = name = new_id("file-")
+        site.files.write(tenant, name, b"{}")
+        assert await site.store.put_file(tenant, name, 2, 1.0, "-", 2**40)
+    tenants = site.files.tenants()
+    with Redis.from_url(redis_url) as client:
+        client.set(f"sluice:{{{tenants[0]}}}:files", "text")
+    await site.runner._sweep()
+    assert [site.files.has(tenant, kept[tenant]) for tenant in tenants] == [True, False, False]
+    assert f"files of {tenants[0]} is damaged" in caplog.text
+
+
+async def test_a_sweep_that_cannot_read_the_batches_deletes_no_input(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = await site.upload(expires=1.0)
+    await site.open(file)
+
+    async def refuse(*packed: object) -> Any:
+        raise StoreFault("NOPERM")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.store._runner.client, "send_all", refuse)
+        patch.setattr(site.store, "batch", refuse)
+        with pytest.raises(StoreFault):
+            await site.runner._sweep()
+    assert site.files.has("t", file)
 
 
 async def test_a_batch_ends_though_its_input_is_lost_while_it_runs(site: Site) -> None:

@@ -62,7 +62,9 @@ async def test_hours_during_an_outage_are_booked_after_it() -> None:
     assert ledger.running == {date(2026, 1, 1): 7.0}
 
 
-async def test_a_damaged_day_does_not_keep_the_next_from_being_booked() -> None:
+async def test_a_damaged_day_is_told_and_does_not_keep_the_next_from_being_booked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     ledger, now, day = Ledger(), 0.0, date(2026, 1, 1)
     hours = EngineHours([{}], ledger, lambda: now, lambda: day)
     ledger.damaged, now = day, 5.0
@@ -72,6 +74,7 @@ async def test_a_damaged_day_does_not_keep_the_next_from_being_booked() -> None:
     now = 8.0
     await hours.book()
     assert ledger.running == {date(2026, 1, 2): 1.0}
+    assert len(caplog.messages) == 1 and "running time of 2026-01-01" in caplog.text
 
 
 async def test_other_tasks_take_turns_with_the_booking_of_many_tenants() -> None:

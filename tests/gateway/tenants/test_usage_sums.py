@@ -34,3 +34,22 @@ def test_kv_byte_seconds_add_up_exactly_beyond_64_bits(kv: list[float]) -> None:
 def test_a_group_that_held_kv_alone_is_told() -> None:
     assert sums_of([2.0**40], requests=0).tokens() == {("a", ""): 0}
     assert sums_of([0.0], requests=0).tokens() == {}
+
+
+def ledger_of(tenant: str, *days_ago: int) -> LedgerRows:
+    """Of one request on each of these days before `DAY`."""
+    number = (DAY - EPOCH).days
+    entries = [ENTRY.pack(number - ago, 1, 5, 0, 2, 0, 0, 0) for ago in days_ago]
+    return LedgerRows(tenant, DAY.replace(day=1), [b"%d k" % (number // 8), b"".join(entries)])
+
+
+@pytest.mark.parametrize("pages", [["idle"], ["idle", "busy"], ["busy", "idle"], ["damaged"], [""]])
+def test_a_page_without_use_on_these_days_makes_no_group_and_adds_nothing(pages: list[str]) -> None:
+    damaged = LedgerRows("damaged", DAY.replace(day=1), [b"1 k", b"odd"])
+    ledgers = {"idle": ledger_of("idle", 1), "busy": ledger_of("busy", 1, 0), "damaged": damaged}
+    sums = UsageSums(POLICY, Grouping("tenant"), DAY, DAY)
+    for page in pages:
+        sums.add(entries_within([ledgers[page]] if page else [], DAY, DAY))
+    used, expected = sums.of_all()[0], "busy" in pages
+    assert sums.tokens() == ({("busy", ""): 7} if expected else {}) and list(sums.owners) == list(sums.tokens())
+    assert (used.requests, len(sums.of_days()), sums.num_damaged) == (expected, 1, "damaged" in pages)
