@@ -33,7 +33,7 @@ TOOL: Any = {
 }
 ASKED: Any = {"model": "embedded", "temperature": 0, "tools": [TOOL]}
 ASK = "What is the weather in Paris?"
-LONG: Any = {"model": "embedded", "input": "Hi", "max_output_tokens": 1500, "extra_body": {"ignore_eos": True}}
+LONG: Any = {"model": "embedded", "input": "Hi", "max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
 UNKNOWN = f"resp_{'0' * 48}"
 UNKNOWN_CONVERSATION = f"conv_{'0' * 48}"
 
@@ -300,7 +300,6 @@ def test_a_response_in_the_background_is_cancelled_counted_and_bounded(site: Ten
             with pytest.raises(openai.RateLimitError) as busy:
                 client.responses.create(input=ASK, **ASKED, **refused)
             assert busy.value.code == "concurrency_exceeded"
-        eventually(lambda: client.responses.retrieve(running.id).status == "in_progress")
         with pytest.raises(openai.BadRequestError, match="has not ended"):
             client.responses.delete(running.id)
         cancelled = client.responses.cancel(running.id)
@@ -316,6 +315,7 @@ def test_the_event_streams_of_a_response_in_the_background_are_bounded(site: Ten
     with site.client("one") as client:
         with client.responses.create(background=True, stream=True, **LONG) as begun:
             running = next(iter(begun)).response
+        eventually(lambda: client.responses.retrieve(running.id).status == "in_progress")
         with pytest.raises(openai.RateLimitError, match="event streams of its responses"):
             _follow_until_refused(client, running.id)
         client.responses.cancel(running.id)  # if it has not come to its end
