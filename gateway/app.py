@@ -107,7 +107,7 @@ class TenantSources:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class GatewayInputs:
     """What a gateway serves, to whom and where."""
 
     settings: Settings
@@ -131,7 +131,7 @@ class Serving:
 
 @asynccontextmanager
 async def open_service(
-    serving: Serving, engine: Engine, core_telemetry: CoreTelemetry, connections: ConnectionCounts
+    serving: GatewayInputs, engine: Engine, core_telemetry: CoreTelemetry, connections: ConnectionCounts
 ) -> AsyncIterator[Service]:
     """Yield a service over an engine. When the block is left, pending settlements and spans are sent.
 
@@ -223,7 +223,7 @@ async def open_service(
         )
 
 
-def _engine_models(serving: Serving, core: Controller) -> list[EngineModel]:
+def _engine_models(serving: GatewayInputs, core: Controller) -> list[EngineModel]:
     each, created = [*serving.models.values()], int(time.time())
     return [
         EngineModel(number, created, one.end_tokens, names, make_grammar_compiler(serving.settings, one))
@@ -288,7 +288,7 @@ def run_gateway(settings: Settings, announce: Announce) -> int:
             announce(ready)
 
         by_name = dict(zip(settings.models, models, strict=True))
-        serving = Serving(settings, by_name, tenants, socks, started, admin, encoders)
+        serving = GatewayInputs(settings, by_name, tenants, socks, started, admin, encoders)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             status = runner.run(serve(serving, executor))
             if status:
@@ -315,7 +315,7 @@ def _leave_within(seconds: float, status: int) -> None:
     timer.start()
 
 
-async def serve(serving: Serving, executor: Executor) -> int:
+async def serve(serving: GatewayInputs, executor: Executor) -> int:
     """Run one engine and its gateway on this loop. Returns the exit status: 1 if the device failed."""
     model, models = serving.model, [*serving.models.values()]
     with open_core(serving.settings, model, models[1:]) as core:
@@ -335,7 +335,7 @@ async def serve(serving: Serving, executor: Executor) -> int:
                 one.tokenizer.close()
 
 
-async def serve_engine(serving: Serving, engine: Engine, core_telemetry: CoreTelemetry) -> int:
+async def serve_engine(serving: GatewayInputs, engine: Engine, core_telemetry: CoreTelemetry) -> int:
     """Run the gateway over an engine until a signal, or the engine's failure, ends it. Returns the exit status."""
     settings, model, on_started = serving.settings, serving.model, serving.on_started
     policies, keys = serving.tenants.policies, serving.tenants.keys
@@ -403,7 +403,7 @@ async def serve_engine(serving: Serving, engine: Engine, core_telemetry: CoreTel
     return 1 if engine.failed.done() else 0
 
 
-def _setup(serving: Serving, frontend: Frontend, client: InProcessClient) -> Setup:
+def _setup(serving: GatewayInputs, frontend: Frontend, client: InProcessClient) -> Setup:
     """The setup of an HTTP worker that starts now."""
     model, tenants = serving.model, serving.tenants
     return Setup(

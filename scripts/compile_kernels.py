@@ -42,7 +42,7 @@ from torch import Tensor
 from backend.bound_process import bound
 from backend.kernels import few_rows, sampling, triton_lang
 from backend.kernels.integers import rounded
-from backend.kernels.ops import ExpertWeights, Rotation, StepAdapters, StepInputs
+from backend.kernels.ops import ExpertWeights, RotaryHeads, StepAdapters, StepInputs
 from backend.kernels.packed_product import PackedProduct, PackedWeight
 from backend.kernels.triton_ops import TritonOps
 from labs.benchmarks.gpu_check import compiling
@@ -121,7 +121,7 @@ def run_launchers(variant: Variant) -> None:
     cos_sin = torch.empty((8192, head_dim), device=META)
     qkv = rows((heads + 2 * kv_heads) * head_dim)
     for norms in ((None, None), (norm, norm)):
-        query = ops.rope_and_store(qkv, Rotation(heads, kv_heads, cos_sin, *norms, 1e-5), *caches, inputs)
+        query = ops.rope_and_store(qkv, RotaryHeads(heads, kv_heads, cos_sin, *norms, 1e-5), *caches, inputs)
     for window in (None, 4096):
         ops.paged_attention(query, *caches, inputs, head_dim**-0.5, window)
     if head_dim == 64:  # gpt-oss'

@@ -15,7 +15,7 @@ from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import ROUNDED_BITS, IntegerWeight, StoredWeight, Weight, rounded, unpacked
 from backend.kernels.linear import MIN_TILED_OUTPUTS, TiledLinear, packs, widened
 from backend.kernels.native import DTYPES, NO_WINDOW, PRODUCTS, NativeLayers, PackedLinear, declare, pointer
-from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Ops, Rotation, RunLayers, StepInputs
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Ops, RotaryHeads, RunLayers, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.self_check import batch_dependent, disagreements
 from backend.kernels.torch_ops import TorchOps
@@ -151,7 +151,7 @@ class CpuOps:
         return out
 
     def rope_and_store(
-        self, qkv: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor, step: StepInputs
+        self, qkv: Tensor, rotation: RotaryHeads, k_cache: Tensor, v_cache: Tensor, step: StepInputs
     ) -> Tensor:
         tokens, head_dim = qkv.shape[0], k_cache.shape[3]
         if head_dim > self._max_head_dim:

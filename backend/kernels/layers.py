@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import DecoderStack, Linear, Ops, Rotation, StepInputs
+from backend.kernels.ops import DecoderStack, Linear, Ops, RotaryHeads, StepInputs
 
 
 def run_layers(ops: Ops, stack: DecoderStack, residual: Tensor, step: StepInputs, blocks: Tensor) -> Tensor:
@@ -53,6 +53,6 @@ def attention(ops: Ops, stack: DecoderStack, index: int, qkv: Tensor, step: Step
     layer = stack.layers[index]
     group, place = layer.place
     k_cache, v_cache, step = blocks[:, place, 0], blocks[:, place, 1], step.of_group(group)
-    rotation = Rotation(stack.num_heads, stack.num_kv_heads, layer.cos_sin, layer.q_norm, layer.k_norm, stack.eps)
+    rotation = RotaryHeads(stack.num_heads, stack.num_kv_heads, layer.cos_sin, layer.q_norm, layer.k_norm, stack.eps)
     query = ops.rope_and_store(qkv, rotation, k_cache, v_cache, step)
     return ops.paged_attention(query, k_cache, v_cache, step, stack.scale, layer.window, layer.sinks).flatten(1)

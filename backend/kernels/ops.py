@@ -86,7 +86,7 @@ class RowPenalties:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class RotaryHeads:
     """How the heads of a layer's queries and keys are normed, if they are, and rotated."""
 
     num_heads: int
@@ -201,7 +201,7 @@ class Ops(Protocol):
     def gelu_mul(self, gate_up: Tensor) -> Tensor: ...
 
     def rope_and_store(
-        self, qkv: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor, step: StepInputs
+        self, qkv: Tensor, rotation: RotaryHeads, k_cache: Tensor, v_cache: Tensor, step: StepInputs
     ) -> Tensor: ...
 
     def paged_attention(

@@ -195,7 +195,7 @@ def _packed_product(
 
 
 @dataclass(frozen=True, slots=True)
-class ProductTile:
+class PackedTile:
     """The rows and outputs that a program computes, and the bytes of each output that it reads at a time."""
 
     rows: int
@@ -205,15 +205,15 @@ class ProductTile:
     stages: int
 
 
-def product_tile(num_rows: int, weight: PackedWeight, device: torch.device) -> ProductTile:
+def product_tile(num_rows: int, weight: PackedWeight, device: torch.device) -> PackedTile:
     """Return a tile. Up to 64 rows are one tile: each weight is read once."""
     is_large = shared_memory(capability(device)) >= LARGE_SHARED_MEMORY
     if num_rows <= 16:
         outputs, warps = (16, 1) if weight.outputs < 2048 else (32, 2)  # scales are copied in words of four bytes
-        return ProductTile(16, outputs, BLOCK_BYTES, warps, stages=6 if is_large else 4)
+        return PackedTile(16, outputs, BLOCK_BYTES, warps, stages=6 if is_large else 4)
     if num_rows <= 64:
-        return ProductTile(triton.next_power_of_2(num_rows), 64, BLOCK_BYTES // 2, warps=4, stages=5 if is_large else 3)
-    return ProductTile(128 if is_large else 64, 128, BLOCK_BYTES // 2, warps=8, stages=3)
+        return PackedTile(triton.next_power_of_2(num_rows), 64, BLOCK_BYTES // 2, warps=4, stages=5 if is_large else 3)
+    return PackedTile(128 if is_large else 64, 128, BLOCK_BYTES // 2, warps=8, stages=3)
 
 
 def multiply(out: Tensor, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> None:

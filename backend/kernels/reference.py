@@ -14,7 +14,7 @@ from torch import Tensor
 
 from backend.kernels.experts import ExpertProducts
 from backend.kernels.integers import Weight, multiplied_out
-from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Rotation, StepInputs
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, RotaryHeads, StepInputs
 
 E4M3_LARGEST = 448.0
 
@@ -53,7 +53,7 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rope_and_store(
     qkv: Tensor,  # [T, (Hq + 2 Hk) * D]
-    rotation: Rotation,
+    rotation: RotaryHeads,
     k_cache: Tensor,
     v_cache: Tensor,
     step: StepInputs,

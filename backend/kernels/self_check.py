@@ -11,7 +11,7 @@ from torch import Tensor
 from backend.kernels import reference
 from backend.kernels.experts import clamped_mul
 from backend.kernels.integers import StoredWeight, rounded
-from backend.kernels.ops import ExpertWeights, Ops, Rotation, StepAdapters, StepInputs
+from backend.kernels.ops import ExpertWeights, Ops, RotaryHeads, StepAdapters, StepInputs
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 4
 EPS = 1e-5
@@ -25,7 +25,7 @@ def disagreements(ops: Ops, dtype: torch.dtype, device: torch.device = _CPU) -> 
     step = small_step(device)
     qkv = draw(step.positions.numel(), (HEADS + 2 * KV_HEADS) * HEAD_DIM)
     q_norm, k_norm, cos_sin = draw(HEAD_DIM), draw(HEAD_DIM), draw(32, HEAD_DIM).float()
-    rotation = Rotation(HEADS, KV_HEADS, cos_sin, q_norm, k_norm, EPS)
+    rotation = RotaryHeads(HEADS, KV_HEADS, cos_sin, q_norm, k_norm, EPS)
     found_kv = draw(8, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     kv = found_kv.clone()
 

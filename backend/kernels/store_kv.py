@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backend.kernels.ops import Rotation, StepInputs
+from backend.kernels.ops import RotaryHeads, StepInputs
 from backend.kernels.triton_lang import await_inputs, dependent_launch, kernel_view, to_cache
 
 MOST_SINGLE_TOKENS = 1024  # of a step whose programs take one token each, because the tokens are few
@@ -121,7 +121,7 @@ def tokens_of_program(tokens: int, elements: int) -> tuple[int, int]:
 
 def launch_rope_and_store(
     qkv: Tensor,
-    rotation: Rotation,
+    rotation: RotaryHeads,
     k_cache: Tensor,
     v_cache: Tensor,
     step: StepInputs,

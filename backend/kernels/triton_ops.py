@@ -7,7 +7,7 @@ from backend.kernels.few_rows import FewRowLayers, Product
 from backend.kernels.grouped import GroupedExperts
 from backend.kernels.integers import ROUNDED_BITS, StoredWeight, Weight, multiplied_out, rounded, unpacked
 from backend.kernels.low_rank import launch_adapt
-from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, Rotation, RunLayers, StepInputs
+from backend.kernels.ops import DecoderStack, ExpertWeights, Linear, RotaryHeads, RunLayers, StepInputs
 from backend.kernels.packed_product import PackedProduct, PackedWeight
 from backend.kernels.paged_decode import paged_decode
 from backend.kernels.paged_prefill import paged_prefill
@@ -70,7 +70,7 @@ class TritonOps:
         return FewRowLayers.of(self, stack)
 
     def rope_and_store(
-        self, qkv: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor, step: StepInputs
+        self, qkv: Tensor, rotation: RotaryHeads, k_cache: Tensor, v_cache: Tensor, step: StepInputs
     ) -> Tensor:
         assert qkv.is_contiguous()
         return launch_rope_and_store(qkv, rotation, k_cache, v_cache, step, self._kv_scales)

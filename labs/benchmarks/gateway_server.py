@@ -39,7 +39,7 @@ from backend.text.tokenizer import Tokenizer
 from backend.worker import calibration
 from backend.worker.model_runner import ModelRunner
 from gateway.admin.port import open_admin_port
-from gateway.app import SWITCH_INTERVAL_SECONDS, Serving, TenantSources, serve, serve_engine
+from gateway.app import SWITCH_INTERVAL_SECONDS, GatewayInputs, TenantSources, serve, serve_engine
 from gateway.http.server import open_ports
 from gateway.settings.machine import GC_THRESHOLDS
 from gateway.settings.settings import Settings
@@ -187,7 +187,7 @@ async def _serve(
         asyncio.get_running_loop().add_reader(sys.stdin, _tell, executor, device, sampler)
         ready = json.dumps({"port": socks[0].getsockname()[1], "key": KEY, "admin_port": admin and admin.number})
         announce = partial(print, ready, flush=True)
-        serving = Serving(settings, {settings.served_name: model}, tenants, socks, announce, admin, {})
+        serving = GatewayInputs(settings, {settings.served_name: model}, tenants, socks, announce, admin, {})
         if not instant:
             await serve(serving, executor)
             return

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels.cpu import select_ops
-from backend.kernels.ops import Ops, Rotation, StepInputs
+from backend.kernels.ops import Ops, RotaryHeads, StepInputs
 from backend.model.decoder import Decoder
 from backend.model.known_shapes import LLAMA_32M
 from backend.model.weights import random_weights
@@ -121,7 +121,7 @@ class Bench:
     def attention(self, ops: Ops) -> Iterator[Measured]:
         heads, kv_heads, dim = LLAMA_32M.num_heads, LLAMA_32M.num_kv_heads, LLAMA_32M.head_dim
         qkv, q = self.normal(self.tokens, (heads + 2 * kv_heads) * dim), self.normal(self.tokens, heads, dim)
-        rotation = Rotation(heads, kv_heads, torch.randn(self.context, dim), None, None, 1e-5)
+        rotation = RotaryHeads(heads, kv_heads, torch.randn(self.context, dim), None, None, 1e-5)
 
         def rope() -> Tensor:
             return ops.rope_and_store(qkv, rotation, *next(self.layers), step=self.step)

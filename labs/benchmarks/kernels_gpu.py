@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import Rotation, RowPenalties, RowSampling, StepInputs
+from backend.kernels.ops import RotaryHeads, RowPenalties, RowSampling, StepInputs
 from backend.kernels.sampling import sample_rows
 from backend.kernels.self_check import disagreements
 from backend.kernels.triton_ops import TritonOps
@@ -97,7 +97,7 @@ class Bench:
         q = self.normal(rows, shape.num_heads, shape.head_dim)
         qkv = self.normal(rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
         cos_sin = self.normal(workload.context, shape.head_dim, dtype=torch.float32)
-        rotation = Rotation(shape.num_heads, shape.num_kv_heads, cos_sin, None, None, 1e-5)
+        rotation = RotaryHeads(shape.num_heads, shape.num_kv_heads, cos_sin, None, None, 1e-5)
         pairs = workload.sequences * sum(range(workload.context - workload.tokens + 1, workload.context + 1))
         yield self._measure(
             "rope and store",

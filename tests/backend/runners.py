@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backend.config import EngineConfig
-from backend.kernels.ops import Ops, Rotation, StepInputs
+from backend.kernels.ops import Ops, RotaryHeads, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.llm import OfflineEngine
 from backend.model.decoder import Decoder
@@ -94,7 +94,7 @@ class PaddedOps(ReferenceOps):
     """The reference, with the promise that graphs need: a token whose slot is negative is stored in the last block."""
 
     def rope_and_store(  # type: ignore[override]
-        self, qkv: Tensor, rotation: Rotation, k_cache: Tensor, v_cache: Tensor, step: StepInputs
+        self, qkv: Tensor, rotation: RotaryHeads, k_cache: Tensor, v_cache: Tensor, step: StepInputs
     ) -> Tensor:
         spare = k_cache.shape[0] * k_cache.shape[2] - 1
         slots = torch.where(step.slot_mapping < 0, spare, step.slot_mapping)

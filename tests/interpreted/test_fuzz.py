@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels import reference, sampling
-from backend.kernels.ops import Ops, Rotation, StepInputs
+from backend.kernels.ops import Ops, RotaryHeads, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.triton_ops import TritonOps
 from backend.sampling_params import SamplingParams
@@ -75,7 +75,7 @@ def test_storing_any_step_is_the_references(number: int) -> None:
     qkv = found.normal(tokens, (heads.queries + 2 * heads.keys) * heads.dim)
     norms = (found.normal(heads.dim), found.normal(heads.dim).square()) if number % 2 else (None, None)
     step = _partly_stored(found.step, Random(number))
-    common = (qkv, Rotation(heads.queries, heads.keys, angles(100, heads.dim), *norms, EPS))
+    common = (qkv, RotaryHeads(heads.queries, heads.keys, angles(100, heads.dim), *norms, EPS))
     q = TritonOps().rope_and_store(*common, found.k_cache, found.v_cache, step)
     assert_close(q, reference.rope_and_store(*common, expected.k_cache, expected.v_cache, step))
     assert_close(found.pool, expected.pool)

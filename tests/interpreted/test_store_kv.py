@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from backend.kernels import reference, store_kv
-from backend.kernels.ops import Rotation
+from backend.kernels.ops import RotaryHeads
 from backend.kernels.triton_lang import FP8, from_cache, to_cache
 from backend.kernels.triton_ops import TritonOps
 from tests.backend.kernels.ragged import Heads, ragged
@@ -35,7 +35,7 @@ def test_rope_and_store_rotates_and_writes_its_slots_only(
     expected = ragged(SPANS, heads, block_size, dtype, stored=False)
     qkv = case.normal(9, (heads.queries + 2 * heads.keys) * heads.dim)
     norms = (case.normal(heads.dim), case.normal(heads.dim).square()) if normed else (None, None)
-    common = (qkv, Rotation(heads.queries, heads.keys, angles(40, heads.dim), *norms, EPS))
+    common = (qkv, RotaryHeads(heads.queries, heads.keys, angles(40, heads.dim), *norms, EPS))
     q = TritonOps().rope_and_store(*common, case.k_cache, case.v_cache, case.step)
     assert_close(q, reference.rope_and_store(*common, expected.k_cache, expected.v_cache, case.step))
     assert_close(case.pool, expected.pool)
@@ -53,7 +53,7 @@ def test_a_negative_slot_stores_nothing(most_single_tokens: int, monkeypatch: py
     case = ragged([(1, 5), (1, 7)], Heads(2, 1, 16), 4, stored=False)
     before = case.pool.clone()
     step = replace(case.step, slot_mapping=torch.tensor([-1, -1]))
-    rotation = Rotation(2, 1, angles(8, 16), None, None, EPS)
+    rotation = RotaryHeads(2, 1, angles(8, 16), None, None, EPS)
     TritonOps().rope_and_store(torch.randn(2, 64), rotation, case.k_cache, case.v_cache, step)
     torch.testing.assert_close(case.pool, before, equal_nan=True, rtol=0, atol=0)
 
@@ -65,7 +65,7 @@ def test_a_slot_beyond_2_to_the_31_elements_is_written() -> None:
     far = torch.frombuffer(memory, dtype=torch.float16).as_strided((3, 2, 1, 4, 16), (stride, 64, 64, 16, 1))
     step = replace(case.step, slot_mapping=torch.tensor([2 * 4 + 1]))
     qkv = torch.randn(1, 48).half()
-    TritonOps().rope_and_store(qkv, Rotation(1, 1, angles(8, 16), None, None, EPS), far[:, 0], far[:, 1], step)
+    TritonOps().rope_and_store(qkv, RotaryHeads(1, 1, angles(8, 16), None, None, EPS), far[:, 0], far[:, 1], step)
     assert torch.equal(far[2, 1, 0, 1], qkv[0, 32:])
 
 
@@ -98,7 +98,7 @@ def test_numbers_are_stored_in_8_bits_as_torch_rounds_them_and_saturate() -> Non
 def test_the_step_is_stored_in_8_bits() -> None:
     case = ragged(SPANS, Heads(2, 1, 16), 4, torch.bfloat16)
     k, v = torch.zeros_like(case.k_cache, dtype=FP8), torch.zeros_like(case.v_cache, dtype=FP8)
-    common = (case.normal(9, 64), Rotation(2, 1, angles(40, 16), None, None, EPS))
+    common = (case.normal(9, 64), RotaryHeads(2, 1, angles(40, 16), None, None, EPS))
     TritonOps((0.5, 4.0)).rope_and_store(*common, k, v, case.step)
     reference.rope_and_store(*common, case.k_cache, case.v_cache, case.step)
     block, offset = case.step.slot_mapping // 4, case.step.slot_mapping % 4

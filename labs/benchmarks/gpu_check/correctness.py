@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels import few_rows, reference
-from backend.kernels.ops import Rotation, RowPenalties, RowSampling
+from backend.kernels.ops import RotaryHeads, RowPenalties, RowSampling
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.self_check import TOLERANCE, disagreements
 from backend.kernels.triton_ops import TritonOps
@@ -103,7 +103,7 @@ def _agrees(pool: Tensor, workload: Workload, window: int | None) -> bool:
     rows = workload.sequences * workload.tokens
     qkv = torch.randn((rows, (heads + 2 * kv_heads) * head_dim), dtype=dtype, device=device)
     angles = torch.randn((workload.context, head_dim), device=device)
-    rotation = Rotation(heads, kv_heads, angles, None, None, 1e-5)
+    rotation = RotaryHeads(heads, kv_heads, angles, None, None, 1e-5)
     before, results = pool[-used:].clone(), []
     for ops in (ReferenceOps(), TritonOps()):
         pool[-used:] = before

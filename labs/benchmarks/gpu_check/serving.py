@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from backend.kernels.ops import Ops, Rotation, StepInputs
+from backend.kernels.ops import Ops, RotaryHeads, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.triton_lang import FP8
 from backend.kernels.triton_ops import TritonOps
@@ -113,7 +113,7 @@ def _error(step: StepInputs, window: int | None, head_dim: int, group: int, kv_d
     qkv = normal(len(step.positions), (heads + 2 * KV_HEADS) * head_dim)
     speeds = 0.7 ** torch.arange(head_dim // 2, device=device)
     turns = torch.outer(torch.arange(step.max_context_len, device=device), speeds)
-    rotation = Rotation(heads, KV_HEADS, torch.cat((turns.cos(), turns.sin()), 1), None, None, 1e-5)
+    rotation = RotaryHeads(heads, KV_HEADS, torch.cat((turns.cos(), turns.sin()), 1), None, None, 1e-5)
 
     def stored(ops: Ops) -> tuple[Tensor, Tensor]:
         cache = pool.clone()

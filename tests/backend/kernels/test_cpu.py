@@ -9,7 +9,7 @@ from torch import Tensor
 from backend.errors import ConfigError
 from backend.kernels import cpu, reference
 from backend.kernels.cpu import CpuOps, select_ops
-from backend.kernels.ops import Ops, Rotation, StepInputs
+from backend.kernels.ops import Ops, RotaryHeads, StepInputs
 from backend.kernels.reference import ReferenceOps
 from backend.kernels.torch_ops import TorchOps
 from tests.backend.kernels.closeness import (
@@ -96,7 +96,7 @@ def stored(ops: Ops, heads: Heads, block_size: int, normed: bool, dtype: torch.d
     case = ragged(MIXED, heads, block_size, dtype, stored=False)
     qkv = case.normal(case.step.positions.numel(), (heads.queries + 2 * heads.keys) * heads.dim)
     norms = (case.normal(heads.dim), case.normal(heads.dim).square()) if normed else (None, None)
-    rotation = Rotation(heads.queries, heads.keys, case.normal(300, heads.dim).float(), *norms, EPS)
+    rotation = RotaryHeads(heads.queries, heads.keys, case.normal(300, heads.dim).float(), *norms, EPS)
     return ops.rope_and_store(qkv, rotation, case.k_cache, case.v_cache, case.step), case.pool
 
 
@@ -122,7 +122,9 @@ def test_a_negative_slot_stores_nothing(ops: Ops) -> None:
     before = case.pool.clone()
     case.step.slot_mapping[[0, 2]] = -1
     qkv = case.normal(3, 128)
-    ops.rope_and_store(qkv, Rotation(4, 2, torch.randn(8, 16), None, None, EPS), case.k_cache, case.v_cache, case.step)
+    ops.rope_and_store(
+        qkv, RotaryHeads(4, 2, torch.randn(8, 16), None, None, EPS), case.k_cache, case.v_cache, case.step
+    )
     block, offset = divmod(int(case.step.slot_mapping[1]), 4)
     assert torch.equal(case.v_cache[block, :, offset], qkv[1].view(8, 16)[6:])
     case.pool[block, 1, :, :, offset] = before[block, 1, :, :, offset]
